@@ -9,7 +9,10 @@ _EXAMPLES = {
         "p2prl join LINK --device cuda:1 --upload-mbit 5",
         "p2prl join LINK --disk-gb 20 --ram-gb 8",
     ),
-    "p2prl seed": ("p2prl seed LINK --upload-mbit 50 --monthly-gb 500",),
+    "p2prl seed": (
+        "p2prl seed LINK --upload-mbit 50 --monthly-gb 500",
+        "p2prl seed LINK --peers https://example.org/peers.txt",
+    ),
     "p2prl validate": ("p2prl validate LINK --rate 0.1", "p2prl validate LINK --run-scorer"),
     "p2prl pause": ("p2prl pause", "p2prl pause --for 2h --keep-relaying"),
     "p2prl resume": ("p2prl resume", "p2prl resume --seat seat-1"),

@@ -52,6 +52,10 @@ Base = Annotated[
         help="The model the run started from, a directory or hub id: saves downloading it. Default: none.",
     ),
 ]
+Peers = Annotated[
+    str,
+    typer.Option("--peers", metavar="FILE|URL", help="List of further peers, an address a line. Default: none."),
+]
 NoConfinement = Annotated[
     bool, typer.Option("--no-confinement", help="Do not confine this process to its own folder; prints a warning.")
 ]

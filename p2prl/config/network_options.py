@@ -23,6 +23,10 @@ _MOST_CAP = 1e6
 """1 Tbit/s, or a petabyte a month: more is a typing error."""
 
 
+PEERS_FILE = "peers"
+"""Name of the file of remembered peers, in a run folder or in a worker's folder of the run."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadCaps:
     """Upload limits set by the user."""
@@ -86,6 +90,7 @@ def peer_network(
         blob_dir=blobs_of_worker(worker_folder, link.run),
         listen=listen,
         bootstrap=link.bootstrap,
+        peers_file=directory / PEERS_FILE,
         manifest=known_run(directory, link.run),
         monthly_bytes=caps.monthly_bytes,
         memory_bytes=memory_bytes,

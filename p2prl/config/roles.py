@@ -15,7 +15,7 @@ from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
-from p2prl.config.network_options import UploadCaps, blobs_of_worker, remember_run
+from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
@@ -197,9 +197,14 @@ def _evaluation_tools(folder: RunFolder, policy: PolicyModel, work: GroupWork) -
 
 
 def learner_network(
-    folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps, *, transport: str = "hivemind"
+    folder: RunFolder,
+    listen: tuple[str, ...],
+    caps: UploadCaps,
+    *,
+    peers: tuple[str, ...] = (),
+    transport: str = "hivemind",
 ) -> NetworkConfig:
-    """Network settings of a run's learner."""
+    """Network settings of a run's learner; `peers` are addresses to try beside those of run.toml."""
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
@@ -210,7 +215,8 @@ def learner_network(
         ),
         blob_dir=folder.paths.blobs,
         listen=listen,
-        bootstrap=folder.settings.network.bootstrap,
+        bootstrap=(*folder.settings.network.bootstrap, *peers),
+        peers_file=folder.directory / PEERS_FILE,
         manifest=folder.manifest_raw,
         monthly_bytes=caps.monthly_bytes,
         transport=transport,

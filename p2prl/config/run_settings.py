@@ -42,6 +42,7 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.storage.key_file import create_identity
+from p2prl.net.transports import multiaddrs
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
@@ -59,6 +60,18 @@ class ListenConfig:
     """Multiaddrs to listen on; port 0 is replaced by a free port at the first start, which is kept."""
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of other peers to join the directory through; usually none."""
+    announce: tuple[str, ...] = ()
+    """Multiaddrs to name first in the join link, without a peer id: a DNS name that outlives this machine's address, as
+    `/dns4/run.example.org/tcp/4001`, or the outside of a port that a router forwards."""
+
+    def __post_init__(self) -> None:
+        for address in self.announce:
+            if "/p2p/" in address:
+                raise ConfigError(
+                    f"network.announce: {address[:80]!r} holds a peer id",
+                    remedy="Name the place alone; the learner's own id is added.",
+                )
+            multiaddrs.to_bytes(address)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@
     HOME/seat-1/RUN/spool.db       undelivered work
     HOME/seat-1/RUN/blobs/         weights
     HOME/seat-1/RUN/run.manifest   the run manifest, once known
+    HOME/seat-1/RUN/peers          peers met, to find the run again
     HOME/seat-1/RUN/status.json    state of the worker, for `p2prl status`
 
 Each worker process claims one `seat-N` folder. Starting `p2prl join` twice claims two, each with its own key, because

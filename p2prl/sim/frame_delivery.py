@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,10 +81,15 @@ class FrameDelivery:
         else:
             self._transmit(source, sender, command.peer, command.frame, bulk=command.bulk, extra_s=0.0)
 
-    def dial(self, dialer: Host, peer: PeerId) -> None:
-        """Open a link to a peer, or fail after the time a real dial takes to fail."""
+    def dial(self, dialer: Host, peer: PeerId, addresses: Iterable[str] | None = None) -> None:
+        """Open a link to a peer, or fail after the time a real dial takes to fail.
+
+        A peer with a place of its own is reached only at that address; None dials it wherever it is.
+        """
         target, incarnation = self.hosts.get(peer), dialer.incarnation
-        up = target is not None and target.node is not None and target.dialable
+        place = self.addresses.get(peer, "")
+        at_home = addresses is None or any(address.startswith(place) for address in addresses)
+        up = target is not None and target.node is not None and target.dialable and at_home
         if up and not self._separated(dialer.peer, peer):
             wait = 2 * self._links.latency.draw(self._rng)
         else:

@@ -27,8 +27,17 @@ past does not spin."""
 class VirtualNetwork:
     """All machines of a swarm. Times are seconds since the Unix epoch, beginning at `START`."""
 
-    def __init__(self, seed: int, *, links: LinkConditions | None = None, delay: ExtraDelay | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        links: LinkConditions | None = None,
+        delay: ExtraDelay | None = None,
+        directory_needs_links: bool = False,
+    ) -> None:
+        """`directory_needs_links` denies the directory to a node without links, as sockets do."""
         self.seed = seed
+        self._directory_needs_links = directory_needs_links
         self.links = links or LinkConditions()
         self.loop = VirtualLoop()
         self.loop_clock = LoopClock(self.loop)
@@ -140,9 +149,9 @@ class VirtualNetwork:
 
     # --- faults and chosen traffic -----------------------------------------------------------------------------
 
-    def connect(self, peer: PeerId, other: PeerId) -> None:
-        """`peer` dials `other` now, as it would a bootstrap address of the join link."""
-        self._delivery.dial(self._hosts[peer], other)
+    def connect(self, peer: PeerId, other: PeerId, address: str | None = None) -> None:
+        """`peer` dials `other` now, as it would a bootstrap address of the join link; None: wherever it is."""
+        self._delivery.dial(self._hosts[peer], other, None if address is None else (address,))
 
     def crash(self, peer: PeerId) -> None:
         """Power off: queued frames are lost, frames in transit still arrive elsewhere."""
@@ -201,8 +210,10 @@ class VirtualNetwork:
             match command:
                 case Send():
                     self._delivery.send(host.peer, host, command)
-                case Dial(peer=peer):
-                    self._delivery.dial(host, peer)
+                case Dial(peer=peer, addresses=addresses):
+                    self._delivery.dial(host, peer, addresses)
+                case Register() | LookUp() if self._directory_needs_links and not node.connections.links:
+                    pass
                 case Register(record=record, expires_at=expires_at):
                     self._directory.put_later(host.run, host.peer, record, expires_at - host.clock_offset_s)
                 case LookUp():

@@ -35,6 +35,7 @@ from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
+from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
 from p2prl.swarm.policies.download_stats import DownloadStats
@@ -153,6 +154,11 @@ class Node:
     def roles(self) -> tuple[tuple[str, int], ...]:
         """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""
         return self._core.roles()
+
+    @property
+    def connections(self) -> Connections:
+        """The links of this node, to be read alone."""
+        return self._core.connections
 
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""

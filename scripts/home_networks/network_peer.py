@@ -59,6 +59,7 @@ class NetworkPeer:
                 blob_dir=self._folder / "blobs",
                 listen=tuple(given["listen"]) or DEFAULT_LISTEN,
                 bootstrap=() if self._role is Role.LEARNER else tuple(json.loads(self._link.read_text())),
+                peers_file=self._folder / "peers",
                 manifest=self._manifest,
             ),
             on_start=self._introduce,

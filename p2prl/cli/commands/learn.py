@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Listen, MonthlyGb, RunFolderPath, Transport, UploadMbit
+from p2prl.cli.options import AsJson, Listen, MonthlyGb, Peers, RunFolderPath, Transport, UploadMbit
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -20,6 +20,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
     def learn(
         run: RunFolderPath,
         listen: Listen = None,
+        peers: Peers = "",
         transport: Transport = "hivemind",
         updates: Annotated[
             int | None,
@@ -39,6 +40,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         learn_command(
             run,
             listen=listen,
+            peers=peers,
             transport=transport,
             updates=updates,
             upload_mbit=upload_mbit,

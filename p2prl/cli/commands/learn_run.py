@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crash_log
+from p2prl.cli.commands.further_peers import further_peers
+from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
 from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
-from p2prl.cli.views.join_link_reach import reach_warning, shareable
 from p2prl.cli.views.learner_view import update_line, update_panel
+from p2prl.cli.views.link_qr import show_qr
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
@@ -24,12 +27,14 @@ from p2prl.net.transports.transport_registry import TRANSPORTS
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
+    from p2prl.learner.service import Learner
 
 
 def learn_command(
     directory: Path,
     *,
     listen: list[str] | None,
+    peers: str,
     transport: str,
     updates: int | None,
     upload_mbit: float,
@@ -42,6 +47,7 @@ def learn_command(
     caps = UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     TRANSPORTS.check(transport)
     check_tracker(track)
+    further = further_peers(peers)
     opened = open_folder(directory)
     opened.settings_table()  # refuses a file that is not TOML
     lock = opened.lock()
@@ -64,26 +70,17 @@ def learn_command(
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 
-            def on_up(addresses: tuple[str, ...]) -> None:
-                link = keep_link(folder, addresses)
-                if learner.finished:
-                    view.phase("all updates are done", "telling the volunteers")
-                    return
-                say(f"Join link, for volunteers; also in {folder.link_file}:")
-                say(link, unwrapped=True)
-                if warning := reach_warning(shareable(addresses)):
-                    say(warning)
-                say(f"Leaderboard:  p2prl board {directory}")
-                view.phase("waiting for groups", "start volunteers with p2prl join and the link")
+            link = LearnerLink(folder, partial(_show_link, folder))
 
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
                 view.phase("starting the network")
-                config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps, transport=transport)
+                listens = kept_listen(folder, tuple(listen or ()))
+                config = learner_network(folder, listens, caps, peers=further, transport=transport)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
-                learner.run(network, on_up=on_up)
+                learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
             document = {"run": str(directory), "step": learner.step, **report.newest}
             state = "finished" if learner.finished else "stopped"
             status = {"role": "learner", "state": state, **document, **learner.status()}
@@ -94,6 +91,27 @@ def learn_command(
         say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {directory}")
         sys.exit(INTERRUPTED)
     say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {directory}")
+
+
+def _show_link(folder: RunFolder, link: str) -> None:
+    say(f"Join link, for volunteers; also in {folder.link_file}:")
+    say(link, unwrapped=True)
+
+
+def _announce(
+    link: LearnerLink, learner: Learner, view: LiveView, folder: RunFolder, addresses: tuple[str, ...]
+) -> None:
+    """The network is up at these addresses: show the link."""
+    text = link.begin(addresses)
+    if learner.finished:
+        view.phase("all updates are done", "telling the volunteers")
+        return
+    _show_link(folder, text)
+    show_qr(text)
+    if warning := link.reach_warning():
+        say(warning)
+    say(f"Leaderboard:  p2prl board {folder.directory}")
+    view.phase("waiting for groups", "start volunteers with p2prl join and the link")
 
 
 class _Report:
@@ -121,23 +139,3 @@ class _Report:
             lambda: update_panel(self._name, metrics, planned=planned, first=first),
             lambda: update_line(self._name, metrics, planned=planned, first=first),
         )
-
-
-def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
-    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid."""
-    port_file = folder.directory / "port"
-    port = port_file.read_text().strip() if port_file.exists() else ""
-    wanted = listen or folder.settings.network.listen
-    return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted
-
-
-def keep_link(folder: RunFolder, addresses: tuple[str, ...]) -> str:
-    """Write the join link and the port into the run folder, so that a restart keeps both. Returns the link."""
-    ports = [parts[4] for address in addresses if (parts := address.split("/"))[3:4] == ["tcp"]]
-    if ports:
-        (folder.directory / "port").write_text(ports[0] + "\n")
-    link = str(folder.link(shareable(addresses)))
-    new = folder.link_file.with_suffix(".new")
-    new.write_text(f"{link}\n")
-    new.rename(folder.link_file)
-    return link

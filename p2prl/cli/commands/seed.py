@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, DiskGb, Home, Link, Listen, MonthlyGb, NoConfinement, RamGb, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    DiskGb,
+    Home,
+    Link,
+    Listen,
+    MonthlyGb,
+    NoConfinement,
+    Peers,
+    RamGb,
+    Transport,
+    UploadMbit,
+)
 
 
 def seed(
     link: Link,
     home: Home = None,
     listen: Listen = None,
+    peers: Peers = "",
     transport: Transport = "hivemind",
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
@@ -30,6 +43,7 @@ def seed(
         kind="seeder",
         home=home,
         transport=transport,
+        peers=peers,
         upload_mbit=planned.caps.upload_mbit,
         monthly_gb=planned.caps.monthly_gb,
         confine=not no_confinement,

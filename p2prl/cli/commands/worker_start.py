@@ -12,12 +12,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2prl import errors
 from p2prl.cli import crash_log
+from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.owner_controls import OwnerControls, open_controls
 from p2prl.cli.views.console import say
 from p2prl.config.network_options import UploadCaps
@@ -62,6 +63,8 @@ class WorkerRequest:
     transport: str
     upload_mbit: float
     monthly_gb: float
+    peers: str = ""
+    """A list of further peers: a file or a web address."""
     base: str = ""
     engine: str = "transformers"
     device: str = "cpu"
@@ -102,6 +105,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     caps = UploadCaps(upload_mbit=request.upload_mbit, monthly_gb=request.monthly_gb)
     TRANSPORTS.check(request.transport)
     check_home(request.home)
+    link = replace(link, bootstrap=(*link.bootstrap, *further_peers(request.peers)))
     base = _base_directory(request.base)
     worker = claim_worker_folder(request.home or default_home(), kind=request.kind)
     crash_log.keep_in(worker.directory)

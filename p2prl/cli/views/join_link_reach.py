@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 
+from p2prl.protocol import limits
+
+_MOST_OWN = 4
+"""Addresses of the learner in a link: with three peers it still fits a chat message."""
+
 
 def shareable(addresses: tuple[str, ...]) -> tuple[str, ...]:
     """`addresses` without loopback ones, which would mean the reader's own machine, unless there are no others."""
     return tuple(address for address in addresses if _reach(address) != "machine") or addresses
+
+
+def link_addresses(own: tuple[str, ...], peers: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses of a link: the learner's, those of widest reach first, then those of public peers."""
+    reaches = ("internet", "network", "machine")
+    widest = sorted(dict.fromkeys(own), key=lambda address: reaches.index(_reach(address)))
+    room = _MOST_OWN if peers else limits.MAX_ADDRESSES
+    return (*widest[:room], *peers)[: limits.MAX_ADDRESSES]
 
 
 def reach_warning(addresses: tuple[str, ...]) -> str:

@@ -261,6 +261,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """(bytes held, bytes in all) of the run's files and data."""
     addresses: tuple[str, ...] = ()
     """Where others may dial this peer now: they change as routers and relays do."""
+    link_peers: tuple[str, ...] = ()
+    """Addresses of the peers that the join link should name beside the learner; of learners alone."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

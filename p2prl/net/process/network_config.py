@@ -31,6 +31,8 @@ class NetworkConfig:
     """Multiaddrs to listen on. TCP only by default: the bundled daemon's QUIC has known flaws."""
     bootstrap: tuple[str, ...] = ()
     """Peers to join through; empty only for the first peer of a run."""
+    peers_file: Path | None = None
+    """File of the peers met, to find the run again after a restart; None forgets them."""
     manifest: bytes = b""
     """The run manifest's envelope, if it is on disk already; otherwise empty."""
     monthly_bytes: int = 0

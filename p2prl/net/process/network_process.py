@@ -15,16 +15,18 @@ from dataclasses import replace
 import psutil
 
 from p2prl.clock import SystemClock
-from p2prl.errors import P2PRLError, TransportError, UnreachableError
+from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.memory_limit import limit_memory
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.key_use import KeyUse
+from p2prl.net.process.link_keeper import LinkKeeper
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.open_files import links_for, raise_open_files
 from p2prl.net.process.peer_guard import NodeGuard
+from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
@@ -47,16 +49,6 @@ volunteer may have such an address behind a firewall; its daemon finds out."""
 
 _FLUSH_S = 3.0
 """How long neighbors get to receive the role's last messages. A link that needs longer counts as dead."""
-
-_REDIAL_S = 3.0
-"""How often a node without a learner tries its bootstrap peers."""
-
-_EAGER_S = 300.0
-"""A learner gone for longer is not expected back within seconds."""
-
-_PATIENT_REDIAL_S = 20.0
-"""How often the bootstrap peers are tried from then on."""
-
 
 KEY_SHARED = control.Warned(
     "another machine has started with this machine's key; it stops by itself",
@@ -119,17 +111,28 @@ class NetworkProcess:
             path=config.key_file.parent / "uploads.json",  # the limit is the worker folder's, over all its runs
         )
         started = self._clock.now()
+        rng = random.Random(seed)  # noqa: S311 - shuffles neighbors and chunks; secrets never come from it
         self._node = Node(
             identity,
             Digest(config.run),
             self._blobs,
-            random.Random(seed),  # noqa: S311 - shuffles neighbors and chunks; secrets never come from it
+            rng,
             self._node_config(config),
             started,
             self._groups,
         )
         self._guard = NodeGuard(self._node, self._clock)
         self._node.set_networks(private_networks())
+        self._keeper = LinkKeeper(
+            self._node,
+            self._clock,
+            rng,
+            identity.peer_id,
+            Digest(config.run),
+            config.node.role,
+            config.bootstrap,
+            config.peers_file,
+        )
         self._kept = KeptVersions(config.blob_dir)
         held = self._kept.found(config.manifest) if config.manifest and config.node.rebuilds else []
         # Not before the first download is complete: until then it may continue one of an earlier process.
@@ -154,7 +157,7 @@ class NetworkProcess:
             self._guard.on_fault = self._driver.wake
             self._report(control.NetworkUp(transport.addresses))
             self._driver.wake()
-            await self._work(transport, config.bootstrap)
+            await self._work(transport)
         finally:
             await transport.close()
             self._budget.save()
@@ -171,13 +174,13 @@ class NetworkProcess:
         connections = replace(connections, max_links=self._max_links, local_run=connections.local_run or local)
         return replace(config.node, connections=connections)
 
-    async def _work(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
+    async def _work(self, transport: Transport) -> None:
         """Run until the role hangs up, the node fails or the transport stops."""
         parts = (
             self._driver.wait(),
             self._handle_messages(),
             self._report_status(),
-            self._stay_linked(transport, bootstrap),
+            self._keeper.run(transport, self._driver),
             transport.wait_stopped(),
         )
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -197,14 +200,16 @@ class NetworkProcess:
         When none of them answers and the run is already known from disk, start alone and try them again later.
         """
         start = TRANSPORTS.get(config.transport)
+        is_public = config.node.role in _DIALABLE and has_public_address()
+        relays = () if is_public else await relays_among((*config.bootstrap, *self._keeper.lasting_addresses()))
 
         def options(bootstrap: tuple[str, ...]) -> TransportConfig:
             return TransportConfig(
                 identity=identity,
                 listen=config.listen,
                 bootstrap=bootstrap,
-                relays=config.bootstrap,
-                is_public=config.node.role in _DIALABLE and has_public_address(),
+                relays=relays,
+                is_public=is_public,
                 clock=self._clock,
                 guard=self._guard,
                 max_links=self._max_links,
@@ -214,28 +219,10 @@ class NetworkProcess:
         try:
             return await start(options(config.bootstrap))
         except UnreachableError as error:
-            if not config.manifest:
+            if not config.manifest and not self._keeper.knows_peers:
                 raise
             self._report(control.Warned(f"{error}; continuing alone and trying again", ""))
             return await start(options(()))
-
-    async def _stay_linked(self, transport: Transport, bootstrap: tuple[str, ...]) -> None:
-        """Dial the bootstrap peers at the start, and again while no learner is a neighbor.
-
-        The directory does not replace this: a learner that restarts after a crash knows no addresses, so the others
-        have to dial it, and their regular dialing may have backed off to a minute by then.
-        """
-        without_learner_since = self._clock.now()
-        while True:
-            if "learner" in dict(self._node.roles()):
-                without_learner_since = self._clock.now()
-            else:
-                for address in bootstrap:
-                    with contextlib.suppress(TransportError):
-                        self._node.connected(await transport.connect(address), self._clock.now())
-                        self._driver.wake()
-            patient = self._clock.now() - without_learner_since > _EAGER_S
-            await asyncio.sleep(_PATIENT_REDIAL_S if patient else _REDIAL_S)
 
     async def _handle_messages(self) -> None:
         """Apply the role's messages until it hangs up, then flush the last ones to the neighbors."""
@@ -284,6 +271,7 @@ class NetworkProcess:
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
             addresses=self._transport.addresses,
+            link_peers=self._keeper.link_peers,
         )
 
     def _on_key_shared(self, is_later: bool) -> None:

@@ -58,6 +58,7 @@ class SwarmSource:
                 blob_dir=config.folder / "blobs",
                 listen=config.listen,
                 bootstrap=config.link.bootstrap,
+                peers_file=config.folder / "peers",
                 manifest=self._store.manifest,
             ),
             on_start=self._introduce,

@@ -24,6 +24,7 @@ from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import Meetings, is_direct_public
+from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.standings import Standings
 from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
 from p2prl.swarm.ports import Randomness
@@ -78,6 +79,11 @@ class Connections:
         self._admitted: list[PeerId] = []
 
     @property
+    def learner(self) -> PeerId | None:
+        """The peer whose key signed the run manifest; None while that is unknown."""
+        return self._local.learner
+
+    @property
     def commands(self) -> list[Command]:
         """Directory and dial commands, for the owner to take and clear."""
         return self.discovery.commands
@@ -124,6 +130,22 @@ class Connections:
             return
         if self.discovery.may_dial(peer, message.address, now):
             self.commands.append(Meet(peer, message.address, message.dials))
+
+    def linked_records(self) -> list[LinkedRecord]:
+        """Signed records of the linked peers that have said hello, as far as the directory has named them."""
+        return [
+            LinkedRecord(
+                peer=peer,
+                raw=self.discovery.record_of(peer),
+                role=link.role,
+                addresses=self.discovery.addresses_of(peer),
+                observed=self.subnets.of(peer),
+                is_chosen=link.is_chosen,
+                since=link.since,
+            )
+            for peer, link in self.links.items()
+            if link.role is not None and self.discovery.record_of(peer)
+        ]
 
     def is_relayed(self, peer: PeerId) -> bool:
         """Whether the newest connection with a peer passes a circuit."""

@@ -49,15 +49,22 @@ class _KnownPeer:
     subnet: Subnet = UNKNOWN
     """Where the peer says it is."""
     provider: Subnet = UNKNOWN
+    raw: bytes = b""
+    """The record's envelope."""
 
-    def move(self, addresses: tuple[str, ...], signed_ms: int) -> None:
-        """Take in a newer record."""
-        if addresses != self.addresses:
+    def move(self, addresses: tuple[str, ...], signed_ms: int, raw: bytes) -> bool:
+        """Take in a newer record. Returns whether the addresses are others than before."""
+        moved = addresses != self.addresses
+        if moved:
             self.subnet = subnet_of(addresses[0]) if addresses else UNKNOWN
             self.provider = provider_of(addresses[0]) if addresses else UNKNOWN
             self.attempts = 0
-        self.addresses, self.signed_ms = addresses, signed_ms
+        self.addresses, self.signed_ms, self.raw = addresses, signed_ms, raw
+        return moved
 
+
+_RECORDS_S = 600.0
+"""A node with all its links looks records up this often: it remembers its neighbors' addresses from them."""
 
 _MAX_ATTEMPTS = 24
 """Dials of a stranger, and failures, after which it is given up: behind a router, or not there. That is twelve dials in
@@ -93,6 +100,7 @@ class Discovery:
         self._introduction_wait_from = now
         """When the wait for an introduction began: at the start, or with the link to the learner."""
         self.next_refresh = now
+        self._looked_up_at = now
         self.commands: list[Command] = []
         self._last_records: frozenset[bytes] = frozenset()
         """Well-formed records of the last lookup: a signature is verified once, not at every lookup."""
@@ -123,8 +131,15 @@ class Discovery:
         entry = self._known.get(peer)
         return () if entry is None else entry.addresses
 
+    def record_of(self, peer: PeerId) -> bytes:
+        """The peer's newest record, its envelope; empty when none is known."""
+        entry = self._known.get(peer)
+        return b"" if entry is None else entry.raw
+
     def on_link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
         """A link to a peer is up; `dialed` says that this node opened it."""
+        if len(self._links) <= 1:
+            self.next_refresh = now  # this node was alone: nobody has its record
         if dialed:
             self._own.add(peer)
         if peer == self._local.learner:
@@ -185,7 +200,9 @@ class Discovery:
             if entry is None:
                 entry = self._known[peer] = _KnownPeer((), -1)
             if opened.sent_ms > entry.signed_ms:
-                entry.move(record.addresses, opened.sent_ms)
+                moved = entry.move(record.addresses, opened.sent_ms, raw)
+                if moved and self._is_named(peer):  # the waiting time was its old address's
+                    entry.dial_after = now
         self._last_records = frozenset(records) - unusable
         self._forget_old(now)
         self.dial(now)
@@ -199,7 +216,9 @@ class Discovery:
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
         is_fresh = now < self._local.started_ms / 1000 + _KEY_CHECK_S
-        if is_fresh or not is_connected or self._lacks_links() or self._lacks_addresses():
+        is_due = now >= self._looked_up_at + _RECORDS_S
+        if is_fresh or is_due or not is_connected or self._lacks_links() or self._lacks_addresses():
+            self._looked_up_at = now
             self.commands.append(LookUp())
 
     def dial(self, now: float) -> None:

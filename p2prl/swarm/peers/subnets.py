@@ -45,6 +45,12 @@ def provider_of(address: str) -> Subnet:
     return _network_of(address, _REGION_BITS)
 
 
+def provider_of_subnet(subnet: Subnet) -> Subnet:
+    """The provider's network around a subnet; a relay's and an unknown one stay as they are."""
+    host, slash, _ = subnet.partition("/")
+    return provider_of(f"/ip{6 if ':' in host else 4}/{host}") if slash and not is_relayed(subnet) else subnet
+
+
 def _network_of(address: str, bits: dict[int, int]) -> Subnet:
     parts = address.split("/")[1:]
     if "p2p-circuit" in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.cli.views.join_link_reach import reach_warning, shareable
+from p2prl.cli.views.join_link_reach import link_addresses, reach_warning, shareable
 
 HERE = "/ip4/127.0.0.1/tcp/1/p2p/x"
 HERE6 = "/ip6/::1/tcp/1/p2p/x"
@@ -30,3 +30,11 @@ def test_shared_addresses_and_their_reach(addresses: tuple[str, ...], shared: tu
     warning = reach_warning(shared)
     assert words in warning
     assert bool(words) == bool(warning)
+
+
+def test_a_link_names_the_learner_first_at_its_widest_reach_then_peers() -> None:
+    peers = ("/ip4/9.9.9.9/tcp/1/p2p/y", "/ip4/7.7.7.7/tcp/1/p2p/z")
+    assert link_addresses((HOME, PUBLIC, HOME, NAMED), peers) == (PUBLIC, NAMED, HOME, *peers)
+    many = tuple(f"/ip4/192.168.1.{i}/tcp/1/p2p/x" for i in range(12))
+    assert link_addresses((*many, PUBLIC), peers) == (PUBLIC, *many[:3], *peers)
+    assert link_addresses((*many, PUBLIC), ()) == (PUBLIC, *many[:7])

@@ -1,0 +1,99 @@
+"""The learner's join link: written into its run folder, shown, and renewed as public peers come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from p2prl.cli.views.join_link_reach import link_addresses, reach_warning, shareable
+from p2prl.net.process import control
+from p2prl.net.process.passing_port import PassingPort
+
+if TYPE_CHECKING:
+    from p2prl.config.run_settings import RunFolder
+    from p2prl.net.process.bridge import NetworkPort
+
+_SHOW_S = 600.0
+"""A link that changes is written at once, and shown no more often than this: each one works for days."""
+
+
+class LearnerLink:
+    """The link of a run folder."""
+
+    def __init__(
+        self, folder: RunFolder, show: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`show` gets a link that is new; `monotonic` reads a clock in seconds."""
+        self._monotonic = monotonic
+        self._folder = folder
+        self._show = show
+        self._own: tuple[str, ...] = ()
+        self._peers: tuple[str, ...] = ()
+        self._shown, self._shown_at = "", float("-inf")
+        self.text = ""
+        """The link; empty until the network is up."""
+
+    def begin(self, addresses: tuple[str, ...]) -> str:
+        """The network is up at these addresses. Keeps the port for the next start, and returns the link."""
+        ports = [parts[4] for address in addresses if (parts := address.split("/"))[3:4] == ["tcp"]]
+        if ports:
+            (self._folder.directory / "port").write_text(ports[0] + "\n")
+        announced = (
+            f"{address}/p2p/{self._folder.identity.peer_id}" for address in self._folder.settings.network.announce
+        )
+        self._own = (*announced, *shareable(addresses))
+        self._write()
+        self._shown, self._shown_at = self.text, self._monotonic()
+        return self.text
+
+    def reach_warning(self) -> str:
+        """See `join_link_reach.reach_warning`."""
+        return reach_warning(self._own)
+
+    def take(self, status: control.Status) -> None:
+        """The network's newest state."""
+        if not self._own:
+            return
+        if status.link_peers != self._peers:
+            self._peers = status.link_peers
+            self._write()
+        if self.text != self._shown and self._monotonic() - self._shown_at >= _SHOW_S:
+            self._shown, self._shown_at = self.text, self._monotonic()
+            self._show(self.text)
+
+    def around(self, port: NetworkPort) -> NetworkPort:
+        """The port for the learner."""
+        return _WatchedPort(port, self.take)
+
+    def _write(self) -> None:
+        link = str(self._folder.link(link_addresses(self._own, self._peers)))
+        if link == self.text:
+            return
+        self.text = link
+        new = self._folder.link_file.with_suffix(".new")
+        new.write_text(f"{link}\n")
+        new.rename(self._folder.link_file)
+
+
+class _WatchedPort(PassingPort):
+    """Everything passes; states are looked at."""
+
+    def __init__(self, port: NetworkPort, on_status: Callable[[control.Status], None]) -> None:
+        super().__init__(port)
+        self._on_status = on_status
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        messages = self._port.poll(timeout_s)
+        for message in messages:
+            if isinstance(message, control.Status):
+                self._on_status(message)
+        return messages
+
+
+def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
+    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid."""
+    port_file = folder.directory / "port"
+    port = port_file.read_text().strip() if port_file.exists() else ""
+    wanted = listen or folder.settings.network.listen
+    return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted

@@ -1,0 +1,138 @@
+"""Static lists of further peers, for `--peers FILE|URL`: one multiaddr a line, `#` begins a comment.
+
+A list from the web is fetched by a process of its own, with a deadline and before this machine's owner is confined: its
+server may be slow, or hostile. Whatever a list names, its peers can at worst stall a newcomer.
+
+Run as a program, `python -m p2prl.config.peer_list URL`, it writes the list to standard output.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from p2prl.errors import ConfigError, UnreachableError
+from p2prl.net.transports.interface_addresses import private_networks
+from p2prl.net.transports.multiaddrs import split_peer
+from p2prl.swarm.peers.dial_rules import DialRules
+
+MAX_LIST_BYTES = 64 * 1024
+"""A list longer than that is no list of peers."""
+
+MAX_LISTED = 64
+"""Peers taken from a list: with eight dials at once, all are tried within half a minute."""
+
+_FETCH_S = 20.0
+"""A list that takes longer must not keep a worker from starting."""
+
+_SCHEMES = frozenset({"http", "https"})
+
+_REMEDY = "Each line is an address like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…, or a comment after #."
+
+
+def listed_peers(source: str, fetch: Callable[[str], bytes] | None = None) -> tuple[str, ...]:
+    """The addresses in a file or at a web address, each ending in a peer id.
+
+    From the web only addresses are taken that a stranger may name (`p2prl.swarm.peers.dial_rules`). Raises
+    `ConfigError` for a source that is no list, `UnreachableError` for a server that does not give one.
+    """
+    from_web = urlsplit(source).scheme.lower() in _SCHEMES and "://" in source
+    data = (fetch or fetch_list)(source) if from_web else _read(Path(source).expanduser())
+    if len(data) > MAX_LIST_BYTES:
+        raise ConfigError(
+            f"{source} has more than {MAX_LIST_BYTES // 1024} KiB: it is no list of peers", remedy=_REMEDY
+        )
+    addresses = parse_list(data, source)
+    if from_web:
+        rules = DialRules(networks=private_networks())
+        addresses = tuple(address for address in addresses if rules.allows(address, split_peer(address)[1]))
+    return addresses[:MAX_LISTED]
+
+
+def parse_list(data: bytes, source: str) -> tuple[str, ...]:
+    """The addresses in the bytes of a list. Raises `ConfigError` with the number of a line that is none."""
+    found = []
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        address = line.partition("#")[0].strip()
+        if not address:
+            continue
+        try:
+            split_peer(address)
+        except ConfigError as error:
+            raise ConfigError(f"{source}, line {number}: {error}", remedy=_REMEDY) from error
+        found.append(address)
+    if not found:
+        raise ConfigError(f"{source} names no peer", remedy=_REMEDY)
+    return tuple(dict.fromkeys(found))
+
+
+def fetch_list(url: str) -> bytes:
+    """The bytes at a web address. Raises `UnreachableError`."""
+    remedy = "Check the address, or leave --peers away: the link's own peers may do."
+    command = [sys.executable, "-m", "p2prl.config.peer_list", url]
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_FETCH_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UnreachableError(f"{url} gave no list within {_FETCH_S:.0f} s", remedy=remedy) from error
+    if done.returncode:
+        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no answer"]
+        raise UnreachableError(f"{url} gave no list: {last[0][:200]}", remedy=remedy)
+    return done.stdout
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_LIST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the list of peers {path}: {error.strerror}", remedy="Give a file, or an http(s) address."
+        ) from error
+
+
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects lead to the web only, and never from https to http."""
+
+    max_redirections = 5
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        scheme = urlsplit(newurl).scheme.lower()
+        if scheme not in _SCHEMES or (req.type == "https" and scheme != "https"):
+            raise urllib.error.URLError(f"it redirects to {scheme}:")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def download(url: str, timeout_s: float = _FETCH_S) -> bytes:
+    """The first bytes at a web address, one more than a list may have. Raises `OSError` or `HTTPException`."""
+    opener = urllib.request.OpenerDirector()  # not `build_opener`, which also opens files and FTP
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        _WebRedirects(),
+    ):
+        opener.add_handler(handler)
+    response = opener.open(url, timeout=timeout_s)
+    if response is None:
+        raise urllib.error.URLError("it is no web address")
+    with response:
+        data: bytes = response.read(MAX_LIST_BYTES + 1)
+    return data
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.buffer.write(download(sys.argv[1]))
+    except (OSError, HTTPException, ValueError) as error:
+        sys.exit(str(error) or type(error).__name__)

@@ -1,0 +1,140 @@
+"""Link keeper: remembers peers on disk, and dials known ones while this node is short of them.
+
+The rules are pure: `p2prl.swarm.peers.peer_memory` and `p2prl.swarm.peers.redialing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2prl.clock import Clock
+from p2prl.errors import TransportError
+from p2prl.net.ports import Transport
+from p2prl.net.process.dial_resolution import resolved
+from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.storage.kept_peers import read_peers, write_peers
+from p2prl.net.transports.multiaddrs import split_peer
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.kinds import Role
+from p2prl.swarm.node import Node
+from p2prl.swarm.peers.link_peers import LinkPeers
+from p2prl.swarm.peers.meetings import is_direct_public
+from p2prl.swarm.peers.peer_memory import PeerMemory
+from p2prl.swarm.peers.redialing import Redialer
+from p2prl.swarm.ports import Randomness
+
+_TURN_S = 1.0
+"""How often the links are looked at."""
+
+_NOTE_S = 5.0
+"""How often the linked peers' records are noted; a new peer or address is then written down at once."""
+
+_WRITE_S = 60.0
+"""How often the file is written in any case: it says when each peer was linked last."""
+
+
+class LinkKeeper:
+    """One node's remembered peers and redialing. Call `run` once the transport is up."""
+
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        rng: Randomness,
+        own: PeerId,
+        run: Digest,
+        role: Role,
+        bootstrap: Sequence[str],
+        path: Path | None,
+    ) -> None:
+        """Reads the peers remembered at `path`; None remembers them no longer than this process lives.
+
+        Eight arguments, because the node, its settings and its file meet here.
+        """
+        self._node = node
+        self._clock = clock
+        self._path = path
+        self._named = frozenset(bootstrap)
+        named = [(split_peer(address)[1], address) for address in bootstrap]
+        self._is_learner = role is Role.LEARNER
+        self._redialer = Redialer(named, rng, clock.now(), is_learner=self._is_learner)
+        self._link_peers = LinkPeers()
+        self.link_peers: tuple[str, ...] = ()
+        """Addresses of the peers that the learner's join link should name beside it."""
+        self._memory = PeerMemory(run, own)
+        if path is not None:
+            self._memory.restore(read_peers(path), clock.now())
+        self._write_at = clock.now() + _WRITE_S
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def knows_peers(self) -> bool:
+        """Whether there is anybody to try beside the bootstrap peers."""
+        return len(self._memory) > 0
+
+    def lasting_addresses(self) -> tuple[str, ...]:
+        """Addresses of remembered peers that may relay to this node: those in roles that stay up."""
+        return tuple(address for _, address in self._memory.addresses(self._node.dial_rules, lasting=True))
+
+    async def run(self, transport: Transport, driver: NodeDriver) -> None:
+        """Note neighbors and redial, until cancelled."""
+        note_at = self._clock.now() + _NOTE_S
+        try:
+            while True:
+                now = self._clock.now()
+                if now >= note_at:
+                    note_at = now + _NOTE_S
+                    self._note(now, transport.addresses, at_once=False)
+                self._redial(transport, driver, now)
+                await asyncio.sleep(_TURN_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._note(self._clock.now(), transport.addresses, at_once=True)
+
+    def _note(self, now: float, addresses: tuple[str, ...], *, at_once: bool) -> None:
+        """Remember the linked peers, and write them down when that is due; `addresses` are this node's own."""
+        self._memory.learner = self._node.connections.learner
+        linked = self._node.connections.linked_records()
+        self._memory.note(linked, now)
+        if self._is_learner:
+            is_public = any(map(is_direct_public, addresses))
+            self.link_peers = self._link_peers.update(linked, self._node.dial_rules, now, is_public=is_public)
+        if self._path is not None and (self._memory.changed or at_once or now >= self._write_at):
+            self._memory.changed, self._write_at = False, now + _WRITE_S
+            write_peers(self._path, self._memory.to_bytes())
+
+    def _redial(self, transport: Transport, driver: NodeDriver, now: float) -> None:
+        roles = dict(self._node.roles())
+        has_learner, links = "learner" in roles, sum(roles.values())
+        if not self._redialer.wants(now, has_learner=has_learner, links=links):
+            return
+        self._memory.learner = self._node.connections.learner
+        due = self._redialer.due(
+            self._memory.addresses(self._node.dial_rules),
+            now,
+            learner=self._node.connections.learner,
+            has_learner=has_learner,
+            links=links,
+            is_linked=lambda peer: self._node.link_class(peer, now) is not None,
+        )
+        for address in due:
+            task = asyncio.get_running_loop().create_task(self._dial(address, transport, driver))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _dial(self, address: str, transport: Transport, driver: NodeDriver) -> None:
+        reached = False
+        with contextlib.suppress(TransportError):
+            # The daemon resolves names that our owner gave; what a name of a stranger leads to is checked.
+            where = address if address in self._named else await resolved(address, self._node.dial_rules)
+            self._node.connected(await transport.connect(where), self._clock.now())
+            reached = True
+            driver.wake()
+        report = self._redialer.reached if reached else self._redialer.failed
+        report(address, self._clock.now())

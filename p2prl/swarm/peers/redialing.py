@@ -1,0 +1,126 @@
+"""Redialing: which known addresses to try while this node is short of the peers it needs. Pure.
+
+Named addresses are those its owner gave: the join link's, and those of `--peers`. They are tried every few seconds,
+since the learner at one of them may be starting again. Remembered ones (`p2prl.swarm.peers.peer_memory`) are strangers
+of earlier days, so each waits longer after every failure. The directory does not replace this: a learner that has just
+started knows nobody, and a node whose neighbors are all gone has no directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from p2prl.clock import backoff_s
+from p2prl.protocol.identity import PeerId
+from p2prl.swarm.ports import Randomness
+
+NamedAddress = tuple[PeerId, str]
+"""A peer, and a multiaddr that ends in its id."""
+
+EAGER_S = 3.0
+"""How often a named address is tried while the learner may be back within seconds."""
+
+PATIENT_S = 20.0
+"""The same for a learner that has been away for longer."""
+
+_EAGER_FOR_S = 300.0
+"""A learner gone for longer is not expected back within seconds."""
+
+ENOUGH_LINKS = 4
+"""With so many neighbors the directory is in reach: remembered strangers need not be tried."""
+
+AT_ONCE = 8
+"""Dials under way together: a dead address takes 15 s, and must not keep the others waiting."""
+
+_FIRST_S, _LONGEST_S = 3.0, 300.0
+"""A remembered address waits 3 s after its first failure, and 5 minutes at most: all 64 peers that may be remembered
+then cost a dial every five seconds."""
+
+
+@dataclass(slots=True)
+class _Attempts:
+    failures: int = 0
+    tried_at: float = float("-inf")
+    not_before: float = float("-inf")
+    dialing: bool = False
+
+
+class Redialer:
+    """Attempts so far, and the addresses that are due."""
+
+    def __init__(self, named: Sequence[NamedAddress], rng: Randomness, now: float, *, is_learner: bool) -> None:
+        """`is_learner` says that this node is the run's learner: it needs neighbors, and no learner."""
+        self._named = tuple(named)
+        self._rng = rng
+        self._is_learner = is_learner
+        self._satisfied_at = now
+        self._attempts: dict[str, _Attempts] = {}
+
+    def wants(self, now: float, *, has_learner: bool, links: int) -> bool:
+        """Whether anybody should be dialed: the learner is missing, or this learner has few neighbors."""
+        wanted = links < ENOUGH_LINKS if self._is_learner else not has_learner
+        if not wanted:
+            self._satisfied_at = now
+        return wanted
+
+    def due(
+        self,
+        remembered: Sequence[NamedAddress],
+        now: float,
+        *,
+        learner: PeerId | None,
+        has_learner: bool,
+        links: int,
+        is_linked: Callable[[PeerId], bool],
+    ) -> list[str]:
+        """Addresses to dial now; each must be reported with `reached` or `failed`.
+
+        `has_learner` says that a link to the learner is up, `links` counts all links. Peers that are linked are left
+        out, but for the learner while `has_learner` is false: such a link is dead or has not begun.
+        """
+        if not self.wants(now, has_learner=has_learner, links=links):
+            return []
+        strangers = remembered if links < ENOUGH_LINKS else [item for item in remembered if item[0] == learner]
+        offered = {address: peer for peer, address in (*self._named, *strangers)}
+        self._attempts = {
+            address: tried for address, tried in self._attempts.items() if address in offered or tried.dialing
+        }
+        free = AT_ONCE - sum(tried.dialing for tried in self._attempts.values())
+        ready = [
+            address
+            for address, peer in offered.items()
+            if (peer == learner or not is_linked(peer)) and self._is_due(address, now)
+        ]
+        # Those tried least recently first, so that many dead addresses keep none from its turn.
+        ready.sort(key=lambda address: self._of(address).tried_at)
+        chosen = ready[: max(0, free)]
+        for address in chosen:
+            tried = self._of(address)
+            tried.tried_at, tried.dialing = now, True
+        return chosen
+
+    def reached(self, address: str, now: float) -> None:
+        """The peer answered."""
+        tried = self._of(address)
+        tried.dialing, tried.failures, tried.not_before = False, 0, now + EAGER_S
+
+    def failed(self, address: str, now: float) -> None:
+        """It did not."""
+        tried = self._of(address)
+        tried.dialing = False
+        tried.failures += 1
+        if any(address == named for _, named in self._named):
+            tried.not_before = now + self._pause_s(now)
+        else:
+            tried.not_before = now + backoff_s(tried.failures, base_s=_FIRST_S, cap_s=_LONGEST_S, rng=self._rng)
+
+    def _pause_s(self, now: float) -> float:
+        return PATIENT_S if now - self._satisfied_at > _EAGER_FOR_S else EAGER_S
+
+    def _is_due(self, address: str, now: float) -> bool:
+        tried = self._attempts.get(address)
+        return tried is None or (not tried.dialing and tried.not_before <= now)
+
+    def _of(self, address: str) -> _Attempts:
+        return self._attempts.setdefault(address, _Attempts())

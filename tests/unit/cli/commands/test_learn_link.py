@@ -1,0 +1,81 @@
+"""The learner's join link follows the public peers, and keeps its port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
+from p2prl.net.process import control
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.sim.hosts import identity_of
+
+LEARNER, SEEDER = identity_of("learner"), identity_of("seeder")
+HOME = f"/ip4/192.168.1.7/tcp/4001/p2p/{LEARNER.peer_id}"
+PUBLIC = f"/ip4/8.8.8.8/tcp/4001/p2p/{LEARNER.peer_id}"
+PEER = f"/ip4/9.9.9.9/tcp/4002/p2p/{SEEDER.peer_id}"
+RUN = Digest(bytes(32))
+
+
+def folder(directory: Path, *, announce: tuple[str, ...] = ()) -> Any:
+    """As much of a run folder as a link needs."""
+    return SimpleNamespace(
+        directory=directory,
+        identity=LEARNER,
+        link_file=directory / "link",
+        settings=SimpleNamespace(network=SimpleNamespace(announce=announce, listen=("/ip4/0.0.0.0/tcp/0",))),
+        link=lambda addresses: JoinLink("run", RUN, addresses),
+    )
+
+
+def status(*peers: str) -> control.Status:
+    return control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0, link_peers=peers)
+
+
+def written(directory: Path) -> tuple[str, ...]:
+    return parse_link((directory / "link").read_text()).bootstrap
+
+
+def test_public_peers_come_into_the_file_and_go(tmp_path: Path) -> None:
+    link = LearnerLink(folder(tmp_path), lambda text: None)
+    link.take(status(PEER))
+    assert not (tmp_path / "link").exists(), "the learner's own addresses are not known yet"
+    link.begin((HOME, PUBLIC, "/ip4/127.0.0.1/tcp/4001/p2p/" + LEARNER.peer_id))
+    assert written(tmp_path) == (PUBLIC, HOME)
+    link.take(status(PEER))
+    assert written(tmp_path) == (PUBLIC, HOME, PEER)
+    assert len((tmp_path / "link").read_text()) < 400
+    link.take(status())
+    assert written(tmp_path) == (PUBLIC, HOME)
+
+
+def test_a_new_link_is_shown_but_not_at_every_change(tmp_path: Path) -> None:
+    now = 1_000.0
+    shown: list[str] = []
+    link = LearnerLink(folder(tmp_path), shown.append, lambda: now)
+    first = link.begin((PUBLIC,))
+    now += 599
+    link.take(status(PEER))
+    assert shown == []
+    now += 1
+    link.take(status(PEER))
+    link.take(status(PEER))
+    assert shown == [link.text]
+    assert shown != [first]
+
+
+def test_announced_names_come_first_with_the_learners_id(tmp_path: Path) -> None:
+    link = LearnerLink(folder(tmp_path, announce=("/dns4/run.example.org/tcp/4001",)), lambda text: None)
+    link.begin((PUBLIC,))
+    assert written(tmp_path) == (f"/dns4/run.example.org/tcp/4001/p2p/{LEARNER.peer_id}", PUBLIC)
+    assert link.reach_warning() == ""
+
+
+def test_the_port_is_kept_for_the_next_start(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    assert kept_listen(made, ()) == ("/ip4/0.0.0.0/tcp/0",)
+    LearnerLink(made, lambda text: None).begin((PUBLIC,))
+    assert kept_listen(made, ()) == ("/ip4/0.0.0.0/tcp/4001",)
+    assert kept_listen(made, ("/ip4/0.0.0.0/tcp/5",)) == ("/ip4/0.0.0.0/tcp/5",)
