@@ -23,7 +23,7 @@ Engine = Annotated[
 Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads for the model; 0 leaves it to torch.")]
 Listen = Annotated[
     list[str] | None,
-    typer.Option("--listen", help="Multiaddr to listen on; may be repeated. Default: /ip4/0.0.0.0/tcp/0, any port."),
+    typer.Option("--listen", help="Multiaddr to listen on; may be repeated. Default: any TCP port, IPv4 and IPv6."),
 ]
 RunFolderPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder created by `p2prl init`: runs/NAME.")]
 Link = Annotated[str, typer.Argument(metavar="LINK", help="A join link in quotes: 'p2prl://NAME@…?b=…'")]

@@ -35,6 +35,7 @@ from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
+from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
 from p2prl.swarm.policies.download_stats import DownloadStats
@@ -166,7 +167,7 @@ class Node:
 
     def set_addresses(self, addresses: tuple[str, ...], now: float) -> None:
         """Set where this node can be dialed; cheap to repeat."""
-        self._core.connections.discovery.set_addresses(addresses[: limits.MAX_ADDRESSES], now)
+        self._core.connections.discovery.set_addresses(foremost(addresses, limits.MAX_ADDRESSES), now)
 
     def set_upload_rate(self, bytes_s: float) -> None:
         """Set the measured uplink rate for chunks, bytes/s."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.transports.interface_addresses import with_one_port
 from p2prl.net.transports.transport_registry import TRANSPORTS
 
 if TYPE_CHECKING:
@@ -124,11 +126,16 @@ class _Report:
 
 
 def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
-    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid."""
+    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid.
+
+    At the first start IPv4 and IPv6 get one port: the next start has one number for both.
+    """
     port_file = folder.directory / "port"
     port = port_file.read_text().strip() if port_file.exists() else ""
     wanted = listen or folder.settings.network.listen
-    return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted
+    if not port.isdigit():
+        return with_one_port(wanted)
+    return tuple(re.sub("/tcp/0$", f"/tcp/{port}", address) for address in wanted)
 
 
 def keep_link(folder: RunFolder, addresses: tuple[str, ...]) -> str:

@@ -29,14 +29,16 @@ from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
-from p2prl.net.transports.interface_addresses import has_public_address, private_networks
+from p2prl.net.transports.interface_addresses import has_public_address, private_networks, usable_listen
 from p2prl.net.transports.transport_registry import TRANSPORTS
+from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
 
 _STATUS_S = 2.0
@@ -152,7 +154,7 @@ class NetworkProcess:
                 key_use=KeyUse(identity.peer_id, started, self._on_key_shared),
             )
             self._guard.on_fault = self._driver.wake
-            self._report(control.NetworkUp(transport.addresses))
+            self._report(control.NetworkUp(self._addresses()))
             self._driver.wake()
             await self._work(transport, config.bootstrap)
         finally:
@@ -201,7 +203,7 @@ class NetworkProcess:
         def options(bootstrap: tuple[str, ...]) -> TransportConfig:
             return TransportConfig(
                 identity=identity,
-                listen=config.listen,
+                listen=usable_listen(config.listen),
                 bootstrap=bootstrap,
                 relays=config.bootstrap,
                 is_public=config.node.role in _DIALABLE and has_public_address(),
@@ -281,8 +283,11 @@ class NetworkProcess:
             uploaded_bytes_month=self._budget.spent_bytes,
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
-            addresses=self._transport.addresses,
+            addresses=self._addresses(),
         )
+
+    def _addresses(self) -> tuple[str, ...]:
+        return foremost(self._transport.addresses, limits.MAX_ADDRESSES)
 
     def _on_key_shared(self, is_later: bool) -> None:
         self._report(KEY_TAKEN if is_later else KEY_SHARED)
