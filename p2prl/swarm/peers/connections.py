@@ -129,6 +129,13 @@ class Connections:
         """Whether the newest connection with a peer passes a circuit."""
         return is_relayed(self.subnets.of(peer))
 
+    def is_public(self, peer: PeerId) -> bool:
+        """Whether a peer's record names the very address that its packets come from: no router chose that port.
+
+        A peer behind a router that keeps ports can claim as much. What follows from it has to be earned (`leaders`).
+        """
+        return not self.is_relayed(peer) and self._meetings.has_seen(peer, self.discovery.addresses_of(peer))
+
     def take_displaced(self) -> list[PeerId]:
         """Peers that have lost their links to others since the last call."""
         displaced, self._displaced = self._displaced, []

@@ -72,6 +72,11 @@ class Meetings:
         if len(self._seen_at) > self._capacity:
             self._seen_at.popitem(last=False)
 
+    def has_seen(self, peer: PeerId, addresses: Iterable[str]) -> bool:
+        """Whether a direct connection of the peer came from one of these public addresses."""
+        seen = self._seen_at.get(peer, {}).values()
+        return any(address.partition("/p2p/")[0] in seen for address in addresses)
+
     def take_requests(
         self, wanted: Collection[PeerId], hosts: Iterable[PeerId], now: float
     ) -> list[tuple[PeerId, Wire]]:

@@ -18,6 +18,8 @@ from tests.unit.swarm.peer_links import (
     B,
     connections,
     hello,
+    record,
+    with_learner,
 )
 
 
@@ -131,3 +133,17 @@ def test_a_full_table_makes_room_for_another_subnet() -> None:
     assert set(links.take_admitted()) == {late, flood[0], flood[1]}, "displaced peers wait in turn"
     assert links.take_displaced() == [flood[1], flood[3], flood[4], flood[5]]
     assert {A.peer_id, B.peer_id, flood[2]} <= set(links.links)
+
+
+def test_a_peer_is_public_where_its_record_names_the_address_it_is_seen_at() -> None:
+    links, seen = with_learner(), "/ip4/44.131.7.1/tcp/4001"
+    circuit = f"/ip4/44.130.7.1/tcp/4001/p2p/{A.peer_id}/p2p-circuit"
+    assert not links.is_public(B.peer_id)
+    links.discovery.on_records([record(B, address=f"{seen}/p2p/{B.peer_id}")], NOW)
+    assert not links.is_public(B.peer_id), "a record alone is a claim"
+    links.note_address(B.peer_id, "/ip4/44.131.7.1/tcp/30001")
+    assert not links.is_public(B.peer_id), "a router chose that port"
+    links.note_address(B.peer_id, seen)
+    assert links.is_public(B.peer_id)
+    links.note_address(B.peer_id, circuit)
+    assert not links.is_public(B.peer_id), "a circuit is in use now"
