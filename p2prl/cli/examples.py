@@ -9,7 +9,7 @@ _EXAMPLES = {
         "p2prl join LINK --device cuda:1 --upload-mbit 5",
         "p2prl join LINK --disk-gb 20 --ram-gb 8",
     ),
-    "p2prl seed": ("p2prl seed LINK --upload-mbit 50 --monthly-gb 500",),
+    "p2prl seed": ("p2prl seed LINK --upload-mbit 50 --monthly-gb 500", "p2prl seed LINK --public"),
     "p2prl validate": ("p2prl validate LINK --rate 0.1", "p2prl validate LINK --run-scorer"),
     "p2prl init": (
         "p2prl init my-run --preset chain4",

@@ -34,6 +34,13 @@ Transport = Annotated[
 UploadMbit = Annotated[
     float, typer.Option("--upload-mbit", min=0.0, help="Uplink for weights, Mbit/s; 0 measures it and uses 80 %.")
 ]
+Public = Annotated[
+    bool,
+    typer.Option("--public", help="Others can dial this machine: do not find out, and relay for those behind routers."),
+]
+NoPortMapping = Annotated[
+    bool, typer.Option("--no-port-mapping", help="Do not ask the home router for a port (UPnP, NAT-PMP).")
+]
 MonthlyGb = Annotated[
     float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")
 ]

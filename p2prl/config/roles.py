@@ -15,7 +15,7 @@ from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
-from p2prl.config.network_options import UploadCaps, blobs_of_worker, remember_run
+from p2prl.config.network_options import ReachOptions, UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
@@ -197,9 +197,15 @@ def _evaluation_tools(folder: RunFolder, policy: PolicyModel, work: GroupWork) -
 
 
 def learner_network(
-    folder: RunFolder, listen: tuple[str, ...], caps: UploadCaps, *, transport: str = "hivemind"
+    folder: RunFolder,
+    listen: tuple[str, ...],
+    caps: UploadCaps,
+    *,
+    transport: str = "hivemind",
+    reach: ReachOptions | None = None,
 ) -> NetworkConfig:
     """Network settings of a run's learner."""
+    reach = reach or ReachOptions()
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
@@ -213,6 +219,8 @@ def learner_network(
         bootstrap=folder.settings.network.bootstrap,
         manifest=folder.manifest_raw,
         monthly_bytes=caps.monthly_bytes,
+        is_public=reach.is_public,
+        maps_ports=reach.maps_ports,
         transport=transport,
     )
 

@@ -38,6 +38,7 @@ from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
+from p2prl.swarm.peers.reachability import LinkCounts
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
@@ -154,6 +155,10 @@ class Node:
     def roles(self) -> tuple[tuple[str, int], ...]:
         """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""
         return self._core.roles()
+
+    def link_counts(self) -> LinkCounts:
+        """The linked peers, by how the links came about."""
+        return self._core.connections.link_counts()
 
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""

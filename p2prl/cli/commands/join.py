@@ -18,6 +18,8 @@ from p2prl.cli.options import (
     Listen,
     MonthlyGb,
     NoConfinement,
+    NoPortMapping,
+    Public,
     RamGb,
     Threads,
     Transport,
@@ -57,6 +59,8 @@ def make_join(
         threads: Threads = 0,
         listen: Listen = None,
         transport: Transport = "hivemind",
+        public: Public = False,
+        no_port_mapping: NoPortMapping = False,
         slots: Slots = 0,
         vram_gb: VramGb = 0.0,
         upload_mbit: UploadMbit = 0.0,
@@ -74,6 +78,7 @@ def make_join(
         """
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
         from p2prl.config.machine_limits import MachineLimits
+        from p2prl.config.network_options import ReachOptions
 
         limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
         request = WorkerRequest(
@@ -83,6 +88,7 @@ def make_join(
             transport=transport,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             base=base,
             engine=engine,
             device=device,

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Listen, MonthlyGb, RunFolderPath, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    Listen,
+    MonthlyGb,
+    NoPortMapping,
+    Public,
+    RunFolderPath,
+    Transport,
+    UploadMbit,
+)
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -21,6 +30,8 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         run: RunFolderPath,
         listen: Listen = None,
         transport: Transport = "hivemind",
+        public: Public = False,
+        no_port_mapping: NoPortMapping = False,
         updates: Annotated[
             int | None,
             typer.Option("--updates", min=0, help="Updates to train; 0 for no end. Default: run.toml's."),
@@ -35,11 +46,13 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
         from p2prl.cli.commands.learn_run import learn_command
+        from p2prl.config.network_options import ReachOptions
 
         learn_command(
             run,
             listen=listen,
             transport=transport,
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             updates=updates,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,

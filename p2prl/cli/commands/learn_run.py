@@ -16,7 +16,7 @@ from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.join_link_reach import reach_warning, shareable
 from p2prl.cli.views.learner_view import update_line, update_panel
-from p2prl.config.network_options import UploadCaps
+from p2prl.config.network_options import ReachOptions, UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
 from p2prl.net.process.bridge import NetworkPort
@@ -38,6 +38,7 @@ def learn_command(
     monthly_gb: float,
     track: str,
     as_json: bool,
+    reach: ReachOptions | None = None,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
 ) -> None:
     """Train the run in `directory`; `updates` overrides run.toml's, 0 for no end."""
@@ -81,7 +82,8 @@ def learn_command(
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
                 view.phase("starting the network")
-                config = learner_network(folder, kept_listen(folder, tuple(listen or ())), caps, transport=transport)
+                addresses = kept_listen(folder, tuple(listen or ()))
+                config = learner_network(folder, addresses, caps, transport=transport, reach=reach)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)

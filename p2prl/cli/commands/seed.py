@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from p2prl.cli.options import AsJson, DiskGb, Home, Link, Listen, MonthlyGb, NoConfinement, RamGb, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    DiskGb,
+    Home,
+    Link,
+    Listen,
+    MonthlyGb,
+    NoConfinement,
+    NoPortMapping,
+    Public,
+    RamGb,
+    Transport,
+    UploadMbit,
+)
 
 
 def seed(
@@ -10,6 +23,8 @@ def seed(
     home: Home = None,
     listen: Listen = None,
     transport: Transport = "hivemind",
+    public: Public = False,
+    no_port_mapping: NoPortMapping = False,
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
     disk_gb: DiskGb = 0.0,
@@ -23,6 +38,7 @@ def seed(
     """
     from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
     from p2prl.config.machine_limits import MachineLimits
+    from p2prl.config.network_options import ReachOptions
 
     limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
     request = WorkerRequest(
@@ -32,6 +48,7 @@ def seed(
         transport=transport,
         upload_mbit=upload_mbit,
         monthly_gb=monthly_gb,
+        reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
         confine=not no_confinement,
     )
     start = start_worker(request)

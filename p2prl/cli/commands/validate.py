@@ -17,6 +17,8 @@ from p2prl.cli.options import (
     Listen,
     MonthlyGb,
     NoConfinement,
+    NoPortMapping,
+    Public,
     RamGb,
     Threads,
     Transport,
@@ -37,6 +39,8 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         threads: Threads = 0,
         listen: Listen = None,
         transport: Transport = "hivemind",
+        public: Public = False,
+        no_port_mapping: NoPortMapping = False,
         rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
@@ -59,6 +63,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         """
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
         from p2prl.config.machine_limits import MachineLimits
+        from p2prl.config.network_options import ReachOptions
 
         limits = MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)
         request = WorkerRequest(
@@ -68,6 +73,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
             transport=transport,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             base=base,
             confine=not no_confinement,
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from p2prl import errors
 from p2prl.cli import crash_log
 from p2prl.cli.views.console import say
-from p2prl.config.network_options import UploadCaps
+from p2prl.config.network_options import ReachOptions, UploadCaps
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
@@ -58,6 +58,7 @@ class WorkerRequest:
     transport: str
     upload_mbit: float
     monthly_gb: float
+    reach: ReachOptions = field(default_factory=ReachOptions)
     base: str = ""
     engine: str = "transformers"
     device: str = "cpu"
@@ -70,6 +71,7 @@ class WorkerStart:
 
     link: JoinLink
     caps: UploadCaps
+    reach: ReachOptions
     worker: WorkerFolder
     base: Path | None
     launches: dict[str, Launch] = field(default_factory=dict)
@@ -91,7 +93,9 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     worker = claim_worker_folder(request.home or default_home(), kind=request.kind)
     crash_log.keep_in(worker.directory)
     if not request.confine:
-        return WorkerStart(link=link, caps=caps, worker=worker, base=base, protection=Protection(asked=False))
+        return WorkerStart(
+            link=link, caps=caps, reach=request.reach, worker=worker, base=base, protection=Protection(asked=False)
+        )
     own = worker.directory.resolve()
     sockets = DaemonFolder()
     starter = Starter(
@@ -107,6 +111,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     return WorkerStart(
         link=link,
         caps=caps,
+        reach=request.reach,
         worker=worker,
         base=base,
         launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS)},

@@ -10,6 +10,7 @@ from p2prl.cli.views.quantities import (
     age_text,
     peers_text,
     rate_text,
+    reach_text,
     received_text,
     reward_text,
     state_text,
@@ -69,6 +70,7 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("weights", f"{received}; {size_text(worker.get('weight_bytes_sent', 0))} sent to others"))
     if worker.get("running") and "peers" in worker:
         rows.append(("peers", peers_text(worker["peers"])))
+        rows.append(("reach", reach_text(str(worker.get("reach", "")))))
     return rows
 
 

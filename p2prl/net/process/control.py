@@ -250,6 +250,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """(bytes held, bytes in all) of the run's files and data."""
     addresses: tuple[str, ...] = ()
     """Where others may dial this peer now: they change as routers and relays do."""
+    reach: str = ""
+    """How others reach this peer: a value of `p2prl.swarm.peers.reachability.Reach`."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

@@ -37,5 +37,9 @@ class NetworkConfig:
     """Most bytes of chunks uploaded in a calendar month; 0 means no limit."""
     memory_bytes: int = 0
     """Most private memory of the network process, and of its daemon; 0 sets no limit."""
+    is_public: bool = False
+    """Whether others can dial this peer, as its owner says. Learners and seeders with a public address know it."""
+    maps_ports: bool = True
+    """Whether to ask the home router for a port (UPnP, NAT-PMP)."""
     transport: str = "hivemind"
     """Name of the transport in `p2prl.net.transports.transport_registry`."""

@@ -29,7 +29,7 @@ from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
-from p2prl.net.transports.interface_addresses import has_public_address, private_networks, usable_listen
+from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks, usable_listen
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -40,6 +40,7 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
+from p2prl.swarm.peers.reachability import reach_of
 
 _STATUS_S = 2.0
 
@@ -199,6 +200,7 @@ class NetworkProcess:
         When none of them answers and the run is already known from disk, start alone and try them again later.
         """
         start = TRANSPORTS.get(config.transport)
+        self._is_public = config.is_public or (config.node.role in _DIALABLE and has_public_address())
 
         def options(bootstrap: tuple[str, ...]) -> TransportConfig:
             return TransportConfig(
@@ -206,7 +208,8 @@ class NetworkProcess:
                 listen=usable_listen(config.listen),
                 bootstrap=bootstrap,
                 relays=config.bootstrap,
-                is_public=config.node.role in _DIALABLE and has_public_address(),
+                is_public=self._is_public,
+                maps_ports=config.maps_ports,
                 clock=self._clock,
                 guard=self._guard,
                 max_links=self._max_links,
@@ -284,7 +287,12 @@ class NetworkProcess:
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
             addresses=self._addresses(),
+            reach=self._reach(),
         )
+
+    def _reach(self) -> str:
+        counts = self._node.link_counts()
+        return reach_of(self._transport.addresses, counts, own_hosts=own_hosts(), is_public=self._is_public)
 
     def _addresses(self) -> tuple[str, ...]:
         return foremost(self._transport.addresses, limits.MAX_ADDRESSES)

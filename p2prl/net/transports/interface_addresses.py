@@ -114,7 +114,12 @@ def private_networks() -> tuple[ipaddress.IPv4Network, ...]:
 
 def has_public_address() -> bool:
     """Whether an interface of this machine has a public IPv4 address: there is no router that translates it."""
-    return any_public(entry.address for entries in psutil.net_if_addrs().values() for entry in entries)
+    return any_public(own_hosts())
+
+
+def own_hosts() -> frozenset[str]:
+    """Addresses of this machine's interfaces: of IPv4, IPv6 and hardware."""
+    return frozenset(entry.address for entries in psutil.net_if_addrs().values() for entry in entries)
 
 
 def any_public(hosts: Iterable[str]) -> bool:

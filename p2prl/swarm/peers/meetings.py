@@ -77,6 +77,10 @@ class Meetings:
         seen = self._seen_at.get(peer, {}).values()
         return any(address.partition("/p2p/")[0] in seen for address in addresses)
 
+    def is_seen(self, peer: PeerId) -> bool:
+        """Whether a direct connection of the peer came from a public address."""
+        return peer in self._seen_at
+
     def take_requests(
         self, wanted: Collection[PeerId], hosts: Iterable[PeerId], now: float
     ) -> list[tuple[PeerId, Wire]]:

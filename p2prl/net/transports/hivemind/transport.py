@@ -244,7 +244,11 @@ async def start_hivemind(config: TransportConfig) -> HivemindTransport:
         listen=config.listen,
         bootstrap=config.bootstrap,
         relays=config.relays,
-        daemon_config=DaemonConfig(is_public=config.is_public, families=routable_families() or frozenset({4, 6})),
+        daemon_config=DaemonConfig(
+            is_public=config.is_public,
+            families=routable_families() or frozenset({4, 6}),
+            nat_port_map=config.maps_ports,
+        ),
         clock=config.clock,
         pacer=config.pacer,
         guard=config.guard,
