@@ -47,8 +47,8 @@ _STREAM_BUFFER_BYTES = 512 * 1024
 _MAX_REASON_CHARS = 300
 
 _STREAMS_AT_ONCE = 4_096
-"""Streams of peers that may wait to be accepted. With asyncio's 100, the daemon refuses the rest when a swarm greets a
-node that was busy for a moment: their frames are lost, and then their links. The kernel has a limit of its own."""
+"""Streams of peers that may wait to be accepted, for a swarm that greets a node which was busy for a moment: the daemon
+cannot hand over a stream to a full queue. Asyncio's default is 100; the kernel has a limit of its own."""
 
 
 class Daemon:
