@@ -100,7 +100,7 @@ class SendQueues:
         del self._control[peer]
 
     async def _send_bulk(self, peer: PeerId, queue: deque[bytes]) -> None:
-        """Send until the queue is empty. Once the peer has acknowledged one frame, the others do not wait for that: to a
+        """Send until the queue is empty. Once the peer has acknowledged a frame, the next ones follow each other: to a
         peer that is gone only the first is lost."""
         flight: dict[asyncio.Task[None], int] = {}
         while queue or flight:

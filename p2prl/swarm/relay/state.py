@@ -136,6 +136,8 @@ class Neighbor:
     strikes: int = 0
     """Timeouts since its last chunk."""
     snubbed_until: float = -math.inf
+    delivered: int = 0
+    """Requested chunks that arrived since its last timeout."""
 
     def note_request(self, chunk: Digest, now: float, deadline: float) -> None:
         """A request is sent to it."""
@@ -147,6 +149,7 @@ class Neighbor:
     def note_arrival(self, took_s: float) -> None:
         """A requested chunk has arrived."""
         self.strikes = 0
+        self.delivered += 1
         self.chunk_s = took_s if not self.chunk_s else (1 - _SMOOTHING) * self.chunk_s + _SMOOTHING * took_s
 
 

@@ -20,7 +20,7 @@ from p2prl.swarm.relay.leaders import FirstCopy
 from p2prl.swarm.relay.peer_selection import Pace, Rank, pace_of, rank
 from p2prl.swarm.relay.source_order import SourceOrder
 from p2prl.swarm.relay.state import Interest, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, pipeline_for, slots_for
+from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, in_flight, pipeline_for, slots_for
 
 
 class ChunkUploads:
@@ -104,6 +104,7 @@ class ChunkUploads:
         if grant is None or transfer is None:
             return
         self._release(grant)
+        self.queue.declined(source)
         if retry_ms <= 0:
             transfer.interested.pop(source, None)
         elif source in transfer.interested:
@@ -159,7 +160,10 @@ class ChunkUploads:
             return False
         self.due = False
         served = [transfer.ref.chunk_bytes for transfer in self._state.transfers.values() if transfer.interested]
-        self.queue.pipeline = pipeline_for(self._state.config.upload_bytes_s, max(served, default=0))
+        rate, chunk_bytes = self._state.config.upload_bytes_s, max(served, default=0)
+        self.queue.pipeline = pipeline_for(rate, chunk_bytes)
+        receivers = {peer for transfer in self._state.transfers.values() for peer in transfer.interested}
+        self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers))
         while (upload := self.queue.next_upload()) is not None:
             self._send(upload, now)
         self._timer_at = math.inf
