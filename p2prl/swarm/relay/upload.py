@@ -163,7 +163,9 @@ class ChunkUploads:
         rate, chunk_bytes = self._state.config.upload_bytes_s, max(served, default=0)
         self.queue.pipeline = pipeline_for(rate, chunk_bytes)
         receivers = {peer for transfer in self._state.transfers.values() for peer in transfer.interested}
-        self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers))
+        # Second copies from here only help out: there the learner keeps to the usual depth.
+        is_needed = any(not transfer.origin or transfer.unsent for transfer in self._state.transfers.values())
+        self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers)) if is_needed else 0
         while (upload := self.queue.next_upload()) is not None:
             self._send(upload, now)
         self._timer_at = math.inf
