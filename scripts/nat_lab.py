@@ -3,6 +3,7 @@
     python scripts/nat_lab.py --json                                          # six homes, two public volunteers
     python scripts/nat_lab.py --homes preserving,symmetric --public 1 --samplers 1 --disturb learner-restart
     python scripts/nat_lab.py --case network --weights-mb 4 --json            # network processes alone, random weights
+    python scripts/nat_lab.py --case goodput --json                           # weights beside plain TCP, by delay
     python scripts/nat_lab.py --case meeting --json                           # no swarm: do two homes meet? (3 s)
 
 Linux with `ip`, `unshare`, `nsenter` and /dev/net/tun; as root, or where users may make namespaces. Where that is not
@@ -26,6 +27,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 if str(_ROOT) not in sys.path:
     sys.path.insert(0, str(_ROOT))  # run as a file, Python looks beside it only
 
+from scripts.home_networks.goodput import goodput_report  # noqa: E402
 from scripts.home_networks.lab import DISTURBANCES, LabConfig, run_lab  # noqa: E402
 from scripts.home_networks.meeting import meeting_report  # noqa: E402
 from scripts.home_networks.namespaces import own_space, refusal  # noqa: E402
@@ -86,6 +88,15 @@ def _run_inside(folder: Path) -> int:
 def _report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if arguments.case == "meeting":
         return meeting_report(arguments.seed)
+    if arguments.case == "goodput":
+        return goodput_report(
+            folder,
+            round_trips_ms=tuple(float(text) for text in arguments.round_trips_ms.split(",")),
+            mbit=arguments.up_mbit,
+            size_bytes=int(arguments.weights_mb * 1e6) // 4 * 4,
+            versions=arguments.versions,
+            seed=arguments.seed,
+        )
     return run_lab(_config(arguments), folder)
 
 
@@ -113,7 +124,7 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=("swarm", "network", "meeting"), default="swarm")
+    parser.add_argument("--case", choices=("swarm", "network", "meeting", "goodput"), default="swarm")
     parser.add_argument("--homes", default=",".join(KINDS), help=f"kinds, of {', '.join(KINDS)}")
     parser.add_argument("--public", type=int, default=2, help="public volunteers beside the learner")
     parser.add_argument("--samplers", type=int, default=99, help="homes that sample; the others only seed")
@@ -127,6 +138,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--disturb", default="learner-restart", help=f"of {', '.join(DISTURBANCES)}; in this order")
     parser.add_argument("--weights-mb", type=float, default=4.0, help="random weights of each version (--case network)")
     parser.add_argument("--period-s", type=float, default=10.0, help="time between versions (--case network)")
+    parser.add_argument("--round-trips-ms", default="0,50,150", help="of the line (--case goodput)")
+    parser.add_argument("--versions", type=int, default=3, help="timed downloads per line (--case goodput)")
     parser.add_argument("--run", type=Path, help="a run folder of `p2prl init` to copy, instead of making one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="keep the run folder, homes and logs here")

@@ -11,6 +11,7 @@ _EXAMPLES = {
     ),
     "p2prl seed": (
         "p2prl seed LINK --upload-mbit 50 --monthly-gb 500",
+        "p2prl seed LINK --public",
         "p2prl seed LINK --peers https://example.org/peers.txt",
     ),
     "p2prl validate": ("p2prl validate LINK --rate 0.1", "p2prl validate LINK --run-scorer"),

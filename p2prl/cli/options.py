@@ -23,7 +23,7 @@ Engine = Annotated[
 Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads for the model; 0 leaves it to torch.")]
 Listen = Annotated[
     list[str] | None,
-    typer.Option("--listen", help="Multiaddr to listen on; may be repeated. Default: /ip4/0.0.0.0/tcp/0, any port."),
+    typer.Option("--listen", help="Multiaddr to listen on; may be repeated. Default: any TCP port, IPv4 and IPv6."),
 ]
 RunFolderPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder created by `p2prl init`: runs/NAME.")]
 Link = Annotated[str, typer.Argument(metavar="LINK", help="A join link in quotes: 'p2prl://NAME@…?b=…'")]
@@ -33,6 +33,13 @@ Transport = Annotated[
 ]
 UploadMbit = Annotated[
     float, typer.Option("--upload-mbit", min=0.0, help="Uplink for weights, Mbit/s; 0 measures it and uses 80 %.")
+]
+Public = Annotated[
+    bool,
+    typer.Option("--public", help="Others can dial this machine: do not find out, and relay for those behind routers."),
+]
+NoPortMapping = Annotated[
+    bool, typer.Option("--no-port-mapping", help="Do not ask the home router for a port (UPnP, NAT-PMP).")
 ]
 MonthlyGb = Annotated[
     float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")

@@ -52,6 +52,16 @@ class UploadCaps:
         return int(self.monthly_gb * 1e9)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReachOptions:
+    """What the user says about how others reach this machine."""
+
+    is_public: bool = False
+    """Others can dial it: it need not find that out, and relays to those that cannot be dialed."""
+    maps_ports: bool = True
+    """It may ask the home router for a port (UPnP, NAT-PMP)."""
+
+
 def peer_network(
     link: JoinLink,
     worker_folder: WorkerFolder,
@@ -63,6 +73,7 @@ def peer_network(
     has_base: bool = False,
     runs_code: bool = False,
     transport: str = "hivemind",
+    reach: ReachOptions | None = None,
 ) -> NetworkConfig:
     """Network settings of a worker. With a run manifest kept from an earlier start, it can begin without a peer.
 
@@ -70,7 +81,7 @@ def peer_network(
     (`p2prl.config.machine_limits`). `memory_bytes` bounds the network process. With `has_base` no weights are
     downloaded until the worker has announced its local base; with `runs_code` a researcher's own scorer is.
     """
-    caps = caps or UploadCaps()
+    caps, reach = caps or UploadCaps(), reach or ReachOptions()
     directory = worker_folder.run_directory(link.run)
     delegation = load_delegation(worker_folder.directory, worker_folder.identity.public_key)
     return NetworkConfig(
@@ -94,6 +105,8 @@ def peer_network(
         manifest=known_run(directory, link.run),
         monthly_bytes=caps.monthly_bytes,
         memory_bytes=memory_bytes,
+        is_public=reach.is_public,
+        maps_ports=reach.maps_ports,
         transport=transport,
     )
 

@@ -31,7 +31,7 @@ options = {{sharpness = 1}} # near-certain completions still teach; leave out wi
                           # other losses, "auto", guards, probation and a reference: docs/algorithms.md
 
 [network]
-listen = ["/ip4/0.0.0.0/tcp/0"]
+listen = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
 """
 
 _SMALL_MODEL_SETTINGS = """\
@@ -56,7 +56,7 @@ name = "gepo_t"           # group expectation weights, tapered negatives: stable
 options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
 
 [network]
-listen = ["/ip4/0.0.0.0/tcp/0"]
+listen = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
 """
 
 

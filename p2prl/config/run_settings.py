@@ -41,6 +41,7 @@ from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import layout_of
+from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.net.storage.key_file import create_identity
 from p2prl.net.transports import multiaddrs
 from p2prl.patches.dead_band import widest_band_ulp
@@ -56,7 +57,7 @@ from p2prl.tasks.task_registry import task_by_name
 class ListenConfig:
     """Addresses of the learner."""
 
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    listen: tuple[str, ...] = DEFAULT_LISTEN
     """Multiaddrs to listen on; port 0 is replaced by a free port at the first start, which is kept."""
     bootstrap: tuple[str, ...] = ()
     """Multiaddrs of other peers to join the directory through; usually none."""

@@ -127,6 +127,8 @@ class TransportConfig:
     """Multiaddrs of peers that may relay to this one if it cannot be dialed; of the join link, reachable now or not."""
     is_public: bool = False
     """Whether others can dial this peer, for certain: it need not find out, and relays to those that cannot."""
+    maps_ports: bool = True
+    """Whether to ask the home router for a port (UPnP, NAT-PMP), if the transport can."""
     guard: PeerGuard | None = None
     """Tells strangers from linked peers; a transport without one treats all alike."""
     max_links: int = 1_024

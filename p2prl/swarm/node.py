@@ -35,9 +35,11 @@ from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.node_phase import Phase
+from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
+from p2prl.swarm.peers.reachability import LinkCounts
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
@@ -160,6 +162,10 @@ class Node:
         """The links of this node, to be read alone."""
         return self._core.connections
 
+    def link_counts(self) -> LinkCounts:
+        """The linked peers, by how the links came about."""
+        return self._core.connections.link_counts()
+
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""
         return self._phase.transfer_progress()
@@ -172,7 +178,7 @@ class Node:
 
     def set_addresses(self, addresses: tuple[str, ...], now: float) -> None:
         """Set where this node can be dialed; cheap to repeat."""
-        self._core.connections.discovery.set_addresses(addresses[: limits.MAX_ADDRESSES], now)
+        self._core.connections.discovery.set_addresses(foremost(addresses, limits.MAX_ADDRESSES), now)
 
     def set_upload_rate(self, bytes_s: float) -> None:
         """Set the measured uplink rate for chunks, bytes/s."""

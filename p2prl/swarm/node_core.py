@@ -67,6 +67,7 @@ class NodeCore:
         self.quota = DiskQuota(config.disk_bytes)
         self.relay = Relay(store, rng, config.relay, self.quota)
         self.relay.use_circuits_last(lambda peer: self.connections.is_relayed(peer))
+        self.relay.feed_public_first(lambda peer: self.connections.is_public(peer))
         self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner, quota=self.quota)
         self._bulk: dict[PeerId, deque[bool]] = {}
         """Bulk frames that the shell is sending to each peer: whether it is a part of a group."""

@@ -51,6 +51,7 @@ class NetworkPeer:
         self._run = Digest(envelope_digest(self._manifest))
         self._identity = self._make_identity()
         self._status: dict[str, Any] = {"peer": self._identity.peer_id, "role": given["role"], "version": -1}
+        self._announced_at = time.monotonic()
         self._network = NetworkHandle(
             NetworkConfig(
                 key_file=self._folder / "key",
@@ -118,7 +119,11 @@ class NetworkPeer:
                 if self._role is Role.LEARNER:
                     self._write(self._link, [a for a in addresses if "/127." not in a and "/::1/" not in a])
                     self._publish()
+            case control.VersionAnnounced():
+                self._announced_at = time.monotonic()
             case control.VersionReady(manifest=raw):
+                if self._role is not Role.LEARNER:
+                    self._status.setdefault("took_s", []).append(round(time.monotonic() - self._announced_at, 3))
                 self._status["version"] = decode(raw, PolicyManifest, limit_bytes=len(raw)).version
             case control.Status() as status:
                 received = status.received_from_source + status.received_from_peers

@@ -18,7 +18,9 @@ from p2prl.cli.options import (
     Listen,
     MonthlyGb,
     NoConfinement,
+    NoPortMapping,
     Peers,
+    Public,
     RamGb,
     Threads,
     Transport,
@@ -59,6 +61,8 @@ def make_join(
         listen: Listen = None,
         peers: Peers = "",
         transport: Transport = "hivemind",
+        public: Public = False,
+        no_port_mapping: NoPortMapping = False,
         slots: Slots = 0,
         vram_gb: VramGb = 0.0,
         upload_mbit: UploadMbit = 0.0,
@@ -76,6 +80,7 @@ def make_join(
         """
         from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+        from p2prl.config.network_options import ReachOptions
 
         planned = plan_limits(
             home, vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
@@ -88,6 +93,7 @@ def make_join(
             peers=peers,
             upload_mbit=planned.caps.upload_mbit,
             monthly_gb=planned.caps.monthly_gb,
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             base=base,
             engine=engine,
             device=device,

@@ -102,7 +102,8 @@ def join_run(
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
             network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), start.caps)
-            config = network(memory_bytes=limits.network_memory_bytes, has_base=has_base, transport=transport)
+            memory_bytes = limits.network_memory_bytes
+            config = network(memory_bytes=memory_bytes, has_base=has_base, transport=transport, reach=start.reach)
             start.seal()
             controls.steer(volunteer.owner, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
@@ -195,6 +196,7 @@ def progress_document(progress: Progress) -> dict[str, Any]:
         "announced_version": progress.announced_version,
         "learner_step": progress.step,
         "peers": dict(progress.peers),
+        "reach": progress.reach,
         "groups": dict(progress.groups),
         "reasons": dict(progress.reasons),
         "verified_tokens": progress.verified_tokens,

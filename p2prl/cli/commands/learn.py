@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.options import AsJson, Listen, MonthlyGb, Peers, RunFolderPath, Transport, UploadMbit
+from p2prl.cli.options import (
+    AsJson,
+    Listen,
+    MonthlyGb,
+    NoPortMapping,
+    Peers,
+    Public,
+    RunFolderPath,
+    Transport,
+    UploadMbit,
+)
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -22,6 +32,8 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         listen: Listen = None,
         peers: Peers = "",
         transport: Transport = "hivemind",
+        public: Public = False,
+        no_port_mapping: NoPortMapping = False,
         updates: Annotated[
             int | None,
             typer.Option("--updates", min=0, help="Updates to train; 0 for no end. Default: run.toml's."),
@@ -36,12 +48,14 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
         from p2prl.cli.commands.learn_run import learn_command
+        from p2prl.config.network_options import ReachOptions
 
         learn_command(
             run,
             listen=listen,
             peers=peers,
             transport=transport,
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             updates=updates,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from p2prl.cli.views.join_link_reach import link_addresses, reach_warning, shareable
 from p2prl.net.process import control
 from p2prl.net.process.passing_port import PassingPort
+from p2prl.net.transports.interface_addresses import with_one_port
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -92,8 +94,13 @@ class _WatchedPort(PassingPort):
 
 
 def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
-    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid."""
+    """`listen`, or the addresses of `run.toml` with the port the learner had before, so that old links stay valid.
+
+    At the first start IPv4 and IPv6 get one port: the next start has one number for both.
+    """
     port_file = folder.directory / "port"
     port = port_file.read_text().strip() if port_file.exists() else ""
     wanted = listen or folder.settings.network.listen
-    return tuple(address.replace("/tcp/0", f"/tcp/{port}") for address in wanted) if port.isdigit() else wanted
+    if not port.isdigit():
+        return with_one_port(wanted)
+    return tuple(re.sub("/tcp/0$", f"/tcp/{port}", address) for address in wanted)

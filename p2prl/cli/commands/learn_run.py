@@ -18,7 +18,7 @@ from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.learner_view import update_line, update_panel
 from p2prl.cli.views.link_qr import show_qr
-from p2prl.config.network_options import UploadCaps
+from p2prl.config.network_options import ReachOptions, UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
 from p2prl.net.process.bridge import NetworkPort
@@ -41,6 +41,7 @@ def learn_command(
     monthly_gb: float,
     track: str,
     as_json: bool,
+    reach: ReachOptions | None = None,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
 ) -> None:
     """Train the run in `directory`; `updates` overrides run.toml's, 0 for no end."""
@@ -76,7 +77,7 @@ def learn_command(
             with interrupts.handled():
                 view.phase("starting the network")
                 listens = kept_listen(folder, tuple(listen or ()))
-                config = learner_network(folder, listens, caps, peers=further, transport=transport)
+                config = learner_network(folder, listens, caps, peers=further, transport=transport, reach=reach)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)

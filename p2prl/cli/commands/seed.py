@@ -10,7 +10,9 @@ from p2prl.cli.options import (
     Listen,
     MonthlyGb,
     NoConfinement,
+    NoPortMapping,
     Peers,
+    Public,
     RamGb,
     Transport,
     UploadMbit,
@@ -23,6 +25,8 @@ def seed(
     listen: Listen = None,
     peers: Peers = "",
     transport: Transport = "hivemind",
+    public: Public = False,
+    no_port_mapping: NoPortMapping = False,
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
     disk_gb: DiskGb = 0.0,
@@ -36,6 +40,7 @@ def seed(
     """
     from p2prl.cli.commands.owner_controls import plan_limits
     from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+    from p2prl.config.network_options import ReachOptions
 
     planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
     request = WorkerRequest(
@@ -46,6 +51,7 @@ def seed(
         peers=peers,
         upload_mbit=planned.caps.upload_mbit,
         monthly_gb=planned.caps.monthly_gb,
+        reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
         confine=not no_confinement,
         controlled=True,
     )

@@ -68,6 +68,7 @@ def seed_run(
             start.caps,
             memory_bytes=limits.network_memory_bytes,
             transport=transport,
+            reach=start.reach,
         )
         start.seal()
         controls.steer(seeder.owner, interrupts)
@@ -87,6 +88,7 @@ def seeding_document(seeding: Seeding) -> dict[str, Any]:
         "weight_bytes_from_learner": seeding.received_from_learner_bytes,
         "weight_bytes_from_peers": seeding.received_bytes - seeding.received_from_learner_bytes,
         "weight_bytes_sent": seeding.sent_bytes,
+        "reach": seeding.reach,
         "upload_mbit": round(seeding.upload_bytes_s / 125_000.0, 2),
         "uploaded_bytes_month": seeding.uploaded_bytes_month,
         "network_resident_bytes": seeding.network_resident_bytes,

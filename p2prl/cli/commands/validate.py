@@ -17,7 +17,9 @@ from p2prl.cli.options import (
     Listen,
     MonthlyGb,
     NoConfinement,
+    NoPortMapping,
     Peers,
+    Public,
     RamGb,
     Threads,
     Transport,
@@ -39,6 +41,8 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         listen: Listen = None,
         peers: Peers = "",
         transport: Transport = "hivemind",
+        public: Public = False,
+        no_port_mapping: NoPortMapping = False,
         rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
@@ -61,6 +65,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         """
         from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
+        from p2prl.config.network_options import ReachOptions
 
         planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
         request = WorkerRequest(
@@ -71,6 +76,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
             peers=peers,
             upload_mbit=planned.caps.upload_mbit,
             monthly_gb=planned.caps.monthly_gb,
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             base=base,
             confine=not no_confinement,
             controlled=True,

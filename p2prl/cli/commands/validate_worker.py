@@ -96,7 +96,13 @@ def validate_run(
             view.phase("finding the run")
             network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), start.caps)
             memory = limits.network_memory_bytes
-            started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
+            started = network(
+                memory_bytes=memory,
+                has_base=has_base,
+                runs_code=run_scorer,
+                transport=transport,
+                reach=start.reach,
+            )
             start.seal()
             controls.steer(validator.owner, interrupts, device=str(chosen))
             handle = NetworkHandle(started, launch=start.launches.get(NETWORK))

@@ -21,7 +21,7 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.owner_controls import OwnerControls, open_controls
 from p2prl.cli.views.console import say
-from p2prl.config.network_options import UploadCaps
+from p2prl.config.network_options import ReachOptions, UploadCaps
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
@@ -65,6 +65,7 @@ class WorkerRequest:
     monthly_gb: float
     peers: str = ""
     """A list of further peers: a file or a web address."""
+    reach: ReachOptions = field(default_factory=ReachOptions)
     base: str = ""
     engine: str = "transformers"
     device: str = "cpu"
@@ -79,6 +80,7 @@ class WorkerStart:
 
     link: JoinLink
     caps: UploadCaps
+    reach: ReachOptions
     worker: WorkerFolder
     base: Path | None
     launches: dict[str, Launch] = field(default_factory=dict)
@@ -111,8 +113,15 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     crash_log.keep_in(worker.directory)
     if not request.confine:
         control = open_controls(worker.directory) if request.controlled else None
-        protection = Protection(asked=False)
-        return WorkerStart(link=link, caps=caps, worker=worker, base=base, protection=protection, control=control)
+        return WorkerStart(
+            link=link,
+            caps=caps,
+            reach=request.reach,
+            worker=worker,
+            base=base,
+            protection=Protection(asked=False),
+            control=control,
+        )
     own = worker.directory.resolve()
     sockets = DaemonFolder()
     starter = Starter(
@@ -131,6 +140,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     return WorkerStart(
         link=link,
         caps=caps,
+        reach=request.reach,
         worker=worker,
         base=base,
         launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS, DESKTOP)},

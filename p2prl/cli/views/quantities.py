@@ -46,6 +46,32 @@ def peers_text(peers: Mapping[str, int]) -> str:
     return ", ".join(counted) or "none yet"
 
 
+_REACH = {
+    "direct": "others reach this machine directly",
+    "mapped": "others reach this machine through a port that its router opened",
+    "punched": "other homes reach this machine through its router; strangers cannot",
+    "relayed": "others reach this machine through a relay only",
+    "outgoing": "nobody can dial this machine; it has the links that it opened",
+    "local": "linked on this local network only",
+    "cut off": "linked with nobody",
+}
+
+_OPEN_A_PORT = "UPnP in the router, or a forwarded port with --listen and --public, would let you relay more"
+
+_HELPS = {
+    "relayed": _OPEN_A_PORT,
+    "outgoing": _OPEN_A_PORT,
+    "cut off": "check the connection and the firewall, or ask for a newer join link",
+}
+"""What the owner can do. A punched machine is well off: home networks need nothing from their routers."""
+
+
+def reach_text(reach: str) -> str:
+    """How others reach this machine, and what would help; empty while unknown."""
+    text, help_ = _REACH.get(reach, ""), _HELPS.get(reach)
+    return f"{text}: {help_}" if text and help_ else text
+
+
 def received_text(from_learner: int, from_peers: int) -> str:
     """Bytes of weights received, and the share that came from volunteers."""
     received = from_learner + from_peers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.table import Table
 
-from p2prl.cli.views.quantities import peers_text, version_text
+from p2prl.cli.views.quantities import peers_text, reach_text, version_text
 from p2prl.client.seeder import Seeding
 from p2prl.config.requirements import size_text
 
@@ -24,6 +24,8 @@ def seeding_panel(name: str, seeding: Seeding) -> RenderableType:
     table.add_row(name, _state(seeding))
     table.add_row("policy", version_text(seeding.version))
     table.add_row("peers", peers_text(seeding.peers))
+    if reach := reach_text(seeding.reach):
+        table.add_row("reach", reach)
     table.add_row("received", size_text(seeding.received_bytes))
     cap = f", at most {seeding.upload_bytes_s / 125_000.0:,.1f} Mbit/s" if seeding.upload_bytes_s else ""
     month = f"{size_text(seeding.uploaded_bytes_month)} this month{cap}"

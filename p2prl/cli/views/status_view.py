@@ -11,6 +11,7 @@ from p2prl.cli.views.quantities import (
     age_text,
     peers_text,
     rate_text,
+    reach_text,
     received_text,
     reward_text,
     state_text,
@@ -73,6 +74,7 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("weights", f"{received}; {size_text(worker.get('weight_bytes_sent', 0))} sent to others"))
     if worker.get("running") and "peers" in worker and worker.get("controls", {}).get("relays", True):
         rows.append(("peers", peers_text(worker["peers"])))
+        rows.append(("reach", reach_text(str(worker.get("reach", "")))))
     return rows
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from p2prl.cli.views.quantities import (
     peers_text,
     rate_text,
+    reach_text,
     received_text,
     reward_text,
     share_text,
@@ -76,11 +77,12 @@ def progress_line(progress: Progress, tokens_per_s: float) -> str:
         version += f" (v{progress.announced_version} {held}/{total} chunks)" if total else ""
     # Answers to rows of data are scored elsewhere: no reward is no news.
     reward = "" if progress.reward_recent is None else f"  reward {reward_text(progress.reward_recent)}"
+    reach = f"  {progress.reach}" if progress.reach and progress.reach != "local" else ""
     return (
         f"{version}  {_state(progress)}  verified {groups.get('verified', 0):,}"
         f" ({progress.verified_tokens:,} tokens)  waiting {_waiting(progress):,}"
         f"  rejected {groups.get('rejected', 0):,}{reward}"
-        f"  {rate_text(tokens_per_s)}  peers {sum(progress.peers.values())}"
+        f"  {rate_text(tokens_per_s)}  peers {sum(progress.peers.values())}{reach}"
     )
 
 
@@ -102,6 +104,8 @@ def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per
     if progress.reward_recent is not None:
         table.add_row("reward", f"{reward_text(progress.reward_recent)}, mean of your recent groups")
     table.add_row("peers", peers_text(progress.peers))
+    if reach := reach_text(progress.reach):
+        table.add_row("reach", reach)
     received = received_text(progress.weight_bytes_from_learner, progress.weight_bytes_from_peers)
     table.add_row("weights", f"{received}; {size_text(progress.weight_bytes_sent)} sent to others")
     table.add_row("stop", HOW_TO_STOP)

@@ -263,6 +263,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Where others may dial this peer now: they change as routers and relays do."""
     link_peers: tuple[str, ...] = ()
     """Addresses of the peers that the join link should name beside the learner; of learners alone."""
+    reach: str = ""
+    """How others reach this peer: a value of `p2prl.swarm.peers.reachability.Reach`."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

@@ -11,8 +11,8 @@ NETWORK_MEMORY_BYTES = 1 << 30
 """Private memory of a worker's network process, and of its daemon: 37 and 84 MB were measured at rest, and 206 MB more
 under a flood of half frames."""
 
-DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
-"""Any free TCP port on every interface."""
+DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+"""Any free TCP port on every interface, IPv4 and IPv6; a machine without IPv6 leaves that part out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,5 +39,9 @@ class NetworkConfig:
     """Most bytes of chunks uploaded in a calendar month; 0 means no limit."""
     memory_bytes: int = 0
     """Most private memory of the network process, and of its daemon; 0 sets no limit."""
+    is_public: bool = False
+    """Whether others can dial this peer, as its owner says. Learners and seeders with a public address know it."""
+    maps_ports: bool = True
+    """Whether to ask the home router for a port (UPnP, NAT-PMP)."""
     transport: str = "hivemind"
     """Name of the transport in `p2prl.net.transports.transport_registry`."""

@@ -31,15 +31,18 @@ from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
-from p2prl.net.transports.interface_addresses import has_public_address, private_networks
+from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks, usable_listen
 from p2prl.net.transports.transport_registry import TRANSPORTS
+from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
+from p2prl.swarm.peers.reachability import reach_of
 
 _STATUS_S = 2.0
 
@@ -155,7 +158,7 @@ class NetworkProcess:
                 key_use=KeyUse(identity.peer_id, started, self._on_key_shared),
             )
             self._guard.on_fault = self._driver.wake
-            self._report(control.NetworkUp(transport.addresses))
+            self._report(control.NetworkUp(self._addresses()))
             self._driver.wake()
             await self._work(transport)
         finally:
@@ -200,16 +203,18 @@ class NetworkProcess:
         When none of them answers and the run is already known from disk, start alone and try them again later.
         """
         start = TRANSPORTS.get(config.transport)
-        is_public = config.node.role in _DIALABLE and has_public_address()
-        relays = () if is_public else await relays_among((*config.bootstrap, *self._keeper.lasting_addresses()))
+        self._is_public = config.is_public or (config.node.role in _DIALABLE and has_public_address())
+        lasting = self._keeper.lasting_addresses()
+        relays = () if self._is_public else await relays_among((*config.bootstrap, *lasting))
 
         def options(bootstrap: tuple[str, ...]) -> TransportConfig:
             return TransportConfig(
                 identity=identity,
-                listen=config.listen,
+                listen=usable_listen(config.listen),
                 bootstrap=bootstrap,
                 relays=relays,
-                is_public=is_public,
+                is_public=self._is_public,
+                maps_ports=config.maps_ports,
                 clock=self._clock,
                 guard=self._guard,
                 max_links=self._max_links,
@@ -270,9 +275,17 @@ class NetworkProcess:
             uploaded_bytes_month=self._budget.spent_bytes,
             budget_spent=self._budget.is_spent(),
             files=self._node.file_progress(),
-            addresses=self._transport.addresses,
+            addresses=self._addresses(),
             link_peers=self._keeper.link_peers,
+            reach=self._reach(),
         )
+
+    def _reach(self) -> str:
+        counts = self._node.link_counts()
+        return reach_of(self._transport.addresses, counts, own_hosts=own_hosts(), is_public=self._is_public)
+
+    def _addresses(self) -> tuple[str, ...]:
+        return foremost(self._transport.addresses, limits.MAX_ADDRESSES)
 
     def _on_key_shared(self, is_later: bool) -> None:
         self._report(KEY_TAKEN if is_later else KEY_SHARED)

@@ -10,7 +10,7 @@ from pathlib import Path
 from p2prl.clock import Clock
 from p2prl.errors import MachineError, P2PRLError, RemoteProtocolError
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.process.network_config import DEFAULT_LISTEN, NetworkConfig
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.scoreboard.ledger.ledger_follower import LedgerFollower
@@ -35,7 +35,7 @@ class SwarmSourceConfig:
     """Identity of this peer; used only for its peer id, since a board signs nothing."""
     folder: Path
     """Folder of the stored ledger; one folder per run."""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    listen: tuple[str, ...] = DEFAULT_LISTEN
     """Multiaddrs to listen on, so that other boards can fetch the ledger here."""
 
 

@@ -25,9 +25,17 @@ from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import Meetings, is_direct_public
 from p2prl.swarm.peers.peer_memory import LinkedRecord
+from p2prl.swarm.peers.reachability import LinkCounts
 from p2prl.swarm.peers.standings import Standings
 from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
 from p2prl.swarm.ports import Randomness
+
+GREETINGS = 32
+"""Hellos sent at once. A thousand in one turn, each on a stream to be opened or written, keep the transport from
+everything else, and the last ones miss the deadline of their frame."""
+
+GREETING_PAUSE_S = 0.05
+"""Until the next ones: a thousand neighbors are greeted within two seconds."""
 
 
 @dataclass(slots=True)
@@ -50,6 +58,8 @@ class PeerLink:
     """Whether a hello was answered at once because the clocks seemed far apart; once for each link."""
     is_chosen: bool = False
     """Whether this node dialed it."""
+    is_outdated: bool = False
+    """Whether something that a hello says has changed since we greeted it."""
 
 
 class Connections:
@@ -65,8 +75,6 @@ class Connections:
         self.bans = Bans(ban_s=config.ban_s, capacity=config.max_known)
         self.discovery = Discovery(local, self.links.keys(), self.bans, rng, config, now)
         self._next_hello = now + config.hello_s
-        self._greeted_all_at = now
-        """When all peers last got a hello; a change since then is announced at once."""
         self.outbox: list[tuple[PeerId, Wire]] = []
         self.subnets = PeerSubnets(config.max_known)
         self.standings = Standings(config.max_known)
@@ -150,6 +158,24 @@ class Connections:
     def is_relayed(self, peer: PeerId) -> bool:
         """Whether the newest connection with a peer passes a circuit."""
         return is_relayed(self.subnets.of(peer))
+
+    def is_public(self, peer: PeerId) -> bool:
+        """Whether a peer's record names the very address that its packets come from: no router chose that port.
+
+        A peer behind a router that keeps ports can claim as much. What follows from it has to be earned (`leaders`).
+        """
+        return not self.is_relayed(peer) and self._meetings.has_seen(peer, self.discovery.addresses_of(peer))
+
+    def link_counts(self) -> LinkCounts:
+        """The links after their first hello, by how they came about."""
+        greeted = [peer for peer, link in self.links.items() if link.role is not None]
+        relayed = [self.is_relayed(peer) for peer in greeted]
+        outside = [via or self._meetings.is_seen(peer) for peer, via in zip(greeted, relayed, strict=True)]
+        met = [
+            not via and self._meetings.is_seen(peer) and self.discovery.is_behind_router(peer)
+            for peer, via in zip(greeted, relayed, strict=True)
+        ]
+        return LinkCounts(len(greeted), sum(outside), sum(met))
 
     def take_displaced(self) -> list[PeerId]:
         """Peers that have lost their links to others since the last call."""
@@ -236,12 +262,7 @@ class Connections:
         """Refresh, greet and dial as due; returns the peers dropped for silence."""
         if now >= self.discovery.next_refresh:
             self.refresh(now)
-        if now >= self._next_hello or self._local.changed:
-            self._local.changed = False
-            self._greeted_all_at = now
-            self._next_hello = now + self._config.hello_s
-            for peer, link in self.links.items():
-                self._greet(peer, link, now)
+        self._greet_due(now)
         silent = [peer for peer, link in self.links.items() if now - link.heard_at > self._config.silence_s]
         for peer in silent:
             self.lost(peer, now)
@@ -258,7 +279,7 @@ class Connections:
     def next_deadline(self) -> float:
         """When `handle_timer` is due."""
         due = min(self.discovery.next_refresh, self._next_hello, self._admission.next_deadline())
-        return min(due, self._greeted_all_at) if self._local.changed else due
+        return -math.inf if self._local.changed else due
 
     def _unmet(self) -> list[PeerId]:
         """Introduced peers behind routers, without a direct link to this node."""
@@ -308,8 +329,28 @@ class Connections:
         is_validator = link is not None and link.role is Role.VALIDATOR
         return LinkClass.VALIDATOR if is_validator else LinkClass.NEWCOMER
 
+    def _greet_due(self, now: float) -> None:
+        """Greet the peers whose hello is due, the longest waiting first, and the rest a moment later."""
+        if self._local.changed:
+            self._local.changed = False
+            for link in self.links.values():
+                link.is_outdated = True
+        elif now < self._next_hello:
+            return
+        old = now - self._config.hello_s
+        due = [
+            (link.greeted_at, peer) for peer, link in self.links.items() if link.is_outdated or link.greeted_at <= old
+        ]
+        for _, peer in sorted(due)[:GREETINGS]:
+            self._greet(peer, self.links[peer], now)
+        if len(due) > GREETINGS:
+            self._next_hello = now + GREETING_PAUSE_S
+        else:
+            first = min((link.greeted_at for link in self.links.values()), default=now)
+            self._next_hello = first + self._config.hello_s
+
     def _greet(self, peer: PeerId, link: PeerLink, now: float) -> None:
-        link.greeted_at = now
+        link.greeted_at, link.is_outdated = now, False
         echo_ms, held_ms = link.clock.sent(now)
         self.outbox.append((peer, self._hello(now, echo_ms, held_ms)))
 

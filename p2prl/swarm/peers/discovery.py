@@ -267,11 +267,11 @@ class Discovery:
 
     def unreached(self) -> list[PeerId]:
         """Introduced peers with records that name no public address: routers stand before them."""
-        return [
-            peer
-            for peer in self.introduced
-            if peer in self._known and not any(map(is_direct_public, self._known[peer].addresses))
-        ]
+        return [peer for peer in self.introduced if self.is_behind_router(peer)]
+
+    def is_behind_router(self, peer: PeerId) -> bool:
+        """Whether a peer's record names no public address; False when there is no record."""
+        return peer in self._known and not any(map(is_direct_public, self._known[peer].addresses))
 
     def _is_named(self, peer: PeerId) -> bool:
         return peer == self._local.learner or peer in self.introduced

@@ -55,8 +55,8 @@ class Meetings:
     def __init__(self, own: PeerId, *, capacity: int) -> None:
         self._own = own
         self._capacity = capacity
-        self._seen_at: OrderedDict[PeerId, str] = OrderedDict()
-        """Where the newest direct connection of each peer comes from."""
+        self._seen_at: OrderedDict[PeerId, dict[str, str]] = OrderedDict()
+        """Where the newest direct connections of each peer come from, by `ip4` and `ip6`."""
         self._wishes: dict[PeerId, _Wish] = {}
         self._invited_at: OrderedDict[PeerId, float] = OrderedDict()
         self._requests = KeyedBuckets(REQUESTS, capacity=capacity)
@@ -67,10 +67,19 @@ class Meetings:
         """A connection of a peer comes from this multiaddr."""
         if not is_direct_public(address):
             return
-        self._seen_at.pop(peer, None)
-        self._seen_at[peer] = address.partition("/p2p/")[0]
+        seen = self._seen_at.pop(peer, {})
+        self._seen_at[peer] = seen | {address.split("/")[1]: address.partition("/p2p/")[0]}
         if len(self._seen_at) > self._capacity:
             self._seen_at.popitem(last=False)
+
+    def has_seen(self, peer: PeerId, addresses: Iterable[str]) -> bool:
+        """Whether a direct connection of the peer came from one of these public addresses."""
+        seen = self._seen_at.get(peer, {}).values()
+        return any(address.partition("/p2p/")[0] in seen for address in addresses)
+
+    def is_seen(self, peer: PeerId) -> bool:
+        """Whether a direct connection of the peer came from a public address."""
+        return peer in self._seen_at
 
     def take_requests(
         self, wanted: Collection[PeerId], hosts: Iterable[PeerId], now: float
@@ -97,18 +106,22 @@ class Meetings:
     def on_request(
         self, message: MeetingRequest, source: PeerId, links: Collection[PeerId], now: float
     ) -> list[tuple[PeerId, Wire]]:
-        """Invitations to both peers, if both are linked here and seen at public addresses; otherwise none."""
+        """Invitations to both peers, if both are linked here and seen at public addresses of one family; else none.
+
+        IPv6 is preferred: a firewall has to be opened there, and no address is translated.
+        """
         if len(message.peer) != PUBLIC_KEY_BYTES:
             return []
         peer = peer_id_of(message.peer)
-        asker_at, peer_at = self._seen_at.get(source), self._seen_at.get(peer)
-        if peer == source or peer not in links or asker_at is None or peer_at is None:
+        asker, other = self._seen_at.get(source, {}), self._seen_at.get(peer, {})
+        family = max(asker.keys() & other.keys(), default="")
+        if peer == source or peer not in links or not family:
             return []
         if not (self._requests.take(source, now) and self._all_requests.take(None, now)):
             return []
         return [
-            (source, Meeting(message.peer, peer_at, False)),
-            (peer, Meeting(public_key_of(source), asker_at, True)),
+            (source, Meeting(message.peer, other[family], False)),
+            (peer, Meeting(public_key_of(source), asker[family], True)),
         ]
 
     def is_new(self, peer: PeerId, now: float) -> bool:

@@ -67,6 +67,10 @@ class Relay:
         """Grant chunks to the peers for which this holds only when they get none from elsewhere."""
         self._state.is_relayed = is_relayed
 
+    def feed_public_first(self, is_public: Callable[[PeerId], bool]) -> None:
+        """Give the first copy of blobs made here to the peers for which this holds, while they pass it on."""
+        self._state.leaders.is_public = is_public
+
     @property
     def stats(self) -> RelayStats:
         """Bytes moved so far."""
@@ -202,7 +206,7 @@ class Relay:
             case ChunkGrant(root=root, bitmap=bitmap):
                 self._downloads.on_grant(source, neighbor, received_digest(root), bitmap, now)
             case ChunkRequest(chunk=chunk):
-                self._uploads.on_request(source, received_digest(chunk))
+                self._uploads.on_request(source, received_digest(chunk), now)
             case Chunk(data=data):
                 if self._downloads.on_chunk(source, neighbor, data, now):
                     self._finish_completed()

@@ -39,10 +39,15 @@ class RelayConfig:
     circuit_patience_s: float = 30.0
     """Seconds without a chunk from elsewhere after which a peer is served through a circuit. The peer that relays the
     circuit is a neighbor of both, and can pass each chunk on once, instead of carrying it for every pair."""
+    circuit_bytes_s: float = 250_000.0
+    """Weights that a volunteer sends through circuits, bytes/s over all peers: 2 Mbit/s of its relays' uplinks, which
+    carry them twice. The learner's own weights are not bounded: they may have no other way."""
     source_patience_s: float = 1.5
     """Seconds without a chunk from a volunteer after which the learner helps a peer that lacks some."""
     source_copies: float = 2.75
     """Copies of a blob the learner sends to keep the swarm on time; past it, only to peers that get nothing else."""
+    copies_beside_leaders: float = 2.25
+    """The same while public peers pass the blob on as fast as the learner sends it: they serve those that are late."""
     endgame_gain: float = 0.7
     """A requested chunk is requested from a second neighbor only if it would arrive within this share of the time
     left."""

@@ -17,7 +17,7 @@ from p2prl.protocol.link_messages import BlobQuery, ChunkCancel, ChunkRequest, G
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import slots_for
+from p2prl.swarm.relay.upload_slots import depth_beyond, in_flight, slots_for
 
 _LEAST_ASKED = 8
 """Volunteers queried for a blob at first, or as many as it has chunks: more could not each send one. All are queried
@@ -166,6 +166,7 @@ class ChunkDownloads:
                 self._release(peer, neighbor, chunk)
                 self._state.outbox.append((peer, ChunkCancel(chunk)))
             neighbor.strikes += 1
+            neighbor.delivered = 0
             # Let others go first: otherwise it would be asked for the same chunks again.
             pause_s = config.stall_s
             if neighbor.strikes >= config.strikes:
@@ -188,7 +189,9 @@ class ChunkDownloads:
 
     def _choose(self, neighbor: Neighbor, transfer: Transfer, offered: int, now: float) -> int | None:
         state = self._state
-        depth = state.config.pipeline_depth + 2  # what an honest peer may have granted at once
+        uplink = in_flight(neighbor.rates.upload_bytes_s, transfer.ref.chunk_bytes)
+        # What an honest peer may have granted and be sending at once.
+        depth = state.config.pipeline_depth + 2 + depth_beyond(neighbor.delivered, uplink)
         if (
             not offered
             or neighbor.snubbed_until > now

@@ -14,6 +14,7 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_selection import Rarity
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.leaders import FirstCopy, Leaders
 from p2prl.swarm.relay.peer_selection import Pace, Rates
 
 _REMEMBERED_REQUESTS = 16_384
@@ -84,6 +85,8 @@ class Transfer:
     """Origin only: chunks sent to nobody and granted to nobody."""
     chunks_sent: int = 0
     """Origin only."""
+    first_copies: dict[PeerId, FirstCopy] = field(default_factory=dict)
+    """Origin only: chunks that each neighbor got before anybody else."""
     pace: Pace | None = None
     """Computed when first needed, and again when rates change."""
 
@@ -133,6 +136,8 @@ class Neighbor:
     strikes: int = 0
     """Timeouts since its last chunk."""
     snubbed_until: float = -math.inf
+    delivered: int = 0
+    """Requested chunks that arrived since its last timeout."""
 
     def note_request(self, chunk: Digest, now: float, deadline: float) -> None:
         """A request is sent to it."""
@@ -144,6 +149,7 @@ class Neighbor:
     def note_arrival(self, took_s: float) -> None:
         """A requested chunk has arrived."""
         self.strikes = 0
+        self.delivered += 1
         self.chunk_s = took_s if not self.chunk_s else (1 - _SMOOTHING) * self.chunk_s + _SMOOTHING * took_s
 
 
@@ -173,6 +179,7 @@ class RelayState:
     """Chunk → every (blob, index) it fills. Equal chunks, of one blob or of two versions, are sent once."""
     stats: RelayStats = field(default_factory=RelayStats)
     outbox: list[tuple[PeerId, Wire]] = field(default_factory=list)
+    leaders: Leaders = field(default_factory=Leaders)
     is_relayed: Callable[[PeerId], bool] = lambda _: False
     """Whether the link to a peer passes a circuit: its bytes cross the uplink of a third peer, twice."""
 

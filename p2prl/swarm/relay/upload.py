@@ -1,8 +1,9 @@
 """Chunk upload: which peer to grant a chunk, and super-seeding by the learner.
 
-The learner sends every chunk once before any twice, each reserved for the peer it is granted to; large uplinks come
-first and get most (super-seeding). After that it helps only peers that the swarm would serve late, and those that get
-nothing from volunteers: its uplink is one of many, and the run's other traffic needs it.
+The learner sends every chunk once before any twice, each reserved for the peer it is granted to; public peers come
+first (`leaders`), then large uplinks, which get most (super-seeding). After that it helps only peers that the swarm
+would serve late, and those that get nothing from volunteers: its uplink is one of many, and the run's other traffic
+needs it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,11 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk, ChunkGrant, ChunkRefused, Have
 from p2prl.swarm.random_choice import draw_one
 from p2prl.swarm.relay.chunk_sets import indices_of, to_bitmap
+from p2prl.swarm.relay.leaders import FirstCopy
 from p2prl.swarm.relay.peer_selection import Pace, Rank, pace_of, rank
+from p2prl.swarm.relay.source_order import SourceOrder
 from p2prl.swarm.relay.state import Interest, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, pipeline_for, slots_for
-
-_DESPERATE = 4
-"""A peer without a volunteer's chunk for this many times the learner's patience is served even past
-`RelayConfig.source_copies`."""
-
-_SOURCE_GAIN = 1.0
-"""The learner expects no more than one mean uplink per peer: help that arrives too late is useless."""
+from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, in_flight, pipeline_for, slots_for
 
 
 class ChunkUploads:
@@ -38,6 +34,9 @@ class ChunkUploads:
         self.due = False
         """Whether something changed since the last `serve`."""
         self._timer_at = math.inf
+        self._circuits_free_at = -math.inf
+        """When the next chunk may pass a circuit."""
+        self._order = SourceOrder(state, self.queue)
 
     def on_query(self, source: PeerId, root: Digest, now: float) -> None:
         """A neighbor downloads a blob and asks which chunks this node holds."""
@@ -49,7 +48,10 @@ class ChunkUploads:
         before = neighbor.held.pop(root, 0)  # it may have lost its disk; it sends a `Have` if it holds anything
         if not neighbor.is_source:
             transfer.rarity.change(before, 0)
-        transfer.interested.setdefault(source, Interest(from_others_at=now))  # asking again is no progress
+        if source not in transfer.interested:  # asking again is no progress
+            transfer.interested[source] = Interest(from_others_at=now)
+            for copy in transfer.first_copies.values():
+                copy.moved_at = now  # until now there may have been nobody to pass it on to
         transfer.subscriptions[source] = Subscription()
         transfer.have_changed = True
         transfer.announced_at = -math.inf  # a query is answered at once
@@ -63,7 +65,11 @@ class ChunkUploads:
         if transfer is None or interest is None:
             return
         held = self._state.neighbors[source].held[root]
-        from_others = (held & ~interest.uploaded).bit_count()
+        foreign = held & ~interest.uploaded
+        for leader, copy in transfer.first_copies.items():
+            if leader != source:
+                copy.see(foreign, now)
+        from_others = foreign.bit_count()
         if from_others > interest.from_others:
             interest.from_others_at = now
         interest.from_others = from_others
@@ -74,7 +80,7 @@ class ChunkUploads:
         elif transfer.have & ~held and self.queue.room > 0:
             self.due = True
 
-    def on_request(self, source: PeerId, chunk: Digest) -> None:
+    def on_request(self, source: PeerId, chunk: Digest, now: float) -> None:
         """A neighbor uses a grant, or requests a chunk without one."""
         state, held = self._state, self._state.find(chunk)
         grant = self._redeem(source, chunk)
@@ -85,7 +91,10 @@ class ChunkUploads:
         else:
             self.queue.enqueue(Upload(source, chunk))
             for root, index in state.places[chunk]:
-                state.transfers[root].unsent &= ~(1 << index)
+                transfer = state.transfers[root]
+                if transfer.unsent >> index & 1:
+                    transfer.first_copies.setdefault(source, FirstCopy()).hand(1 << index, now)
+                transfer.unsent &= ~(1 << index)
         self.due = True
 
     def on_declined(self, source: PeerId, root: Digest, retry_ms: int, now: float) -> None:
@@ -95,6 +104,7 @@ class ChunkUploads:
         if grant is None or transfer is None:
             return
         self._release(grant)
+        self.queue.declined(source)
         if retry_ms <= 0:
             transfer.interested.pop(source, None)
         elif source in transfer.interested:
@@ -123,6 +133,7 @@ class ChunkUploads:
         for transfer in self._state.transfers.values():
             transfer.subscriptions.pop(peer, None)
             transfer.interested.pop(peer, None)
+            transfer.first_copies.pop(peer, None)
         self.due = True
 
     def handle_timer(self, now: float) -> None:
@@ -149,10 +160,16 @@ class ChunkUploads:
             return False
         self.due = False
         served = [transfer.ref.chunk_bytes for transfer in self._state.transfers.values() if transfer.interested]
-        self.queue.pipeline = pipeline_for(self._state.config.upload_bytes_s, max(served, default=0))
+        rate, chunk_bytes = self._state.config.upload_bytes_s, max(served, default=0)
+        self.queue.pipeline = pipeline_for(rate, chunk_bytes)
+        receivers = {peer for transfer in self._state.transfers.values() for peer in transfer.interested}
+        # Second copies from here only help out: there the learner keeps to the usual depth.
+        is_needed = any(not transfer.origin or transfer.unsent for transfer in self._state.transfers.values())
+        self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers)) if is_needed else 0
         while (upload := self.queue.next_upload()) is not None:
             self._send(upload, now)
         self._timer_at = math.inf
+        self._order.begin()
         while self.open and self.queue.room > 0:
             best = min(self._candidates(now), default=None)
             if best is None:
@@ -208,6 +225,8 @@ class ChunkUploads:
                     continue
                 if state.is_relayed(peer):
                     alone_at = interest.from_others_at + state.config.circuit_patience_s
+                    if not transfer.origin:
+                        alone_at = max(alone_at, self._circuits_free_at)
                     if now < alone_at:
                         self._timer_at = min(self._timer_at, alone_at)
                         continue
@@ -215,35 +234,20 @@ class ChunkUploads:
                 if lacks.bit_count() <= coming:
                     continue
                 if transfer.origin:
-                    peer_rank = self._source_rank(peer, interest, transfer, pace, now)
+                    peer_rank, due_at = self._order.rank(peer, interest, transfer, pace, now)
                     if peer_rank is None:
+                        self._timer_at = min(self._timer_at, due_at)
                         continue
                 else:
                     missing = transfer.missing_bytes(held)
                     peer_rank = rank(held.bit_count() + coming, missing, neighbor.rates, pace, now - transfer.began_at)
                 yield peer_rank, state.rng.random(), peer, root
 
-    def _source_rank(self, peer: PeerId, interest: Interest, transfer: Transfer, pace: Pace, now: float) -> Rank | None:
-        """A peer's rank with the learner; None while volunteers serve it."""
-        neighbor, config = self._state.neighbors[peer], self._state.config
-        held = neighbor.held.get(transfer.root, 0)
-        if transfer.unsent & ~held:
-            uploaded = interest.uploaded.bit_count() + self.queue.under_way(peer)
-            return 0, (uploaded + 1) / (neighbor.rates.upload_bytes_s or 1.0)
-        missing = transfer.missing_bytes(held)
-        spent = transfer.chunks_sent >= config.source_copies * transfer.total
-        laxity_s = pace.laxity_s(missing, neighbor.rates, now - transfer.began_at, gain=_SOURCE_GAIN)
-        if not spent and pace.is_late(laxity_s):
-            return 1, laxity_s
-        patience_s = config.source_patience_s * (_DESPERATE if spent else 1)
-        alone_at = interest.from_others_at + patience_s
-        if now < alone_at:
-            self._timer_at = min(self._timer_at, alone_at)
-            return None
-        return 2, float(missing)
-
     def _grant(self, peer: PeerId, transfer: Transfer, now: float) -> None:
         reserved = 0
+        if self._state.is_relayed(peer) and not transfer.origin:
+            chunk_s = transfer.ref.chunk_bytes / self._state.config.circuit_bytes_s
+            self._circuits_free_at = max(now, self._circuits_free_at) + chunk_s
         if transfer.origin:
             free = transfer.unsent & ~self._state.neighbors[peer].held.get(transfer.root, 0)
             if free:

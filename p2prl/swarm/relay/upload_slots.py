@@ -24,6 +24,9 @@ _SLOTS_UNKNOWN = 4
 _ROUND_TRIP_S = 0.3
 """An intercontinental round trip."""
 
+_MOST_BEYOND = 32
+"""Most of these: 16 MiB of chunks of 512 KiB, which is 400 Mbit/s over a long round trip."""
+
 _PER_PAIR = 2
 """Chunks the shell sends to one peer at once: one on its way, one behind it, so that acknowledgements cost no time."""
 
@@ -37,8 +40,18 @@ def slots_for(upload_bytes_s: float) -> int:
 
 def pipeline_for(upload_bytes_s: float, chunk_bytes: int) -> int:
     """Chunks sent before the first is acknowledged: the slots, one more, and those that leave in a round trip."""
-    in_flight = int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
-    return slots_for(upload_bytes_s) + 1 + in_flight
+    return slots_for(upload_bytes_s) + 1 + in_flight(upload_bytes_s, chunk_bytes)
+
+
+def in_flight(upload_bytes_s: float, chunk_bytes: int) -> int:
+    """Chunks that leave an uplink of this rate in a round trip; 0 while the rate is unknown."""
+    return int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
+
+
+def depth_beyond(delivered: int, in_flight_chunks: int) -> int:
+    """Chunks beyond the usual depth that may be under way between two peers: both sides count those delivered so far,
+    so that a peer which states a large uplink has to prove it before it may hold that many requests."""
+    return max(0, min(delivered, in_flight_chunks, _MOST_BEYOND))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,10 @@ class UploadSlots:
         self.slots = slots
         self.pipeline = slots + 1
         """Chunks the shell sends at once."""
+        self.share = 0
+        """Of the chunks that leave in a round trip, those for each peer that wants some."""
+        self._delivered: dict[PeerId, int] = {}
+        """Chunks that each peer has acknowledged since it last declined a grant."""
         self._pair_depth = pair_depth
         self._grants: deque[Grant] = deque()
         self._waiting: deque[Upload] = deque()
@@ -88,8 +105,13 @@ class UploadSlots:
 
     def may_grant(self, peer: PeerId) -> bool:
         """Whether the pair's pipeline has room for another grant."""
-        ahead = self._ahead.get(peer, 0)
-        return ahead < self._pair_depth and ahead + self._sending.get(peer, 0) < self._pair_depth + _PER_PAIR
+        ahead, beyond = self._ahead.get(peer, 0), self._beyond(peer)
+        under_way = ahead + self._sending.get(peer, 0)
+        return ahead < self._pair_depth + beyond and under_way < self._pair_depth + _PER_PAIR + beyond
+
+    def declined(self, peer: PeerId) -> None:
+        """A peer declined a grant: it may have dropped requests, and counts from nothing again."""
+        self._delivered.pop(peer, None)
 
     def grant(self, grant: Grant) -> None:
         """Count a grant that is sent."""
@@ -122,7 +144,7 @@ class UploadSlots:
         if len(self._sending_deadlines) >= self.pipeline:
             return None
         for upload in self._waiting:
-            if self._sending.get(upload.peer, 0) < _PER_PAIR:
+            if self._sending.get(upload.peer, 0) < _PER_PAIR + self._beyond(upload.peer):
                 self._waiting.remove(upload)
                 _change(self._ahead, upload.peer, -1)
                 return upload
@@ -135,13 +157,21 @@ class UploadSlots:
 
     def done(self, peer: PeerId) -> None:
         """The shell has sent a chunk to `peer`, or failed to."""
+        if self._free(peer):  # otherwise its slot was freed by its deadline
+            self._delivered[peer] = self._delivered.get(peer, 0) + 1
+
+    def _beyond(self, peer: PeerId) -> int:
+        return depth_beyond(self._delivered.get(peer, 0), self.share)
+
+    def _free(self, peer: PeerId) -> bool:
         if peer not in self._sending:
-            return  # its slot was freed by its deadline
+            return False
         _change(self._sending, peer, -1)
         for entry in self._sending_deadlines:
             if entry[1] == peer:
                 self._sending_deadlines.remove(entry)
-                return
+                break
+        return True
 
     def remove_peer(self, peer: PeerId) -> list[Grant]:
         """Remove a peer whose link is gone; returns its grants."""
@@ -151,12 +181,14 @@ class UploadSlots:
         self._sending_deadlines = deque(entry for entry in self._sending_deadlines if entry[1] != peer)
         self._ahead.pop(peer, None)
         self._sending.pop(peer, None)
+        self._delivered.pop(peer, None)
         return gone
 
     def expire(self, now: float) -> list[Grant]:
         """Free the slots of chunks past their deadline; remove and return the expired grants."""
         for _, peer in [entry for entry in self._sending_deadlines if entry[0] <= now]:
-            self.done(peer)
+            self._free(peer)
+            self._delivered.pop(peer, None)
         expired = [grant for grant in self._grants if grant.deadline <= now]
         for grant in expired:
             self._grants.remove(grant)

@@ -46,6 +46,15 @@ def test_each_relay_counts_once() -> None:
     assert one_address_each(()) == ()
 
 
+def test_a_relay_is_named_by_an_address_that_this_machine_can_dial() -> None:
+    only6 = frozenset({6})
+    assert one_address_each(LINK, only6) == (LINK[1], LINK[2])  # the second has no other
+    assert one_address_each(LINK, frozenset({4})) == (LINK[0], LINK[2])
+    named = f"/dns4/a.example/tcp/1/p2p/{FIRST}", f"/dns/b.example/tcp/1/p2p/{FIRST}"
+    assert one_address_each(named, only6) == named[1:]
+    assert flags(DaemonConfig(relays=LINK[:2], families=only6))["trustedRelays"] == LINK[1]
+
+
 def test_malformed_addresses_are_refused() -> None:
     with pytest.raises(ConfigError):
         flags(DaemonConfig(relays=("/ip4/1.2.3/tcp/1/p2p/" + FIRST,)))

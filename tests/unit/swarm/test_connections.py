@@ -9,7 +9,8 @@ from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
-from p2prl.swarm.peers.connections import Connections
+from p2prl.sim.hosts import identity_of
+from p2prl.swarm.peers.connections import GREETING_PAUSE_S, GREETINGS, Connections
 from tests.unit.swarm.peer_links import (
     ME,
     NOW,
@@ -18,6 +19,8 @@ from tests.unit.swarm.peer_links import (
     B,
     connections,
     hello,
+    record,
+    with_learner,
 )
 
 
@@ -131,3 +134,46 @@ def test_a_full_table_makes_room_for_another_subnet() -> None:
     assert set(links.take_admitted()) == {late, flood[0], flood[1]}, "displaced peers wait in turn"
     assert links.take_displaced() == [flood[1], flood[3], flood[4], flood[5]]
     assert {A.peer_id, B.peer_id, flood[2]} <= set(links.links)
+
+
+def test_a_peer_is_public_where_its_record_names_the_address_it_is_seen_at() -> None:
+    links, seen = with_learner(), "/ip4/44.131.7.1/tcp/4001"
+    circuit = f"/ip4/44.130.7.1/tcp/4001/p2p/{A.peer_id}/p2p-circuit"
+    assert not links.is_public(B.peer_id)
+    links.discovery.on_records([record(B, address=f"{seen}/p2p/{B.peer_id}")], NOW)
+    assert not links.is_public(B.peer_id), "a record alone is a claim"
+    links.note_address(B.peer_id, "/ip4/44.131.7.1/tcp/30001")
+    assert not links.is_public(B.peer_id), "a router chose that port"
+    links.note_address(B.peer_id, seen)
+    assert links.is_public(B.peer_id)
+    links.note_address(B.peer_id, circuit)
+    assert not links.is_public(B.peer_id), "a circuit is in use now"
+
+
+def test_many_neighbors_are_greeted_a_few_at_a_time() -> None:
+    peers = [identity_of(f"n{number}").peer_id for number in range(5 * GREETINGS)]
+    links = connections(hello_s=15.0)
+    for peer in peers:
+        links.connected(peer, NOW)
+        links.links[peer].heard_at = NOW + 30
+    links.outbox.clear()
+    links._local.changed = True
+    assert links.next_deadline() <= NOW
+    at, counts = NOW + 1.0, []
+    greeted: list[PeerId] = []
+    for _ in range(5):
+        links.handle_timer(at)
+        hellos = [peer for peer, message in links.outbox if isinstance(message, Hello)]
+        counts.append(len(hellos))
+        greeted += hellos
+        links.outbox.clear()
+        assert links.next_deadline() >= at
+        at += GREETING_PAUSE_S
+    assert counts == [GREETINGS] * 5
+    assert sorted(greeted) == sorted(peers), "each once"
+    links.handle_timer(at)
+    assert not links.outbox
+    links.handle_timer(NOW + 15.9)
+    assert not links.outbox, "the next round is a period after the last"
+    links.handle_timer(NOW + 16.0)
+    assert [peer for peer, _ in links.outbox] == sorted(greeted[:GREETINGS])

@@ -50,6 +50,19 @@ def test_no_meeting_with_peers_that_are_not_linked_or_not_seen() -> None:
     assert not host.on_request(MeetingRequest(b"short"), A.peer_id, (A.peer_id,), NOW)
 
 
+def test_two_peers_meet_over_a_family_that_both_have() -> None:
+    a6, b6 = "/ip6/3000:1::1/tcp/4001", "/ip6/3000:2::1/tcp/4001"
+    host = third()
+    host.note(A.peer_id, a6)  # beside its IPv4 connection
+    assert ask(host)[0] == (A.peer_id, Meeting(B.public_key, AT_B, False))
+    host.note(B.peer_id, b6)
+    assert ask(host) == [(A.peer_id, Meeting(B.public_key, b6, False)), (B.peer_id, Meeting(A.public_key, a6, True))]
+    apart = Meetings(C.peer_id, capacity=9)
+    apart.note(A.peer_id, AT_A)
+    apart.note(B.peer_id, b6)
+    assert not ask(apart)
+
+
 def test_one_peer_gets_its_share_of_meetings_and_all_together_theirs() -> None:
     host = third()
     assert sum(bool(ask(host)) for _ in range(200)) == REQUESTS.burst

@@ -46,6 +46,10 @@ _STOP_TIMEOUT_S = 3.0
 _STREAM_BUFFER_BYTES = 512 * 1024
 _MAX_REASON_CHARS = 300
 
+_STREAMS_AT_ONCE = 4_096
+"""Streams of peers that may wait to be accepted, for a swarm that greets a node which was busy for a moment: the daemon
+cannot hand over a stream to a full queue. Asyncio's default is 100; the kernel has a limit of its own."""
+
 
 class Daemon:
     """A running p2pd. Build it with `start`, end it with `close`."""
@@ -178,7 +182,9 @@ class Daemon:
                 writer.transport.abort()
 
         path = self.folder / "streams.sock"
-        self._server = await asyncio.start_unix_server(accept, path, limit=_STREAM_BUFFER_BYTES)
+        self._server = await asyncio.start_unix_server(
+            accept, path, limit=_STREAM_BUFFER_BYTES, backlog=_STREAMS_AT_ONCE
+        )
         where = b"\x90\x03" + bytes((len(os.fsencode(path)),)) + os.fsencode(path)  # multiaddr /unix (400)
         request = self._pb.StreamHandlerRequest(addr=where, proto=[protocol], balanced=False)
         await self._ask(self._pb.Request(type=self._pb.Request.STREAM_HANDLER, streamHandler=request))

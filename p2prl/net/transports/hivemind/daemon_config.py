@@ -31,6 +31,8 @@ class DaemonConfig:
     is_public: bool = False
     """Whether others can dial this peer, for certain: its relay then grants circuits of 4 GiB and 30 minutes at once.
     The relay of a peer that has yet to find that out ends a circuit after 128 KiB or two minutes."""
+    families: frozenset[int] = frozenset({4, 6})
+    """IP versions of which this machine has an address that leads out of it: relays are dialed over these."""
     nat_port_map: bool = True
     """Ask the home router for a port (UPnP, NAT-PMP)."""
     auto_nat: bool = True
@@ -85,7 +87,7 @@ def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path
         f"-autonat={int(config.auto_nat)}",
         f"-natPortMap={int(config.nat_port_map)}",
     ]
-    relays = () if config.is_public else one_address_each(config.relays)
+    relays = () if config.is_public else one_address_each(config.relays, config.families)
     for flag, values in (("hostAddrs", config.listen), ("trustedRelays", relays)):
         for value in values:
             multiaddrs.to_bytes(value)
@@ -96,12 +98,19 @@ def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path
     return arguments
 
 
-def one_address_each(relays: tuple[str, ...]) -> tuple[str, ...]:
-    """The first address of each relay: the daemon waits for as many relays as it was given addresses."""
+def one_address_each(relays: tuple[str, ...], families: frozenset[int] = frozenset({4, 6})) -> tuple[str, ...]:
+    """One address of each relay, the first that this machine can dial: the daemon waits for as many relays as it was
+    given addresses. `families` are the IP versions that lead out of this machine."""
     first: dict[str, str] = {}
-    for address in relays:
+    for address in sorted(relays, key=lambda address: not _is_of(address, families)):
         first.setdefault(address.rpartition("/p2p/")[2], address)
-    return tuple(first.values())
+    return tuple(sorted(first.values(), key=relays.index))
+
+
+def _is_of(address: str, families: frozenset[int]) -> bool:
+    """Whether an address may be dialed over one of these IP versions; a name may lead to any."""
+    version = {"ip4": 4, "dns4": 4, "ip6": 6, "dns6": 6}.get(address.split("/")[1])
+    return version is None or version in families
 
 
 def binary_error(binary: Path, why: str) -> MachineError:

@@ -25,6 +25,7 @@ from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.directory import Directory
 from p2prl.net.transports.hivemind.p2p_client import join_daemon, leave_daemon
 from p2prl.net.transports.inbound_streams import InboundStreams
+from p2prl.net.transports.interface_addresses import routable_families
 from p2prl.net.transports.outbound_streams import OutboundStreams
 from p2prl.protocol.identity import Identity, PeerId
 
@@ -243,7 +244,11 @@ async def start_hivemind(config: TransportConfig) -> HivemindTransport:
         listen=config.listen,
         bootstrap=config.bootstrap,
         relays=config.relays,
-        daemon_config=DaemonConfig(is_public=config.is_public),
+        daemon_config=DaemonConfig(
+            is_public=config.is_public,
+            families=routable_families() or frozenset({4, 6}),
+            nat_port_map=config.maps_ports,
+        ),
         clock=config.clock,
         pacer=config.pacer,
         guard=config.guard,

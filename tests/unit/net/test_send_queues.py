@@ -1,0 +1,133 @@
+"""Queues of outgoing frames: what is on its way at once, in which order, and what a failure takes along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, cast
+
+from p2prl.errors import TransportError
+from p2prl.net.ports import Transport
+from p2prl.net.process.send_queues import IN_FLIGHT_BYTES, SendQueues
+from p2prl.protocol.identity import PeerId
+from p2prl.swarm.node import Node
+
+A, B = PeerId("A"), PeerId("B")
+
+
+class Far:
+    """A transport whose peers acknowledge a frame only when told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[PeerId, bytes, asyncio.Future[None]]] = []
+
+    async def send(self, peer: PeerId, frame: bytes, *, timeout_s: float) -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append((peer, frame, answer))
+        await answer
+
+    def acknowledge(self) -> None:
+        self.waiting.pop(0)[2].set_result(None)
+
+    def fail(self) -> None:
+        for _, _, answer in self.waiting:
+            answer.set_exception(TransportError("gone"))
+        self.waiting.clear()
+
+
+class Sink:
+    """The node: counts finished uploads."""
+
+    def __init__(self) -> None:
+        self.done: list[PeerId] = []
+
+    def upload_done(self, peer: PeerId) -> None:
+        self.done.append(peer)
+
+
+async def warm(far: Far, sink: Sink, queues: SendQueues) -> None:
+    """One chunk to A goes through."""
+    queues.add(A, b"first", bulk=True)
+    await settle()
+    far.acknowledge()
+    await settle()
+    sink.done.clear()
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def queues_over(far: Far, sink: Sink, lost: list[PeerId]) -> SendQueues:
+    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work)
+
+    return SendQueues(
+        cast(Node, sink), cast(Transport, far), None, spawn=spawn, on_lost=lost.append, on_chunk_done=lambda: None
+    )
+
+
+def test_chunks_follow_each_other_without_a_round_trip_and_control_frames_do_not() -> None:
+    async def story() -> None:
+        far, sink = Far(), Sink()
+        queues = queues_over(far, sink, [])
+        await warm(far, sink, queues)
+        chunks = [bytes([number]) * (IN_FLIGHT_BYTES // 4) for number in range(6)]
+        for chunk in chunks:
+            queues.add(A, chunk, bulk=True)
+        for word in (b"one", b"two"):
+            queues.add(A, word, bulk=False)
+        await settle()
+        assert [frame for _, frame, _ in far.waiting if frame != b"one"] == chunks[:4], "no more than fit, in order"
+        assert b"two" not in [frame for _, frame, _ in far.waiting]
+        far.waiting.sort(key=lambda entry: entry[1] == b"one")
+        far.acknowledge()
+        await settle()
+        assert sink.done == [A]
+        assert [frame for _, frame, _ in far.waiting if frame != b"one"] == chunks[1:5]
+        while far.waiting:
+            far.acknowledge()
+            await settle()
+        assert sink.done == [A] * 6
+
+    asyncio.run(story())
+
+
+def test_a_frame_larger_than_the_window_goes_alone() -> None:
+    async def story() -> None:
+        far, sink = Far(), Sink()
+        queues = queues_over(far, sink, [])
+        await warm(far, sink, queues)
+        for _ in range(2):
+            queues.add(A, bytes(IN_FLIGHT_BYTES + 1), bulk=True)
+        await settle()
+        assert len(far.waiting) == 1
+        far.acknowledge()
+        await settle()
+        assert len(far.waiting) == 1
+
+    asyncio.run(story())
+
+
+def test_a_failure_takes_the_chunks_behind_it_along_and_no_other_peer() -> None:
+    async def story() -> None:
+        far, sink, lost = Far(), Sink(), list[PeerId]()
+        queues = queues_over(far, sink, lost)
+        await warm(far, sink, queues)
+        for _ in range(7):
+            queues.add(A, bytes(IN_FLIGHT_BYTES // 2), bulk=True)
+        await settle()
+        assert len(far.waiting) == 2
+        far.fail()
+        await settle()
+        assert sink.done == [A] * 7, "each is reported once"
+        assert not far.waiting
+        for word in (b"again", b"later"):
+            queues.add(A, word, bulk=True)
+        queues.add(B, b"other", bulk=True)
+        await settle()
+        assert [frame for _, frame, _ in far.waiting] == [b"again", b"other"], "A first has to show that it is back"
+        assert not lost, "a chunk that fails is no dead link"
+
+    asyncio.run(story())
