@@ -10,7 +10,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import Dial
 from p2prl.swarm.peers.dial_rules import ADDRESSES_PER_DIAL, DIALS, DIALS_PER_SUBNET, DialBudget, DialRules, rules_for
-from tests.unit.swarm.peer_links import NOW, A, connections, dialed, record
+from tests.unit.swarm.peer_links import NOW, B, connections, dialed, record
 
 PEER = PeerId("PEER")
 HOME = rules_for(("/ip4/127.0.0.1/tcp/4001", "/ip4/192.168.1.7/tcp/4001", "/ip4/8.8.4.4/tcp/4001"))
@@ -113,9 +113,9 @@ def test_dials_are_bounded_over_all_and_into_one_subnet() -> None:
 def test_records_of_strangers_are_dialed_by_the_rules() -> None:
     links = connections()
     links.discovery.set_addresses(("/ip4/8.8.8.8/tcp/4001", "/ip4/127.0.0.1/tcp/4001"), NOW)
-    links.discovery.on_records([record(A, address="/ip4/127.0.0.1/tcp/4001")], NOW)
+    links.discovery.on_records([record(B, address="/ip4/127.0.0.1/tcp/4001")], NOW)
     assert dialed(links) == []
-    links.discovery.on_records([record(A, at=NOW + 1, address="/ip4/9.9.9.9/tcp/4001")], NOW + 1)
+    links.discovery.on_records([record(B, at=NOW + 1, address="/ip4/9.9.9.9/tcp/4001")], NOW + 1)
     links.handle_timer(NOW + 10)
     (dial,) = [command for command in links.commands if isinstance(command, Dial)]
     assert dial.addresses == ("/ip4/9.9.9.9/tcp/4001",)
