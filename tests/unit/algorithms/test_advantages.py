@@ -175,7 +175,7 @@ def test_unfit_rewards_are_refused() -> None:
         compute_advantages(torch.tensor([[1.0]]), AdvantageConfig(kind="pass_at_k"))
     for kind in ("opo", "reinforce_pp", "reinforce_pp_baseline"):
         with pytest.raises(ConfigError, match=kind):
-            compute_advantages(two, AdvantageConfig(kind=kind))  # type: ignore[arg-type]
+            compute_advantages(two, AdvantageConfig(kind=kind))
     with pytest.raises(ConfigError, match="optimal_beta"):
         AdvantageConfig(optimal_beta=0.0)
     with pytest.raises(ConfigError, match="beta"):

@@ -78,7 +78,7 @@ def test_float32_gradients_equal_float64(name: str) -> None:
     behavior = -torch.rand(2, 4, 5, generator=g) - 0.05
     policy = (behavior + 0.3 * torch.randn(2, 4, 5, generator=g)).clamp(max=-1e-3)
     objective = build_loss(name, max_completion_tokens=8)
-    gradients = []
+    gradients: list[Tensor] = []
     for dtype in (torch.float32, torch.float64):
         leaf = policy.to(dtype).requires_grad_()
         gradients += torch.autograd.grad(objective.loss(leaf, batch_of(behavior.to(dtype))).loss, leaf)
