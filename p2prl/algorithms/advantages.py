@@ -34,8 +34,9 @@ class AdvantageConfig:
     kind: AdvantageKind = "mean"
     """none: A = R. mean: R − mean(R) (Dr. GRPO, GEPO). mean_std: (R − mean)/(std + ε), unbiased std (GRPO).
     opo: R − Σ|y|R/Σ|y| (OPO, arXiv 2505.23585). rloo: R − mean of the others (arXiv 2402.14740).
-    beta: (R − mean)/f(mean; 1+a/3, 1+b/3), f the Beta density, a and b by moments over the batch's group means
-    (BNPO, arXiv 2506.02864 §3). optimal: R − β₁ log mean e^{R/β₁} (OAPL, arXiv 2602.19362 equation 2).
+    beta: (R − mean)/f(mean; 1+a/3, 1+b/3), f the Beta density, a and b by moments (population variance) over the
+    batch's group means (BNPO, arXiv 2506.02864 §3). optimal: R − β₁ log mean e^{R/β₁} (OAPL, arXiv 2602.19362,
+    equation 2).
     pass_at_k: R − the second best for the best, else 0: the gain in the best of G (arXiv 2503.19595).
     reinforce_pp: R − mean of the batch, divided by its deviation, both by token (REINFORCE++, arXiv 2501.03262);
     reinforce_pp_baseline: the same of R − mean of the group."""

@@ -142,8 +142,8 @@ def cispo(
 ) -> LossOutput:
     """CISPO (MiniMax-M1, arXiv 2506.13585 §3.1): −sg(min(r, cap)) A log p per token; clipped tokens keep a gradient.
 
-    The authors clip from above only, as here, and average over tokens (the registry's default). LlamaRL's AIPO is the
-    same with cap ρ in [2, 10]. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    The authors clip from above only, as here (verl also from below), and average over tokens (the registry's default).
+    LlamaRL's AIPO is the same with cap ρ in [2, 10]. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     log_ratio_BGT = terms.log_ratio_BGT.detach()
