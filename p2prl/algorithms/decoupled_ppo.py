@@ -65,8 +65,8 @@ def a3po(
     """A-3PO (arXiv 2512.06547): decoupled PPO with log π_prox = log π_behavior + α ℓ, no gradient through it.
 
     α = (v_prox − v_behavior)/(v − v_behavior) with v_prox = v − 1, so α = (s−1)/s at staleness s ≥ 1;
-    s = 0 takes α = 1. Saves decoupled PPO's extra forward pass. Shapes (B, G, T). Raises LocalProtocolError (see
-    `terms_of`), also where the batch has no staleness.
+    s = 0, where the formula is 0/0, takes α = 1. Saves decoupled PPO's extra forward pass. Shapes (B, G, T). Raises
+    LocalProtocolError (see `terms_of`), also where the batch has no staleness.
     """
     if batch.staleness_BG is None:
         raise LocalProtocolError("a3po needs staleness_BG")

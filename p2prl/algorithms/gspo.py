@@ -1,4 +1,4 @@
-"""GSPO: the clipped surrogate on the geometric-mean ratio of the whole completion.
+"""GSPO and LUSPO: the clipped surrogate on the geometric-mean ratio of the whole completion.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -46,4 +46,17 @@ def gspo(
     return summarize(token_loss_BG1, weights_BG1, clipped_BG1, terms, batch, aggregation)
 
 
+def luspo(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: GspoConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """LUSPO (arXiv 2602.05261): GSPO's surrogate with every completion's loss multiplied by its length.
+
+    The mean of |y| loss is the aggregation `fixed_length` times the completion limit, so that aggregation, the
+    registry's default for this name, is the only difference. The paper clips at 2e-3 and 2.5e-3, for nearly fresh
+    rollouts. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    return gspo(policy_logprobs_BGT, batch, cfg, aggregation)
+
+
 GSPO = LossSpec(name="gspo", function=gspo, config_type=GspoConfig, advantage="mean_std")
+LUSPO = LossSpec(name="luspo", function=luspo, config_type=GspoConfig, advantage="mean_std", aggregation="fixed_length")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
-from p2prl.algorithms.ratios import computing, effective_sample_size, masked_mean, widest
+from p2prl.algorithms.ratios import LOG_RATIO_BOUND, computing, effective_sample_size, masked_mean, widest
 from p2prl.errors import LocalProtocolError
 
 
@@ -60,6 +60,21 @@ def second_moment_keep(log_ratio_BGT: Tensor, mask_BGT: Tensor, *, budget: float
         return mask_BGT
     first_dropped = ordered_N[over_N.int().argmax()]
     return mask_BGT & (squares_BGT < first_dropped)
+
+
+def second_moment_width(log_ratio_N: Tensor, *, budget: float = 0.04) -> float:
+    """Largest |ℓ| of the tokens given to which all may be clipped with a mean ℓ² below τ (M2PO's released code).
+
+    LOG_RATIO_BOUND where no clip is needed, and 0 where the smallest |ℓ| is already too large. Budget τ > 0, nats².
+    """
+    require_positive("budget", budget)
+    squares_N = widest(log_ratio_N.detach()).square().sort().values
+    if squares_N.numel() == 0 or float(squares_N.mean()) <= budget:
+        return LOG_RATIO_BOUND
+    above_N = torch.arange(squares_N.numel() - 1, -1, -1, device=squares_N.device)
+    capped_N = (squares_N.cumsum(0) + squares_N * above_N) / squares_N.numel()
+    within = int((capped_N < budget).sum())
+    return float(squares_N[within - 1].sqrt()) if within else 0.0
 
 
 def negative_tail_keep(geometric_BG: Tensor, advantages_BG: Tensor, *, bound_nats: float = 0.5) -> Tensor:

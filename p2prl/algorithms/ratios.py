@@ -48,9 +48,10 @@ class Terms:
 
 
 def terms_of(policy_logprobs_BGT: Tensor, batch: RolloutBatch) -> Terms:
-    """Check the policy's log-probs and compute the terms, in float64 if the policy is float64, else in float32.
+    """Check the policy's log-probs and compute the terms in their dtype, float64 or float32.
 
-    Raises LocalProtocolError for a wrong shape or for NaN, infinity or positive log-probs on the mask.
+    Raises LocalProtocolError for half precision, for a wrong shape, or for NaN, infinity or positive log-probs on the
+    mask.
     """
     mask_BGT = batch.mask_BGT.bool()
     check_logprobs("policy_logprobs_BGT", policy_logprobs_BGT, mask_BGT)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import require_between, require_positive
+from p2prl.algorithms.config_checks import require_between, require_choice, require_positive
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
@@ -34,6 +35,18 @@ class TisConfig:
 
     def __post_init__(self) -> None:
         require_positive("cap", self.cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalizedTisConfig(TisConfig):
+    """Truncation of the ratio before the division by the batch's mean weight."""
+
+    level: Literal["sequence", "token"] = "sequence"
+    """sequence: W of a completion, mean over completions; token: r of a token, mean over tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice("level", self.level, ("sequence", "token"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +115,35 @@ def tis(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: TisConfig, aggreg
     return weighted_logprob(log_ratio_BG1.clamp(max=log_cap).exp(), log_ratio_BG1 > log_cap, terms, batch, aggregation)
 
 
+def normalized_tis(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: NormalizedTisConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """Truncated importance sampling with weights of batch mean 1: −sg(w / mean w) A log p, w = min(W, C).
+
+    Self-normalized importance sampling over the batch (verl's `rollout_is_batch_normalize`, after the truncation as
+    there), so parts of an update each have their own mean. Weights exceed the cap where the mean is below 1. Shapes
+    (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    log_cap = math.log(cfg.cap)
+    if cfg.level == "token":
+        log_ratio = terms.log_ratio_BGT.detach()
+        log_total = torch.logsumexp(log_ratio[terms.mask_BGT].clamp(max=log_cap), dim=0)
+        log_mean = log_total - terms.lengths_BG.sum().log()
+    else:
+        log_ratio = terms.sequence_BG.detach().unsqueeze(-1)
+        log_mean = torch.logsumexp(log_ratio.clamp(max=log_cap).flatten(), dim=0) - math.log(log_ratio.numel())
+    weights = (log_ratio.clamp(max=log_cap) - log_mean).exp()
+    return weighted_logprob(weights, log_ratio > log_cap, terms, batch, aggregation)
+
+
 def cispo(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: CispoConfig, aggregation: AggregationConfig
 ) -> LossOutput:
     """CISPO (MiniMax-M1, arXiv 2506.13585 §3.1): −sg(min(r, cap)) A log p per token; clipped tokens keep a gradient.
 
-    The authors clip from above only, as here, and average over tokens (the registry's default). LlamaRL's AIPO is the
-    same with cap ρ in [2, 10]. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    The authors clip from above only, as here (verl also from below), and average over tokens (the registry's default).
+    LlamaRL's AIPO is the same with cap ρ in [2, 10]. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     log_ratio_BGT = terms.log_ratio_BGT.detach()
@@ -149,6 +184,7 @@ def seq_mis(
 
 REINFORCE = LossSpec(name="reinforce", function=reinforce, config_type=ReinforceConfig, uses_behavior_logprobs=False)
 TIS = LossSpec(name="tis", function=tis, config_type=TisConfig)
+NORMALIZED_TIS = LossSpec(name="normalized_tis", function=normalized_tis, config_type=NormalizedTisConfig)
 CISPO = LossSpec(name="cispo", function=cispo, config_type=CispoConfig, advantage="mean_std", aggregation="token_mean")
 TOPR = LossSpec(name="topr", function=topr, config_type=ToprConfig)
 SEQ_MIS = LossSpec(name="seq_mis", function=seq_mis, config_type=SeqMisConfig)

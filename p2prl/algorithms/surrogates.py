@@ -43,6 +43,18 @@ def weighted_logprob(
     return summarize(token_loss_BGT, weights, bounded, terms, batch, aggregation, extra_metrics=extra_metrics)
 
 
+def by_sign(advantages: Tensor, *, positive: float, other: float) -> Tensor:
+    """One constant where A > 0 and another elsewhere, in the dtype of the advantages."""
+    # torch.where between two Python numbers would round them to float32.
+    return torch.where(advantages > 0, torch.full_like(advantages, positive), torch.full_like(advantages, other))
+
+
+def weight_of_slope(slopes: Tensor, advantages: Tensor) -> Tensor:
+    """Weight of a loss whose gradient is −slope: slope/A, and 0 where A is 0."""
+    without = advantages == 0
+    return torch.where(without, torch.zeros_like(slopes), slopes / torch.where(without, 1.0, advantages))
+
+
 def summarize(
     token_loss: Tensor,
     weights: Tensor,

@@ -48,6 +48,7 @@ _EXAMPLES = {
         "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --seeds 1",
         "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --updates 320 --steady-state --sweep",
         "p2prl bench staleness --methods grpo,gepo_t --delays burst:8 --task-file my_task.py",
+        "p2prl bench staleness --methods ablations,rivals --delays const:64 --updates 320 --steady-state --sweep",
     ),
     "p2prl bench rewards": ("p2prl bench rewards --rewards 'success, success+0.2*process:clip+delta' --seeds 1",),
     "p2prl bench ppo": ("p2prl bench ppo --recipes 'ppo, ppo:normalise=off' --seeds 1",),

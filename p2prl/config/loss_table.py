@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind
+from p2prl.algorithms.advantages import GROUPLESS, AdvantageConfig, AdvantageKind
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.config_checks import require_choice, suggestion
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
@@ -188,12 +188,12 @@ class LossConfig:
             _refuse("loss.name = 'dpo'", "with one completion per prompt there are no pairs", _LARGER)
         if self.trust.loss:
             _refuse("loss.trust.loss", alone, "Remove it, or make a run with --group-size 2 or more.")
-        if any(each.advantage.kind != "none" for each in objectives.values()):
+        if any(each.advantage.kind not in GROUPLESS for each in objectives.values()):
             _refuse("loss.advantage", alone, _SINGLE)
 
 
 _LARGER = "Make a run with --group-size 2 or more."
-_SINGLE = 'Set loss.advantage = "none", or make a run with --group-size 2 or more.'
+_SINGLE = 'Set loss.advantage = "none" or "reinforce_pp", or make a run with --group-size 2 or more.'
 
 
 def _refuse(setting: str, why: str, remedy: str) -> Any:

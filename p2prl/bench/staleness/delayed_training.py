@@ -19,6 +19,7 @@ from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.bench.staleness.delay_laws import SAMPLERS, DelayLaw
 from p2prl.bench.staleness.methods import Method
 from p2prl.bench.staleness.policy_evaluation import evaluate
+from p2prl.bench.staleness.score_norms import score_norms
 from p2prl.bench.staleness.seed_log import SeedLog, SeedResult
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.grading import success_rewards
@@ -195,8 +196,15 @@ class DelayedTraining:
     def _seed_loss(self, index: int, logprobs_BGT: Tensor, batch: _Batch) -> tuple[LossOutput, Tensor, Tensor]:
         """One seed's loss, its log-ratios (B, G, T), 0 off the mask, and the mask."""
         mask_BGT, behavior_BGT = batch.completions.mask_MBGT[index], batch.completions.logprobs_MBGT[index]
-        objective = self._method.objective
-        advantages = objective.advantages(batch.rewards_MBG[index], mask_BGT.sum(dim=-1))
+        log_ratios_BGT = torch.where(mask_BGT, logprobs_BGT.detach() - behavior_BGT, 0.0)
+        norms_BG = None
+        if "opob" in self._method.additions:
+            tokens_BGT = batch.completions.tokens_MBGT[index]
+            weights_W, prompts_BP = self._weights_MW[index], batch.tokens_MBP[index]
+            norms_BG = score_norms(self._environment.shape, weights_W, prompts_BP, tokens_BGT, mask_BGT)
+        advantages_BG = self._method.advantages(
+            batch.rewards_MBG[index], mask_BGT.sum(dim=-1), log_ratios_BGT.sum(dim=-1), norms_BG
+        )
         delays_S = torch.tensor(batch.delays[index])
         if self._delay.within_groups:
             staleness_BG = delays_S.repeat_interleave(_GROUP // SAMPLERS).expand(_PROMPTS, _GROUP)
@@ -205,11 +213,10 @@ class DelayedTraining:
         rollouts = RolloutBatch(
             behavior_logprobs_BGT=behavior_BGT,
             mask_BGT=mask_BGT,
-            advantages_BG=advantages.advantages_BG,
+            advantages_BG=advantages_BG,
             staleness_BG=staleness_BG,
         )
-        output = objective.loss(logprobs_BGT, rollouts)
-        return output, torch.where(mask_BGT, logprobs_BGT.detach() - behavior_BGT, 0.0), mask_BGT
+        return self._method.objective.loss(logprobs_BGT, rollouts), log_ratios_BGT, mask_BGT
 
     def _evaluate(self, update: int) -> None:
         count = self._plan.prompts_at(update)

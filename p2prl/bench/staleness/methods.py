@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from p2prl.algorithms.advantages import AdvantageConfig
+from p2prl.algorithms.advantages import AdvantageConfig, off_policy_optimal_baseline
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.guards import kl_brake, vcpo_factor
 from p2prl.algorithms.loss_registry import loss_by_name
+from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.objective import Objective, build_objective
+from p2prl.bench.staleness.ablated_loss import ABLATED
 from p2prl.bench.staleness.rejected_losses import REJECTED_LOSSES
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.errors import ConfigError
@@ -28,6 +31,7 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
     {
         "brake": 0.05,
         "vcpo": None,
+        "opob": None,
         "average": 0.95,
         "published": 0.95,
         "replay": 8,
@@ -41,6 +45,7 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
 
 brake: learning rate × min(1, √(value/KL)).
 vcpo: learning rate × √(ESS/n).
+opob: the baseline is VCPO's, with the least variance of the gradient off policy; for the advantages mean and mean_std.
 average: the evaluated policy is an exponential moving average of the weights with decay `value`.
 published: the same, and samplers use it too.
 replay: half of every gradient comes from the batch `value` updates ago.
@@ -56,6 +61,8 @@ _WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
 
 _UNUSABLE = {"dpo": "it needs a reference policy", "ppo": "it needs a value head"}
 _CHOICES = ("advantage", "aggregation")
+_OWN_LOSSES: Mapping[str, LossSpec] = MappingProxyType({**REJECTED_LOSSES, ABLATED.name: ABLATED})
+"""Losses of the benchmark that no run can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,23 @@ class Method:
     def learning_rate(self, plan: TrainingPlan) -> float:
         """The learning rate of this method in a run of this plan."""
         return self.additions.get("lr", plan.learning_rate)
+
+    def advantages(
+        self,
+        rewards_BG: Tensor,
+        lengths_BG: Tensor,
+        sequence_log_ratios_BG: Tensor,
+        score_norms_BG: Tensor | None,
+    ) -> Tensor:
+        """Advantages of one batch. `score_norms_BG` is read by +opob only; see `off_policy_optimal_baseline`."""
+        found = self.objective.advantages(rewards_BG, lengths_BG)
+        if "opob" not in self.additions or score_norms_BG is None:
+            return found.advantages_BG
+        cfg = self.objective.advantage
+        centered_BG = rewards_BG - off_policy_optimal_baseline(rewards_BG, sequence_log_ratios_BG, score_norms_BG)
+        if cfg.kind == "mean_std":
+            centered_BG = centered_BG / (rewards_BG.std(dim=-1, keepdim=True) + cfg.std_epsilon)
+        return torch.where(found.zero_variance_B.unsqueeze(-1), torch.zeros_like(centered_BG), centered_BG)
 
     def rate_factor(self, kl_per_token: Tensor, sequence_log_ratios: Tensor, *, done: float = 0.0) -> float:
         """Factor on the learning rate, in (0, 1], after a fraction `done` of the updates (product over additions)."""
@@ -102,13 +126,19 @@ def parse_method(text: str, *, max_completion_tokens: int) -> Method:
         options[key] = value if number is None else number
     choices: dict[str, Any] = {choice: options.pop(choice) for choice in _CHOICES if choice in options}
     objective = build_objective(
-        REJECTED_LOSSES[name] if name in REJECTED_LOSSES else loss_by_name(name),
+        _OWN_LOSSES[name] if name in _OWN_LOSSES else loss_by_name(name),
         options=options,
         advantage=AdvantageConfig(kind=choices["advantage"]) if "advantage" in choices else None,
         aggregation=_aggregation(choices["aggregation"], max_completion_tokens) if "aggregation" in choices else None,
         max_completion_tokens=max_completion_tokens,
     )
-    return Method(text=text.strip(), objective=objective, additions=_additions(text, added))
+    additions = _additions(text, added)
+    if "opob" in additions and objective.advantage.kind not in ("mean", "mean_std"):
+        raise ConfigError(
+            f"{text!r}: +opob replaces the baseline of mean and mean_std, not of {objective.advantage.kind}",
+            remedy="Add :advantage=mean, or remove +opob.",
+        )
+    return Method(text=text.strip(), objective=objective, additions=additions)
 
 
 def _aggregation(kind: Any, max_completion_tokens: int) -> AggregationConfig:

@@ -27,6 +27,8 @@ RATES = (1.0, 0.5, 2.0)
 """Learning rates tried, relative to the plan's; the plan's own first, which wins a tie."""
 
 KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
+    (("share", "clip_low", "clip_high"), ((0.02, 0.4, 0.4), (0.2, 0.8, 4.0))),
+    (("share",), ((0.02,), (0.2,))),
     (("clip_low", "clip_high", "delta"), ((0.4, 0.4, 4.0), (0.8, 4.0, 8.0))),
     (("clip_low", "clip_high"), ((0.4, 0.4), (0.8, 4.0))),
     (("clip",), ((0.4,), (0.8,))),
@@ -37,9 +39,15 @@ KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
     (("negative_low", "negative_high"), ((0.0, 0.5), (0.0, 2.0))),
     (("nll_floor",), ((0.001,), (0.1,))),
     (("delta_v",), ((-0.05,), (-0.2,))),
+    (("log_clip_low", "log_clip_high"), ((0.2, 0.2), (0.8, 0.8))),
+    (("tau_pos", "tau_neg"), ((0.5, 0.525), (2.0, 2.1))),
+    (("power_pos", "decay_pos", "power_neg", "decay_neg"), ((1.0, 1.5, 1.5, 1.0), (4.0, 6.0, 6.0, 4.0))),
+    (("threshold",), ((0.1,), (0.6,))),
+    (("beta",), ((1e-4,), (1e-2,))),
 )
 """Clips and caps tried besides a loss's defaults: the first entry whose options the loss has, since each loss has one
-trust region. A loss with none, and a method that sets the option itself, are swept over learning rates alone."""
+trust region. The default `share` is for larger batches: here it is one token. A loss with none, and a method that sets
+the option itself, are swept over learning rates alone."""
 
 
 def grid(method: str, plan: TrainingPlan, *, max_completion_tokens: int) -> list[str]:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 _Methods = Annotated[
     str,
-    typer.Option("--methods", help="Losses to compare, each `loss[:option=value…]`, and `+addition[=value]` after it."),
+    typer.Option(
+        "--methods",
+        help="Losses to compare, each `loss[:option=value…]`, and `+addition[=value]` after it; or the sets "
+        "`rivals` and `ablations`.",
+    ),
 ]
 _Delays = Annotated[
     str,
@@ -81,6 +85,7 @@ def bench_staleness(
 ) -> None:
     """Compare losses under delay on a small model: table, curves and JSON."""
     from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
+    from p2prl.bench.staleness.method_sets import expanded
     from p2prl.bench.staleness.sweep import REPORTING_SEEDS
     from p2prl.bench.training.task_file import offer_task_file
     from p2prl.bench.training.training_plan import TrainingPlan
@@ -88,7 +93,7 @@ def bench_staleness(
 
     began = time.monotonic()
     config = StalenessConfig(
-        methods=listed(methods),
+        methods=expanded(listed(methods)),
         delays=listed(delays),
         seeds=seeds or (REPORTING_SEEDS if sweep else 5),
         first_seed=seed,

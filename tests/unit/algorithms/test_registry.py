@@ -19,7 +19,8 @@ from tests.unit.installed_package import install_package
 OFFERED = (
     *("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "gepo", "gepo_paper", "gepo_plus", "eqp", "gepo_t", "gex", "cispo"),
     *("tis", "seq_mis", "topr", "m2po", "decoupled_ppo", "a3po", "opsm", "two_sided", "dppo", "asympo", "asymre"),
-    *("reinforce", "ppo", "dpo"),
+    *("reinforce", "ppo", "dpo", "luspo", "gmpo", "sapo", "vespo", "icepop", "ipo", "m2po_clip", "normalized_tis"),
+    *("clip_cov", "kl_cov", "oapl"),
 )
 
 
@@ -95,6 +96,29 @@ OUT_OF_RANGE = [
     ("asymre", "delta_v", 0.1),
     ("ppo", "clip_high", 0.0),
     ("dpo", "beta", 0.0),
+    ("oapl", "beta", 0.0),
+    ("gmpo", "log_clip_low", 0.0),
+    ("gmpo", "log_clip_high", -0.1),
+    ("sapo", "tau_pos", 0.0),
+    ("sapo", "tau_neg", float("inf")),
+    ("vespo", "power_pos", 0.0),
+    ("vespo", "decay_pos", -1.0),
+    ("vespo", "power_neg", 0.0),
+    ("vespo", "decay_neg", 0.0),
+    ("icepop", "low", 0.0),
+    ("icepop", "high", 0.9),
+    ("ipo", "threshold", 1.1),
+    ("ipo", "kl_tau", -1.0),
+    ("m2po_clip", "budget", 0.0),
+    ("m2po_clip", "least_low", 1.5),
+    ("m2po_clip", "least_high", -0.1),
+    ("normalized_tis", "cap", 0.0),
+    ("clip_cov", "share", 0.0),
+    ("clip_cov", "cov_high", 1.0),
+    ("clip_cov", "cov_low", float("nan")),
+    ("clip_cov", "clip_high", 0.0),
+    ("kl_cov", "share", 1.1),
+    ("kl_cov", "penalty", -1.0),
 ]
 
 
@@ -123,6 +147,8 @@ def test_combinations_without_meaning_are_refused() -> None:
         build_loss("asymre", advantage=AdvantageConfig(kind="mean_std"))
     with pytest.raises(ConfigError, match="max_completion_tokens"):
         build_loss("dr_grpo")
+    with pytest.raises(ConfigError, match="max_completion_tokens"):
+        build_loss("luspo")
 
 
 def test_the_papers_settings_are_the_defaults() -> None:
@@ -130,6 +156,8 @@ def test_the_papers_settings_are_the_defaults() -> None:
     assert knobs["grpo"] == ("mean_std", "seq_mean")
     assert knobs["dr_grpo"] == ("mean", "fixed_length")
     assert knobs["dapo"] == ("mean_std", "token_mean")
+    assert knobs["oapl"] == ("optimal", "seq_mean")
+    assert knobs["luspo"] == ("mean_std", "fixed_length")
     assert knobs["bnpo"] == ("beta", "token_mean")
     assert {knobs[name] for name in ("gepo", "gepo_paper", "gepo_t", "gex")} == {("mean", "seq_mean")}
 

@@ -136,6 +136,7 @@ def test_methods_carry_options_and_guards() -> None:
         ("gex+replay=0", "replay"), ("gex+replay=1.5", "replay"), ("gex+average=1", "average"), ("gex+vcpo=2", "vcpo"),
         ("gex+band=129", "band"), ("gex+band=-1", "band"), ("gex+band=.5", "band"),
         ("gex+lr", "lr"), ("gex+lr=", "lr"), ("gex+lr=0", "lr"), ("gex+lr=1", "lr"),
+        ("gis+opob", "gis"), ("gex+opob=1", "opob"), ("gex:advantage=rloo+opob", "baseline"), ("oapl+opob", "baseline"),
         ("gex+decay=", "decay"), ("gex+average+published", "already includes"), ("gex:advantage=big", "advantage"),
     ],
 )  # fmt: skip

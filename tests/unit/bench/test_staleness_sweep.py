@@ -11,6 +11,7 @@ from p2prl.algorithms.loss_registry import BUILTIN_LOSSES
 from p2prl.bench.staleness import benchmark
 from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
 from p2prl.bench.staleness.measures import Evaluation
+from p2prl.bench.staleness.method_sets import NAMED
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.seed_log import SeedResult
@@ -70,6 +71,17 @@ def test_every_losss_grid_can_be_parsed(loss: str) -> None:
 def test_knobs_never_repeat_a_default() -> None:
     for names, values in KNOBS:
         assert all(len(value) == len(names) for value in values)
+    for loss in (name for name in BUILTIN_LOSSES if name not in ("ppo", "dpo")):
+        configs = [parse_method(text, max_completion_tokens=8).objective.config for text in grid(loss, PLAN, max_completion_tokens=8)]  # fmt: skip  # noqa: E501
+        assert all(configs.count(config) == 3 for config in configs), loss  # once for each learning rate
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_named_methods_get_the_budget_of_all_others(name: str) -> None:
+    methods = grid(NAMED[name], PLAN, max_completion_tokens=8)
+    assert len(methods) == (3 if "cap=" in NAMED[name] else 9)
+    for method in methods:
+        parse_method(method, max_completion_tokens=8)
 
 
 def filled(path: Path, best: str, best_on_policy: str, *, worse: float = 0.6) -> ResultFile:

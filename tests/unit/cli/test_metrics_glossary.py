@@ -54,7 +54,10 @@ def without_buckets(keys: set[str]) -> set[str]:
 def losses_metrics() -> set[str]:
     (batch,) = batches(1)
     names: set[str] = set()
-    for name in set(BUILTIN_LOSSES) - {"dr_grpo"}:  # grpo's metrics; it has no default for its length
+    for name in set(BUILTIN_LOSSES) - {
+        "dr_grpo",
+        "luspo",
+    }:  # the metrics of grpo and gspo; they have no default for the length
         objective = build_loss(name, options={})
         trainer = Trainer(tiny_model(seed=2).model, LossPipeline.plain(objective), CONFIG, temperature=1.0)
         names |= set(trainer.update(batch))

@@ -9,13 +9,14 @@ from typing import Any, get_args
 
 import pytest
 
-from p2prl.algorithms.advantages import AdvantageKind
+from p2prl.algorithms.advantages import GROUPLESS, AdvantageKind
 from p2prl.algorithms.aggregation import AggregationKind
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.algorithms.loss_selection import SelectionConfig
 from p2prl.config.loss_table import ReferenceTable
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.probation import ProbationConfig
+from tests.unit.algorithms.rival_oracles import PULLS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
 
@@ -45,6 +46,13 @@ def test_every_loss_is_documented_with_its_defaults() -> None:
         documented_defaults = dict(re.findall(r"`(\w+)` ([^,]+)", options))
         assert documented_defaults == defaults(spec.config_type), loss
         assert min(len(minimised), len(paper), len(use)) > 3, loss
+
+
+def test_the_losses_that_move_on_equal_rewards_are_named() -> None:
+    (named,) = re.findall(r"still move on it: (.*?)whatever the\s+reward", TEXT, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", named)) == PULLS  # which the losses' gradients are tested against
+    (groupless,) = re.findall(r"Its advantages are 0, except with the\s+advantages (.*?), which", TEXT, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", groupless)) == GROUPLESS
 
 
 @pytest.mark.parametrize(("title", "kind"), [("Advantage", AdvantageKind), ("Aggregation", AggregationKind)])

@@ -114,7 +114,8 @@ def test_one_completion_per_prompt_has_no_baseline() -> None:
     with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:
         built("[loss]", single)
     assert "--group-size" in caught.value.remedy
-    built('[loss]\nname = "reinforce"\nadvantage = "none"', single)
+    for kind in ("none", "reinforce_pp"):
+        built(f'[loss]\nname = "reinforce"\nadvantage = "{kind}"', single)
 
 
 @pytest.mark.parametrize(

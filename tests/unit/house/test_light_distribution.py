@@ -119,4 +119,4 @@ def test_losses_run_where_only_torch_is_installed(wheel: Path, program: str) -> 
     text = BARE_PROCESS % here + examples + (program % here if "%(" in program else program)
     done = subprocess.run([sys.executable, "-I", "-S", "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(("26 losses", "update"))
+    assert done.stdout.startswith(("37 losses", "update"))
