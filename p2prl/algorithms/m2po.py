@@ -46,4 +46,11 @@ def m2po(
     return summarize(token_loss_BGT, on_mask(ratio_BGT, keep_BGT), ~keep_BGT, terms, batch, aggregation)
 
 
-M2PO = LossSpec(name="m2po", function=m2po, config_type=M2poConfig, advantage="mean_std", aggregation="token_mean")
+M2PO = LossSpec(
+    name="m2po",
+    function=m2po,
+    config_type=M2poConfig,
+    advantage="mean_std",
+    aggregation="token_mean",
+    token_advantages=True,
+)

@@ -92,4 +92,4 @@ def dppo(
 
 
 OPSM = LossSpec(name="opsm", function=opsm, config_type=OpsmConfig, advantage="mean_std")
-DPPO = LossSpec(name="dppo", function=dppo, config_type=DppoConfig, aggregation="token_mean")
+DPPO = LossSpec(name="dppo", function=dppo, config_type=DppoConfig, aggregation="token_mean", token_advantages=True)
