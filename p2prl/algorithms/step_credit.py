@@ -48,8 +48,8 @@ class StepRewards:
 
 
 def returns_to_go(token_rewards_BGT: Tensor) -> Tensor:
-    """Return of each token: the sum of the rewards on it and on all later tokens, (B, G, T), no gradient, in the device's
-    widest float."""
+    """Return of each token, (B, G, T): the sum of the rewards on it and on all later tokens, in the device's widest
+    float. No gradient."""
     return widest(token_rewards_BGT.detach()).flip(-1).cumsum(-1).flip(-1)
 
 
@@ -73,9 +73,9 @@ def step_advantages(steps: StepRewards, mask_BGT: Tensor, cfg: AdvantageConfig) 
     if mask_BGT.shape != steps.ends_BGT.shape:
         raise LocalProtocolError(f"mask_BGT has shape {tuple(mask_BGT.shape)}, not {tuple(steps.ends_BGT.shape)}")
     dtype = computing(steps.rewards_BGT).dtype
-    returns_BGT = on_mask(returns_to_go(steps.rewards_BGT), mask_BGT)
+    returns_BGT = returns_to_go(steps.rewards_BGT)
     if cfg.kind == "none":
-        return returns_BGT.to(dtype)
+        return on_mask(returns_BGT, mask_BGT).to(dtype)
     advantages_BGT = on_mask(_centered(returns_BGT, steps.ends_BGT.bool(), leave_out=cfg.kind == "rloo"), mask_BGT)
     size = mask_BGT.shape[1]
     silent_B = _largest(advantages_BGT) <= _ROUNDING * _largest(returns_BGT).clamp(min=1.0)

@@ -86,7 +86,8 @@ def parse_recipe(text: str, *, max_completion_tokens: int) -> Recipe:
     """Parse a recipe; ConfigError on an invalid one.
 
     `loss[:option=value…]`: options are `normalise=on|off`, `prompts`, `passes`, `reference=none|start|ema`, `pull`,
-    `rate`, `samples=policy|start`, `credit=completion|step`, `value`, `lambda`, `advantage`, and those of the loss itself (`dpo:beta=0.3`).
+    `rate`, `samples=policy|start`, `credit=completion|step`, `value`, `lambda`, `advantage`, and those of the loss
+    itself (`dpo:beta=0.3`).
     """
     name, *settings = text.strip().split(":")
     options: dict[str, str] = {}
