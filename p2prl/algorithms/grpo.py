@@ -132,7 +132,14 @@ DAPO = LossSpec(
     aggregation="token_mean",
     token_advantages=True,
 )
-BNPO = LossSpec(name="bnpo", function=bnpo, config_type=GrpoConfig, advantage="beta", aggregation="token_mean")
+BNPO = LossSpec(
+    name="bnpo",
+    function=bnpo,
+    config_type=GrpoConfig,
+    advantage="beta",
+    aggregation="token_mean",
+    token_advantages=True,
+)
 TWO_SIDED = LossSpec(
     name="two_sided", function=two_sided, config_type=TwoSidedConfig, advantage="mean_std", token_advantages=True
 )

@@ -157,6 +157,7 @@ class Training:
             "peers": len({group.peer for group in batch}),
             "ready_groups": len(self._buffer),
             **self._watch.figures,
+            **self._buffer.figures,
             **figures,
         }
         self._log.add(self.step, document, (*notices, *warnings))

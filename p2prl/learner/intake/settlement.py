@@ -99,6 +99,8 @@ class Settlement:
         if outcome.state is not ReceiptState.VERIFIED or policy is None or replay is None:
             state = GroupState.EXPIRED if outcome.state is ReceiptState.EXPIRED else GroupState.REJECTED
             self._journal.groups.mark_refused(digest, state=state, reason=outcome.reason)
+            if state is GroupState.EXPIRED:
+                self._buffer.expired(outcome.group, outcome.stored.peer)
             return None
         behavior, steps = _packed(replay.behavior_logprobs), _packed(outcome.step_rewards)
         rewards = np.asarray(outcome.rewards, dtype="<f4").tobytes()

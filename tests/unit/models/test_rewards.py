@@ -140,7 +140,8 @@ def test_steps_are_rewarded_on_the_token_that_ends_them() -> None:
 @pytest.mark.parametrize(
     "reward", ["success+process", "2*success+0.5*process:clip+delta", "success+outcome+process:delta"]
 )
-def test_step_rewards_add_up_to_the_reward_of_the_completion(small_run: SmallRun, reward: str) -> None:
+def test_step_rewards_add_up_to_the_reward_of_the_completion(tmp_path: Path, reward: str) -> None:
+    small_run = SmallRun(tmp_path)
     manifest = msgspec.structs.replace(small_run.manifest, reward=reward)
     codec = TextCodec(small_run.loaded.tokenizer, small_run.loaded.model)
     work = GroupWork(manifest, small_run.run, codec)
@@ -154,3 +155,4 @@ def test_step_rewards_add_up_to_the_reward_of_the_completion(small_run: SmallRun
         assert not math.isnan(row[-1])
         assert sum(each for each in row if not math.isnan(each)) == pytest.approx(total)
     assert GroupWork(small_run.manifest, small_run.run, codec).step_rewards(assignment, ids) == ()
+    small_run.close()
