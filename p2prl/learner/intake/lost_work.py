@@ -18,8 +18,8 @@ _RECENT = 512
 
 _BYTES_PER_TOKEN = 4
 
-_MOST_SAMPLED = 0.9
-"""Share of the groups that pacing waits for; the slowest tenth may be a machine that fell asleep."""
+_MOST_PEERS = 0.9
+"""Share of the peers that pacing waits for; the slowest tenth may be machines that fell asleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +53,43 @@ class LostWork:
     def __init__(self) -> None:
         self._trained: deque[GroupFacts] = deque(maxlen=_RECENT)
         self._lost: deque[GroupFacts] = deque(maxlen=_RECENT)
-        self._recent: deque[bool] = deque(maxlen=_RECENT)
-        """Of the newest groups of both kinds, whether each was lost."""
+        self._recent: deque[tuple[bool, bytes]] = deque(maxlen=_RECENT)
+        """Of the newest groups of both kinds, whether each was lost, and its peer."""
         self._count = 0
 
     def trained(self, group: GroupFacts) -> None:
         """A group is in the batch of an update."""
         self._trained.append(group)
-        self._recent.append(False)
+        self._recent.append((False, group.peer))
 
     def lost(self, group: GroupFacts) -> None:
         """A group grew too stale, or too many waited."""
         self._lost.append(group)
-        self._recent.append(True)
+        self._recent.append((True, group.peer))
         self._count += 1
 
     @property
     def sampling_s(self) -> float:
-        """Seconds within which nine of ten groups were sampled, of peers whose groups are trained on: what others say
-        of groups that nobody checked must not slow the learner down. 0 before the first group."""
-        peers = {each.peer for each in self._trained}
-        seconds = sorted(each.seconds for each in (*self._trained, *self._lost) if each.peer in peers)
-        return seconds[int(_MOST_SAMPLED * len(seconds))] if seconds else 0.0
+        """Seconds in which nine of ten peers sample even their slowest group; 0 while nothing is lost.
+
+        Counts peers whose groups are trained on: what others say of groups that nobody checked must not slow the
+        learner down.
+        """
+        slowest = {each.peer: 0.0 for each in self._trained}
+        if not any(is_lost and peer in slowest for is_lost, peer in self._recent):
+            return 0.0
+        for each in (*self._trained, *self._lost):
+            if each.peer in slowest:
+                slowest[each.peer] = max(slowest[each.peer], each.seconds)
+        seconds = sorted(slowest.values())
+        return seconds[int(_MOST_PEERS * len(seconds))]
 
     @property
     def figures(self) -> dict[str, float]:
         """Keys of the metrics log; those that compare are absent until there is something to compare."""
         found: dict[str, float] = {"lost/groups": self._count}
         if self._recent:
-            found["lost/share"] = sum(self._recent) / len(self._recent)
+            found["lost/share"] = sum(is_lost for is_lost, _ in self._recent) / len(self._recent)
         if self._lost and self._trained:
             for name in ("tokens", "seconds"):
                 lost, trained = (fmean(getattr(each, name) for each in kind) for kind in (self._lost, self._trained))

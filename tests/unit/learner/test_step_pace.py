@@ -76,15 +76,21 @@ def test_old_work_is_forgotten_but_counted() -> None:
     assert work.figures["lost/tokens_ratio"] == 0.5
 
 
-def test_the_pace_ignores_what_strangers_say_and_the_slowest_tenth() -> None:
+def test_the_pace_ignores_what_strangers_say_and_the_slowest_tenth_of_the_peers() -> None:
     work = LostWork()
-    for seconds in range(1, 11):
-        work.trained(facts(seconds=float(seconds)))
-    assert work.sampling_s == 10.0
-    for _ in range(5):
-        work.trained(facts(seconds=1.0))
-    work.lost(facts(seconds=9.5))
-    assert work.sampling_s == 9.5
+    for number in range(1, 11):
+        for seconds in (1.0, float(number), 0.5):
+            work.trained(facts(seconds=seconds, peer=bytes([number])))
+    assert work.sampling_s == 0.0, "nothing is lost"
     for _ in range(100):
         work.lost(facts(seconds=1e9, peer=b"stranger"))
-    assert work.sampling_s == 9.5
+    assert work.sampling_s == 0.0
+    work.lost(facts(seconds=2.5, peer=bytes([2])))
+    assert work.sampling_s == 10.0
+    work.trained(facts(seconds=99.0, peer=bytes([11])))
+    assert work.sampling_s == 10.0
+    work.lost(facts(seconds=50.0, peer=bytes([10])))
+    assert work.sampling_s == 50.0, "a peer's lost groups count, once some are trained on"
+    for _ in range(512):
+        work.trained(facts(peer=bytes([10])))
+    assert work.sampling_s == 0.0, "nothing has been lost lately"
