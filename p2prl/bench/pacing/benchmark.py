@@ -116,8 +116,8 @@ def as_documents(rows: Sequence[PacingRow]) -> list[dict[str, object]]:
 
 def as_markdown(rows: Sequence[PacingRow]) -> str:
     """Rows as a Markdown table."""
-    titles = ("order", "lost", "trained on: all", "slow", "hard", "slow and hard", "staleness p50", "p95", "seconds")
-    titles = (*titles, "greedy", "±", "greedy, hard")
+    groups = ("order", "lost", "trained on: all", "slow", "hard", "slow and hard", "staleness p50", "p95", "seconds")
+    titles = (*groups, "greedy", "±", "greedy, hard")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     lines.extend(
         f"| {row.order} | {row.lost:.0f} | {row.trained:.3f} | {row.trained_slow:.3f} | {row.trained_hard:.3f} "

@@ -57,7 +57,7 @@ class QueuedTraining:
         self._objective = _objective(environment)
 
     def run(self, *, prompts: int, on_progress: Callable[[float], None] | None = None) -> TrainedQueue:
-        """Train on the queue's batches, then evaluate on so many fresh prompts."""
+        """Train on the queue's batches, then evaluate on a number of fresh prompts."""
         queue = simulate_queue(self._config, lambda machine, slot: is_hard_prompt(self._prompt(machine, slot)))
         last_use = {group.version_step: step for step, batch in enumerate(queue.batches) for group in batch}
         versions = {0: self._weights_MW.detach()[0].clone()}

@@ -69,7 +69,7 @@ def rollouts_of(logprobs: Tensor) -> Rollouts:
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row[1])) for row in ROWS], batch_first=True).bool()
     shape = (GROUPS, SIZE, mask.shape[1])
     groups = [
-        TrainingGroup((1,), tuple(row[1] for row in ROWS[b * SIZE : (b + 1) * SIZE]), (), (0.0, 1.0, 0.5), 0)
+        TrainingGroup((1,), tuple(tuple(row[1]) for row in ROWS[b * SIZE : (b + 1) * SIZE]), (), (0.0, 1.0, 0.5), 0)
         for b in range(GROUPS)
     ]
     noise = 0.3 * torch.randn(logprobs.shape, generator=generator)
