@@ -137,7 +137,7 @@ def main() -> int:
     model = (arguments.model or run.newest_weights()).resolve()
     folder = (arguments.out or arguments.run / "lm-eval").resolve()
     wanted = Measurement(prompts=arguments.prompts, samples=0)
-    own = measure_checkpoint(run, model, wanted, on_progress=lambda *_: None)
+    own = measure_checkpoint(run, model, wanted, on_progress=lambda *_: None, on_notice=print)
     with ExitStack() as resources:
         data = folder_data(run)
         loaded = load_pretrained(str(model), dtype="float32")

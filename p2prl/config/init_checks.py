@@ -61,9 +61,11 @@ class NewRun:
 def check_learnable(new: NewRun, wanted: InitChecks, on_progress: Callable[[str, float], None]) -> list[str]:
     """Notices for the user about a new run. `ConfigError` when it cannot learn."""
     data = folder_data(new.folder)
-    scorer = data.start_scorers()
+    notices: list[str] = []
+    scorer = data.start_scorers(notices.append)
     try:
-        notices = [] if scorer is None else _check_scorers(new, wanted, data, scorer, on_progress)
+        if scorer is not None:
+            notices += _check_scorers(new, wanted, data, scorer, on_progress)
         if wanted.probe_groups:
             with _excused(wanted, notices):
                 _probe(new, wanted.probe_groups, data, scorer, notices, on_progress)

@@ -41,11 +41,19 @@ class Measurement:
 
 
 def measure_checkpoint(
-    folder: RunFolder, checkpoint: Path, wanted: Measurement, *, on_progress: Callable[[str, float], None]
+    folder: RunFolder,
+    checkpoint: Path,
+    wanted: Measurement,
+    *,
+    on_progress: Callable[[str, float], None],
+    on_notice: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
-    """The report of each task of the run on prompts it is never trained on. `ConfigError` when it has none."""
+    """The report of each task of the run on prompts it is never trained on. `ConfigError` when it has none.
+
+    `on_notice` gets a message when third-party scorers are not fully confined on this system.
+    """
     with ExitStack() as resources:
-        sampler, work = _tools(folder, checkpoint, wanted.device, resources)
+        sampler, work = _tools(folder, checkpoint, wanted.device, resources, on_notice)
         sets = evaluation_sets(
             work,
             folder.manifest,
@@ -99,7 +107,11 @@ def evaluate_checkpoint(
 
 
 def _tools(
-    folder: RunFolder, checkpoint: Path, device: str, resources: ExitStack
+    folder: RunFolder,
+    checkpoint: Path,
+    device: str,
+    resources: ExitStack,
+    on_notice: Callable[[str], None] | None = None,
 ) -> tuple[TransformersSampler, GroupWork]:
     """A sampler with the checkpoint's weights as the run would publish them, and the run's prompts and scorers."""
     manifest = folder.manifest
@@ -110,6 +122,6 @@ def _tools(
     policy.load(weights)
     data = folder_data(folder)
     codec = TextCodec(loaded.tokenizer, loaded.model)
-    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers())
+    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice))
     resources.callback(work.close)
     return TransformersSampler(policy), work

@@ -43,7 +43,7 @@ def eval_command(
         use_threads(threads or folder.settings.threads)
         chosen = checkpoint or folder.newest_weights()
         wanted = Measurement(prompts=prompts, samples=samples, splits=splits, seed=seed, device=device)
-        reports = measure_checkpoint(folder, chosen, wanted, on_progress=on_progress)
+        reports = measure_checkpoint(folder, chosen, wanted, on_progress=on_progress, on_notice=say)
     if as_json:
         emit({"checkpoint": str(chosen), "seed": seed, **_overall(reports, folder.manifest), "tasks": reports})
         return

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
 from p2prl.config.init_checks import InitChecks
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import init_run
+from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.tiny_models import tiny_model
@@ -114,3 +115,18 @@ def test_the_verdict_knows_the_full_reward_of_each_task(
     (tmp_path / "chain").mkdir()
     make(tmp_path / "chain", models["warm"], InitChecks(probe_groups=2), reward="0.5*success+0.2*process")
     assert seen == [{"sums": pytest.approx(0.55)}, {"chain4": 0.5}]
+
+
+def test_scorers_that_are_not_confined_are_told(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2prl.config.run_data.confinement_notice", lambda _: "no sandbox here")
+    (training,) = data(tmp_path, NUMBER)
+    (tmp_path / "held.jsonl").write_text('{"question": "10+9=", "answer": "9"}\n')
+    plan = {"task": "", "data": (replace(training, held_out=tmp_path / "held.jsonl"),), "max_new_tokens": 8}
+    assert "no sandbox here" in make(tmp_path, models["warm"], InitChecks(probe_groups=0), **plan)
+    told: list[str] = []
+    wanted = Measurement(prompts=2, samples=0)
+    run = open_run(tmp_path / "run")
+    measure_checkpoint(run, models["warm"], wanted, on_progress=lambda *_: None, on_notice=told.append)
+    assert told == ["no sandbox here"]
