@@ -34,7 +34,8 @@ class RolloutBatch:
     advantages_BG: Tensor
     """Advantage of each completion, in reward units (or in standard deviations where normalized so)."""
     token_advantages_BGT: Tensor | None = None
-    """Per-token advantages for `ppo`; None spreads `advantages_BG` over the tokens."""
+    """Advantage of each token, from step rewards (`step_credit`) or a value head (`ppo.gae`), for losses that take them
+    (`LossSpec.token_advantages`); None spreads `advantages_BG` over the tokens."""
     staleness_BG: Tensor | None = None
     """Updates: learner version minus rollout version, at least 0."""
     proximal_logprobs_BGT: Tensor | None = None

@@ -92,6 +92,10 @@ def _decoupled(
 
 
 DECOUPLED_PPO = LossSpec(
-    name="decoupled_ppo", function=decoupled_ppo, config_type=DecoupledPpoConfig, advantage="mean_std"
+    name="decoupled_ppo",
+    function=decoupled_ppo,
+    config_type=DecoupledPpoConfig,
+    advantage="mean_std",
+    token_advantages=True,
 )
-A3PO = LossSpec(name="a3po", function=a3po, config_type=A3poConfig, advantage="mean_std")
+A3PO = LossSpec(name="a3po", function=a3po, config_type=A3poConfig, advantage="mean_std", token_advantages=True)

@@ -106,5 +106,5 @@ def _capped_and_tapered(
     return weighted_logprob(weights, capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)
 
 
-GEPO_T = LossSpec(name="gepo_t", function=gepo_t, config_type=GepoTConfig)
-GEX = LossSpec(name="gex", function=gex, config_type=GexConfig, needs_whole_groups=True)
+GEPO_T = LossSpec(name="gepo_t", function=gepo_t, config_type=GepoTConfig, token_advantages=True)
+GEX = LossSpec(name="gex", function=gex, config_type=GexConfig, needs_whole_groups=True, token_advantages=True)

@@ -120,8 +120,26 @@ def two_sided(
     return summarize(token_loss_BGT, weights_BGT, clipped_BGT | beyond_BGT, terms, batch, aggregation)
 
 
-GRPO = LossSpec(name="grpo", function=grpo, config_type=GrpoConfig, advantage="mean_std")
-DR_GRPO = LossSpec(name="dr_grpo", function=dr_grpo, config_type=GrpoConfig, aggregation="fixed_length")
-DAPO = LossSpec(name="dapo", function=dapo, config_type=DapoConfig, advantage="mean_std", aggregation="token_mean")
-BNPO = LossSpec(name="bnpo", function=bnpo, config_type=GrpoConfig, advantage="beta", aggregation="token_mean")
-TWO_SIDED = LossSpec(name="two_sided", function=two_sided, config_type=TwoSidedConfig, advantage="mean_std")
+GRPO = LossSpec(name="grpo", function=grpo, config_type=GrpoConfig, advantage="mean_std", token_advantages=True)
+DR_GRPO = LossSpec(
+    name="dr_grpo", function=dr_grpo, config_type=GrpoConfig, aggregation="fixed_length", token_advantages=True
+)
+DAPO = LossSpec(
+    name="dapo",
+    function=dapo,
+    config_type=DapoConfig,
+    advantage="mean_std",
+    aggregation="token_mean",
+    token_advantages=True,
+)
+BNPO = LossSpec(
+    name="bnpo",
+    function=bnpo,
+    config_type=GrpoConfig,
+    advantage="beta",
+    aggregation="token_mean",
+    token_advantages=True,
+)
+TWO_SIDED = LossSpec(
+    name="two_sided", function=two_sided, config_type=TwoSidedConfig, advantage="mean_std", token_advantages=True
+)

@@ -70,7 +70,12 @@ def asymre(
 
 
 ASYMPO = LossSpec(
-    name="asympo", function=asympo, config_type=AsympoConfig, advantage="mean_std", uses_behavior_logprobs=False
+    name="asympo",
+    function=asympo,
+    config_type=AsympoConfig,
+    advantage="mean_std",
+    uses_behavior_logprobs=False,
+    token_advantages=True,
 )
 ASYMRE = LossSpec(
     name="asymre",

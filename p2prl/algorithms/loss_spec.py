@@ -38,5 +38,8 @@ class LossSpec:
     """False: can be used for groups whose log-probs are not trusted yet."""
     needs_whole_groups: bool = False
     """True: a part of a batch must not split a group. For trainers that split batches."""
+    token_advantages: bool = False
+    """True: the advantage may differ from token to token. Its value stands for each token's own log-prob, so a loss
+    whose gradient goes through a weight of the whole completion, or that compares completions, has none."""
     result_version: int = 1
     """Incremented when the loss's numbers change, so that benchmarks do not reuse results of the older loss."""

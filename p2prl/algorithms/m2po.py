@@ -85,7 +85,14 @@ def m2po_clip(
     return summarize(token_loss_BGT, weights_BGT, clipped_BGT, terms, batch, aggregation, extra_metrics=metrics)
 
 
-M2PO = LossSpec(name="m2po", function=m2po, config_type=M2poConfig, advantage="mean_std", aggregation="token_mean")
+M2PO = LossSpec(
+    name="m2po",
+    function=m2po,
+    config_type=M2poConfig,
+    advantage="mean_std",
+    aggregation="token_mean",
+    token_advantages=True,
+)
 M2PO_CLIP = LossSpec(
     name="m2po_clip", function=m2po_clip, config_type=M2poClipConfig, advantage="mean_std", aggregation="token_mean"
 )

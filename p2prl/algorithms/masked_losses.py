@@ -154,7 +154,7 @@ def _masked_and_pulled(
 
 
 OPSM = LossSpec(name="opsm", function=opsm, config_type=OpsmConfig, advantage="mean_std")
-DPPO = LossSpec(name="dppo", function=dppo, config_type=DppoConfig, aggregation="token_mean")
+DPPO = LossSpec(name="dppo", function=dppo, config_type=DppoConfig, aggregation="token_mean", token_advantages=True)
 IPO = LossSpec(name="ipo", function=ipo, config_type=IpoConfig, aggregation="token_mean")
 ICEPOP = LossSpec(
     name="icepop", function=icepop, config_type=IcepopConfig, advantage="mean_std", aggregation="token_mean"

@@ -19,7 +19,7 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import suggestion
 from p2prl.algorithms.loss_spec import LossSpec
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, LocalProtocolError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,12 @@ class Objective:
         return compute_advantages(rewards_BG, self.advantage, lengths_BG=lengths_BG)
 
     def loss(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch) -> LossOutput:
-        """The loss of this batch; gradients flow to `policy_logprobs_BGT`."""
+        """The loss of this batch; gradients flow to `policy_logprobs_BGT`.
+
+        LocalProtocolError for token advantages that the loss does not take.
+        """
+        if batch.token_advantages_BGT is not None and not self.spec.token_advantages:
+            raise LocalProtocolError(f"{self.spec.name} takes one advantage per completion, not one per token")
         return self.spec.function(policy_logprobs_BGT, batch, self.config, self.aggregation)
 
 

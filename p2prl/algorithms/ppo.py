@@ -1,6 +1,6 @@
 """PPO with a value head: the clipped policy loss, the value loss and generalized advantage estimation.
 
-The learner trains without a value head: `gae` and `value_loss` are for other trainers and for `p2prl bench ppo`.
+The learner's value head is `p2prl/learner/training/value_head.py`.
 
 Shape legend: B groups, G completions, T tokens.
 """
@@ -60,11 +60,8 @@ def ppo(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: PpoConfig, aggreg
     stands in for the old policy. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
-    advantages = terms.advantages_BG1
-    if batch.token_advantages_BGT is not None:
-        advantages = on_mask(batch.token_advantages_BGT.detach().to(terms.policy_BGT.dtype), terms.mask_BGT)
     loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
-        terms.log_ratio_BGT, advantages, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        terms.log_ratio_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     return summarize(loss_BGT, weights_BGT, clipped_BGT, terms, batch, aggregation)
 
@@ -128,4 +125,4 @@ def _check_finite(field: str, values_BGT: Tensor, mask_BGT: Tensor) -> None:
         raise LocalProtocolError(f"{field} holds NaN or infinity on the mask")
 
 
-PPO = LossSpec(name="ppo", function=ppo, config_type=PpoConfig, aggregation="token_mean")
+PPO = LossSpec(name="ppo", function=ppo, config_type=PpoConfig, aggregation="token_mean", token_advantages=True)

@@ -182,9 +182,22 @@ def seq_mis(
     return weighted_logprob(weights_BG1, outside_BG1, terms, batch, aggregation)
 
 
-REINFORCE = LossSpec(name="reinforce", function=reinforce, config_type=ReinforceConfig, uses_behavior_logprobs=False)
-TIS = LossSpec(name="tis", function=tis, config_type=TisConfig)
+REINFORCE = LossSpec(
+    name="reinforce",
+    function=reinforce,
+    config_type=ReinforceConfig,
+    uses_behavior_logprobs=False,
+    token_advantages=True,
+)
+TIS = LossSpec(name="tis", function=tis, config_type=TisConfig, token_advantages=True)
+CISPO = LossSpec(
+    name="cispo",
+    function=cispo,
+    config_type=CispoConfig,
+    advantage="mean_std",
+    aggregation="token_mean",
+    token_advantages=True,
+)
+TOPR = LossSpec(name="topr", function=topr, config_type=ToprConfig, token_advantages=True)
+SEQ_MIS = LossSpec(name="seq_mis", function=seq_mis, config_type=SeqMisConfig, token_advantages=True)
 NORMALIZED_TIS = LossSpec(name="normalized_tis", function=normalized_tis, config_type=NormalizedTisConfig)
-CISPO = LossSpec(name="cispo", function=cispo, config_type=CispoConfig, advantage="mean_std", aggregation="token_mean")
-TOPR = LossSpec(name="topr", function=topr, config_type=ToprConfig)
-SEQ_MIS = LossSpec(name="seq_mis", function=seq_mis, config_type=SeqMisConfig)

@@ -88,7 +88,7 @@ def summarize(
         "weight_variance": on_mask((weights_BGT - mean).square(), terms.mask_BGT).sum() / tokens,
         "bounded_fraction": bounded_BGT.sum() / tokens,
         "kl_k1": -terms.sequence_BG.detach().sum() / tokens,
-        "zero_advantage_groups": (terms.advantages_BG == 0).all(dim=-1).sum(),
+        "zero_advantage_groups": (terms.advantages_BG1 == 0).all(dim=-1).all(dim=-1).sum(),
         **(extra_metrics or {}),
     }
     return LossOutput(loss=loss, metrics=metrics, weights_BGT=weights_BGT, bounded_BGT=bounded_BGT)

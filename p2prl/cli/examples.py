@@ -62,6 +62,7 @@ _EXAMPLES = {
     "p2prl bench step": ("p2prl bench step --losses gepo_t,dpo --model 29m --tokens 128",),
     "p2prl bench draw": ("p2prl bench draw --batches 8",),
     "p2prl bench replay": ("p2prl bench replay --models 29m",),
+    "p2prl bench pacing": ("p2prl bench pacing --seeds 1 --updates 100",),
     "p2prl bench trust": ("p2prl bench trust --part attacks --dtypes float32 --tokens 8,40",),
     "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify 'p2prl://NAME@…?b=…'"),
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),

@@ -32,6 +32,7 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
         precision=config.precision_on(device.type, manifest.engine_dtype),
         states=config.optimizer_states,
         reference=folder.settings.loss.reference_config() is not None,
+        value_head=folder.settings.loss.has_value_head,
         replay_bytes=DTYPE_BYTES[manifest.engine_dtype],
         published_bytes=DTYPE_BYTES[manifest.dtype] if device.type != "cuda" else 0,
         device_type=device.type,

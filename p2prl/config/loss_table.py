@@ -13,11 +13,13 @@ from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, LOSSES, build_loss, l
 from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.algorithms.step_credit import STEP_ADVANTAGES
 from p2prl.errors import ConfigError, require
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.protocol.manifests import Sampling
 
 AUTO = "auto"
@@ -61,6 +63,11 @@ class LossConfig:
     """Advantage estimator; empty for that of the loss's paper."""
     aggregation: str = ""
     """Aggregation of token losses into one number; empty for that of the loss's paper."""
+    credit: Literal["auto", "completion", "step"] = "auto"
+    """What a token answers for: the rewards of its own step and of those after it (`step`), or the completion's whole
+    reward. `auto` is `step` where the run's reward judges steps."""
+    value: ValueHeadConfig = field(default_factory=ValueHeadConfig)
+    """Value head of `ppo`."""
     guards: GuardConfig = field(default_factory=GuardConfig)
     """Learning-rate brakes, token masks and the ESS warning."""
     trust: ProbationConfig = field(default_factory=ProbationConfig)
@@ -75,6 +82,7 @@ class LossConfig:
         objectives = self._objectives(sampling)
         self._check_reward(reward, objectives)
         self._check_combination(sampling, objectives)
+        credits_steps = self._credits_steps(reward, objectives)
         probation_loss = None
         if self.trust.loss:
             probation_loss = build_loss(self.trust.loss, max_completion_tokens=sampling.max_new_tokens)
@@ -85,7 +93,14 @@ class LossConfig:
             probation_loss=probation_loss,
             reference=ReferencePenaltyConfig(beta=self.reference.beta),
             selection=self.auto,
+            credits_steps=credits_steps,
+            value=self.value if self.has_value_head else None,
         )
+
+    @property
+    def has_value_head(self) -> bool:
+        """Whether the run trains a value head."""
+        return self.name == "ppo" and self.value.head
 
     def reference_config(self) -> ReferenceConfig | None:
         """Settings of the reference policy; None when there is none."""
@@ -121,6 +136,28 @@ class LossConfig:
         )
         return {self.name: objective}
 
+    def _credits_steps(self, reward: RewardConfig, objectives: dict[str, Objective]) -> bool:
+        """Whether tokens are credited with the rewards of steps. ConfigError where the loss cannot do so."""
+        judges_steps = reward.process_weight > 0.0
+        if self.credit == "step" and not judges_steps:
+            _refuse('loss.credit = "step"', "this run's reward judges no steps", 'Remove it, or set "completion".')
+        if self.credit == "completion" or not judges_steps:
+            return False
+        for name, objective in objectives.items():
+            if not objective.spec.token_advantages:
+                able = [each for each in BUILTIN_LOSSES if loss_by_name(each).token_advantages]
+                raise ConfigError(
+                    f"loss.name = {name!r} takes one advantage per completion, and this run's reward judges steps",
+                    remedy='Set loss.credit = "completion", which gives every token the sum of its completion, or name'
+                    f" one of: {', '.join(able)}.",
+                )
+            if objective.advantage.kind not in STEP_ADVANTAGES and not self.has_value_head:
+                raise ConfigError(
+                    f"loss.advantage = {objective.advantage.kind!r} has no meaning for the rewards of steps",
+                    remedy='Set loss.advantage = "mean", or loss.credit = "completion".',
+                )
+        return True
+
     def _check_reward(self, reward: RewardConfig, objectives: dict[str, Objective]) -> None:
         """Refuse the `beta` advantage where the reward may lie outside 0..1."""
         # Scores added to the success reward may be negative or exceed 1 with it, so only bare success is sure to fit.
@@ -146,6 +183,12 @@ class LossConfig:
             if trust.probation_groups:
                 _refuse("loss.trust.probation_groups", "dpo has no weights to bound", "Remove it.")
         self._check_probation()
+        if self.has_value_head and self.advantage:
+            _refuse(
+                "loss.advantage", "the value head estimates advantages", "Remove it, or set loss.value.head = false."
+            )
+        if self.value != ValueHeadConfig() and self.name != "ppo":
+            _refuse("loss.value", f"{self.name} has no value head", 'Remove it, or set loss.name = "ppo".')
         if reference.beta > 0 and reference.kind == "none":
             _refuse("loss.reference.beta", "there is no reference", 'Set loss.reference.kind to "first" or "ema".')
         if reference.kind != "none" and reference.beta == 0 and self.name != "dpo":
@@ -188,7 +231,8 @@ class LossConfig:
             _refuse("loss.name = 'dpo'", "with one completion per prompt there are no pairs", _LARGER)
         if self.trust.loss:
             _refuse("loss.trust.loss", alone, "Remove it, or make a run with --group-size 2 or more.")
-        if any(each.advantage.kind not in GROUPLESS for each in objectives.values()):
+        lone = any(each.advantage.kind not in GROUPLESS for each in objectives.values())
+        if lone and not self.has_value_head:
             _refuse("loss.advantage", alone, _SINGLE)
 
 

@@ -36,6 +36,7 @@ from p2prl.learner.service import Learner
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import InlineStage, Stage, ThreadStage
+from p2prl.learner.step_pace import SAMPLING_SHARE, pause_s
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_plan import MemoryPlan
@@ -123,7 +124,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     sender = SigningSender(parts.identity, parts.run, storage.journal, clock)
     replay_stage, training_stage = _stages(parts.threads, sender)
     training = _training(parts, storage, buffer, TrainingStage(training_stage))
-    pacing = _pacing(parts, storage, step=training.step)
+    pacing = _pacing(parts, storage, buffer, step=training.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
     has_work = slots_with_work(parts.replaying.work, storage)
     prices = judges.prices(storage.journal, secret=parts.identity.secret_seed, has_work=has_work)
@@ -243,13 +244,14 @@ def _backlog(parts: LearnerParts, standings: PeerStandings) -> ReplayBacklog:
             batch_groups=min(_GROUPS_PER_CHECK, config.groups_per_update),
             surplus_share=config.replay_budget,
             newest_first=True,
+            in_time=int((1.0 - SAMPLING_SHARE) * parts.manifest.staleness_bound * config.groups_per_update),
         )
     else:
         backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, surplus_share=0.0, newest_first=False)
     return ReplayBacklog(backlog, rank=standings.rank)
 
 
-def _pacing(parts: LearnerParts, storage: LearnerStorage, *, step: int) -> Pacing:
+def _pacing(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffer, *, step: int) -> Pacing:
     manifest, config = parts.manifest, parts.config
     newest = storage.published.newest
     schedule = Schedule(
@@ -267,4 +269,11 @@ def _pacing(parts: LearnerParts, storage: LearnerStorage, *, step: int) -> Pacin
         ),
         publish_every=manifest.publish_every,
     )
-    return Pacing(schedule, interval, parts.clock, automatic=config.publish == "auto", on_notice=parts.on_notice)
+
+    def pause(update_s: float) -> float:
+        bound, limit = manifest.staleness_bound, config.pace_limit
+        return pause_s(update_s, sampling_s=buffer.sampling_s, staleness_bound=bound, limit=limit)
+
+    return Pacing(
+        schedule, interval, parts.clock, automatic=config.publish == "auto", pause=pause, on_notice=parts.on_notice
+    )

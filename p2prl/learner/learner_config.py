@@ -28,6 +28,9 @@ class LearnerConfig:
     """Time of replays beyond what the buffer lacks, as a share of the time updates take. Groups of peers with few
     verified groups come first, then those that expire soonest: newcomers are judged, and work that waited for the
     learner is credited, although the swarm outruns training."""
+    pace_limit: float = 0.25
+    """Longest wait between two updates for machines so slow that their groups would be too stale, as a share of the
+    time an update takes; 0 never waits."""
     chunk_pieces: int = 32
     """Chunks a version's weights are cut into, so that volunteers relay while they still download."""
     publish: Literal["manifest", "auto"] = "manifest"
@@ -51,6 +54,7 @@ class LearnerConfig:
         # Below 1 an update's worth would never be ready, and the learner would wait forever.
         require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
 
+        require("pace_limit", self.pace_limit, 0.0 <= self.pace_limit <= 4.0, "within 0..4")
         require("replay_budget", self.replay_budget, 0.0 <= self.replay_budget <= 4.0, "within 0..4")
 
     @property

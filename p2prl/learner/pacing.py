@@ -20,14 +20,19 @@ class Pacing:
         clock: Clock,
         *,
         automatic: bool,
+        pause: Callable[[float], float],
         on_notice: Callable[[str], None],
     ) -> None:
-        """With `automatic` the measured interval is applied, otherwise it is only measured."""
+        """With `automatic` the measured interval is applied, otherwise it is only measured. `pause` says how long to
+        wait after an update of a number of seconds (`step_pace`)."""
         self._schedule = schedule
         self._interval = interval
         self._clock = clock
         self._automatic = automatic
         self._on_notice = on_notice
+        self._pause = pause
+        self._paused_until = clock.now()
+        self._paused_s = 0.0
 
     @property
     def finished(self) -> bool:
@@ -46,7 +51,14 @@ class Pacing:
 
     def next_action(self, ready_groups: int) -> Action:
         """What is due, given how many verified groups wait."""
-        return self._schedule.next_action(ready_groups)
+        action = self._schedule.next_action(ready_groups)
+        is_early = action is Action.STEP and self._clock.now() < self._paused_until
+        return Action.COLLECT if is_early else action
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Publish interval and pause, as keys of the metrics log."""
+        return {"publish_every": self.publish_every, "pause_s": self._paused_s}
 
     def group_verified(self, group: VerifiedGroup) -> None:
         """Record that a peer delivered a group of a version: the version has reached it."""
@@ -58,10 +70,12 @@ class Pacing:
         self._schedule.published()
         self._interval.published(version, self._clock.now())
 
-    def batch_trained(self, batch: Sequence[VerifiedGroup]) -> None:
-        """Count one update, and change the interval if the measurements suggest it."""
+    def batch_trained(self, batch: Sequence[VerifiedGroup], seconds: float) -> None:
+        """Count one update, which took `seconds`, and change the interval if the measurements suggest it."""
         self._schedule.stepped()
         now = self._clock.now()
+        self._paused_s = self._pause(seconds)
+        self._paused_until = now + self._paused_s
         self._interval.updated(now)
         for group in batch:
             if group.verified_at is not None:

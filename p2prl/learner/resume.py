@@ -24,7 +24,7 @@ def resume(storage: LearnerStorage, trainer: Trainer, training: Training, on_not
         training.resume_at(trainer.step)
     storage.restore_published(trainer.step)
     figures = turned_away_figures(dict.fromkeys(TURNED_AWAY, 0)) | dict.fromkeys(FIGURES, 0)
-    figures["publish_every"] = storage.manifest.publish_every
+    figures |= {"publish_every": storage.manifest.publish_every, "pause_s": 0.0}
     replayed = 0
     while (digests := storage.journal.batches.at_step(trainer.step)) is not None:
         batch = [read_verified(stored, storage.published) for stored in storage.journal.groups.by_digest(digests)]

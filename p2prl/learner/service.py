@@ -197,9 +197,9 @@ class Learner:
 
     def _step(self) -> None:
         figures = self._inbox.figures | self._checks.figures | self._publisher.figures
-        self._training.begin_update(figures | {"publish_every": self._pacing.publish_every}, then=self._updated)
+        self._training.begin_update(figures | self._pacing.figures, then=self._updated)
 
     def _updated(self, batch: list[VerifiedGroup], seconds: float) -> None:
         self._checks.update_ended(seconds)
-        self._pacing.batch_trained(batch)
+        self._pacing.batch_trained(batch, seconds)
         self._training.checkpoint_if_due()

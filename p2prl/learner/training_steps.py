@@ -157,6 +157,7 @@ class Training:
             "peers": len({group.peer for group in batch}),
             "ready_groups": len(self._buffer),
             **self._watch.figures,
+            **self._buffer.figures,
             **figures,
         }
         self._log.add(self.step, document, (*notices, *warnings))
@@ -177,13 +178,19 @@ def _signal(verified: VerifiedGroup) -> GroupSignal:
 def _training_group(verified: VerifiedGroup, *, step: int, trust: float) -> TrainingGroup:
     """The group as the trainer reads it, for the update that starts at `step`."""
     completions = tuple(tuple(np.frombuffer(c.tokens, dtype="<u4").tolist()) for c in verified.group.completions)
-    behavior = np.frombuffer(verified.behavior, dtype="<f4")
-    splits = np.split(behavior, np.cumsum([len(ids) for ids in completions])[:-1])
+    steps = _of_tokens(verified.step_rewards, completions) if verified.step_rewards else ()
     return TrainingGroup(
         prompt_ids=tuple(np.frombuffer(verified.group.prompt, dtype="<u4").tolist()),
         completions=completions,
-        behavior_logprobs=tuple(tuple(part.tolist()) for part in splits),
+        behavior_logprobs=_of_tokens(verified.behavior, completions),
         rewards=tuple(np.frombuffer(verified.rewards, dtype="<f4").tolist()),
         staleness=verified.staleness(step),
         trust=trust,
+        step_rewards=steps,
     )
+
+
+def _of_tokens(packed: bytes, completions: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+    """Packed float32 numbers of a group's tokens, by completion."""
+    ends = np.cumsum([len(ids) for ids in completions])[:-1]
+    return tuple(tuple(part.tolist()) for part in np.split(np.frombuffer(packed, dtype="<f4"), ends))

@@ -19,6 +19,7 @@ from p2prl.models.run_scoring import AnswerScorer, GroupRewards, PendingRewards,
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
 from p2prl.models.slot_prompts import DataPrompts, PromptSource, SlotPrompt
+from p2prl.models.step_rewards import token_rewards
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.turn_inspection import inspect_turns
 from p2prl.models.turn_prompts import seeded_prompts
@@ -246,6 +247,20 @@ class GroupWork:
             values = self._scoring.rewards(assignment.task, assignment.prompt, completions)
         rewards = GroupRewards(values, if_failed=values)
         return lambda: rewards
+
+    def step_rewards(
+        self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]]
+    ) -> tuple[tuple[float, ...], ...]:
+        """For each token of a slot's completions, the reward of the step it ends, not a number at the others; together
+        they are the completion's reward. Nothing in a run whose reward judges no steps, and for rows of data."""
+        if not self._scoring.judges_steps or assignment.row is not None or assignment.turns is not None:
+            return ()
+        completions = [self._decode(ids) for ids in token_ids]
+        judged = self._scoring.steps(assignment.task, assignment.prompt, completions)
+        return tuple(
+            token_rewards(ids, text, steps, self._codec.decode)
+            for ids, (text, _), steps in zip(token_ids, completions, judged, strict=True)
+        )
 
     def close(self) -> None:
         """End the processes that score answers and read a stranger's tokenizer."""

@@ -41,6 +41,8 @@ class ScoredRows:
     """Log-normalizers, for `PolicyForward.backward`; zeros from a model's own logits."""
     graph: Tensor | None
     """Hidden states or log-probs with their graph; None without a graph."""
+    hidden_MH: Tensor | None = None
+    """Hidden states that the tokens were chosen from, without a graph; None from a model's own logits."""
 
 
 class PolicyForward:
@@ -60,6 +62,11 @@ class PolicyForward:
         self._layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
         self._packs = model.config._attn_implementation in _VARLEN_ATTENTION if packs is None else packs
 
+    @property
+    def has_linear_head(self) -> bool:
+        """Whether the logits are a linear layer of the hidden states, which are then known."""
+        return self._head is not None
+
     def autocast(self) -> AbstractContextManager[Any]:
         """Context in which the model computes its products in the 16-bit type, if there is one."""
         if self._autocast is None:
@@ -76,16 +83,21 @@ class PolicyForward:
                 return ScoredRows(batch.tokens_M, logprobs_M.detach(), torch.zeros_like(logprobs_M), own)
             hidden_MH = self._hidden(batch)
         logprobs_M, normalizers_M = self._head.logprobs(hidden_MH.detach(), batch.tokens_M)
-        return ScoredRows(batch.tokens_M, logprobs_M, normalizers_M, hidden_MH if graph else None)
+        return ScoredRows(batch.tokens_M, logprobs_M, normalizers_M, hidden_MH if graph else None, hidden_MH.detach())
 
-    def backward(self, scored: ScoredRows, coefficients_M: Tensor) -> None:
-        """Add the gradient of Σ coefficient · log-prob to the parameters. `scored` must hold a graph."""
+    def backward(self, scored: ScoredRows, coefficients_M: Tensor, *, extra_gradient_MH: Tensor | None = None) -> None:
+        """Add the gradient of Σ coefficient · log-prob to the parameters. `scored` must hold a graph.
+
+        `extra_gradient_MH` is another term's gradient towards the hidden states.
+        """
         assert scored.graph is not None
         if self._head is None:
             torch.autograd.backward(scored.graph, coefficients_M)
             return
         hidden_MH = scored.graph.detach()
         gradient_MH = self._head.backward(hidden_MH, scored.tokens_M, scored.normalizers_M, coefficients_M)
+        if extra_gradient_MH is not None:
+            gradient_MH = gradient_MH + extra_gradient_MH.to(gradient_MH.dtype)
         torch.autograd.backward(scored.graph, gradient_MH)
 
     def regraph(self, rows: Sequence[Row], normalizers_M: Tensor, *, checkpointing: bool = False) -> ScoredRows:

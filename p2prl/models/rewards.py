@@ -10,18 +10,31 @@ from the tokens and trains only on its own result. The success of a data task co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from p2prl.algorithms.reward_shaping import completion_rewards
+from p2prl.algorithms.reward_shaping import completion_rewards, refine_steps
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.errors import ConfigError
-from p2prl.tasks.process_scorer import ProcessScorer
+from p2prl.tasks.process_scorer import Judgement, ProcessScorer
 from p2prl.tasks.task import Score, Task
 from p2prl.tasks.task_registry import scorer_by_task, task_by_name
 
 Completion = tuple[str, bool]
 """Text without the stop token, and whether a stop token ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSteps:
+    """What each step of a completion earns, after Clip and Delta and with its factor; the rest is for its end."""
+
+    ends: tuple[int, ...]
+    """Index of each step's last character."""
+    rewards: tuple[float, ...]
+    rest: float
+    """The reward of the completion without its steps: success and outcome."""
 
 
 class RunReward:
@@ -59,20 +72,46 @@ class RunReward:
         """Rewards of completions whose steps nothing judges."""
         return tuple(self._config.success_weight * verdict for verdict in success)
 
+    @property
+    def judges_steps(self) -> bool:
+        """Whether steps have rewards of their own."""
+        return self._config.process_weight > 0
+
+    def steps(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[JudgedSteps, ...]:
+        """The steps of several completions of one prompt of a procedural task, whose rewards judge steps."""
+        judgements = [self._scorers[task].judge(prompt, *completion) for completion in completions]
+        scores_BGK, mask_BGK = _padded(judgements)
+        refined = (self._config.process_weight * refine_steps(scores_BGK, mask_BGK, self._config))[0].tolist()
+        success = [self.score(task, prompt, completion).reward for completion in completions]
+        return tuple(
+            JudgedSteps(
+                judgement.ends,
+                tuple(row[: len(judgement.steps)]),
+                self._config.success_weight * verdict + self._config.outcome_weight * judgement.outcome,
+            )
+            for judgement, row, verdict in zip(judgements, refined, success, strict=True)
+        )
+
     def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
         """Rewards of several completions of one prompt of a procedural task, computed in float64."""
         success = [self.score(task, prompt, completion).reward for completion in completions]
         if not self._judges_steps:
             return self.of_success(success)
         judgements = [self._scorers[task].judge(prompt, *completion) for completion in completions]
-        longest = max(1, *(len(judgement.steps) for judgement in judgements))
-        steps = [judgement.steps + (0.0,) * (longest - len(judgement.steps)) for judgement in judgements]
-        counts = torch.tensor([[len(judgement.steps)] for judgement in judgements])
+        scores_BGK, mask_BGK = _padded(judgements)
         rewards_BG = completion_rewards(
             torch.tensor([success], dtype=torch.float64),
             self._config,
             outcome_BG=torch.tensor([[judgement.outcome for judgement in judgements]], dtype=torch.float64),
-            step_scores_BGK=torch.tensor([steps], dtype=torch.float64),
-            step_mask_BGK=(torch.arange(longest) < counts).unsqueeze(0),
+            step_scores_BGK=scores_BGK,
+            step_mask_BGK=mask_BGK,
         )
         return tuple(rewards_BG[0].tolist())
+
+
+def _padded(judgements: Sequence[Judgement]) -> tuple[Tensor, Tensor]:
+    """Step scores of one group, (1, G, K) float64, and their mask."""
+    longest = max(1, *(len(judgement.steps) for judgement in judgements))
+    steps = [judgement.steps + (0.0,) * (longest - len(judgement.steps)) for judgement in judgements]
+    counts = torch.tensor([[len(judgement.steps)] for judgement in judgements])
+    return torch.tensor([steps], dtype=torch.float64), (torch.arange(longest) < counts).unsqueeze(0)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from p2prl.errors import ConfigError
-from p2prl.models.rewards import Completion, RunReward
+from p2prl.models.rewards import Completion, JudgedSteps, RunReward
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.scorers.spec import parse_spec
 
@@ -128,6 +128,15 @@ class RunScoring:
     def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
         """Rewards of completions of a procedural prompt."""
         return self._reward.rewards(task, prompt, completions)
+
+    @property
+    def judges_steps(self) -> bool:
+        """Whether steps of completions have rewards of their own."""
+        return self._reward.judges_steps
+
+    def steps(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[JudgedSteps, ...]:
+        """The steps of completions of a procedural prompt, in a run whose reward judges steps."""
+        return self._reward.steps(task, prompt, completions)
 
     def of_success(self, success: Sequence[float]) -> tuple[float, ...]:
         """Rewards of completions whose steps nothing judges."""

@@ -19,6 +19,7 @@ from p2prl.algorithms.guards import ema_update
 from p2prl.algorithms.kl_penalty import reference_penalty
 from p2prl.algorithms.ppo import gae, value_loss
 from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.algorithms.step_credit import StepRewards, step_advantages
 from p2prl.bench.comparison.recipes import Recipe
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.grading import Grades, grade
@@ -175,19 +176,28 @@ class OnPolicyTraining:
             advantages_MBGT = torch.stack([whiten(advantages, mask) for advantages, mask in pairs])
         return advantages_MBGT, returns_NGT.view_as(values_MBGT)
 
+    def _step_credit(self, grades: Grades, completions: Completions) -> Tensor:
+        """Advantages of every token from the rewards of the steps, (M, B, G, T)."""
+        mask_MBGT, kind = completions.mask_MBGT, self._recipe.objective.advantage
+        rewards_MBGT, ends_MBGT = grades.token_rewards(self._reward, mask_MBGT), grades.step_ends(mask_MBGT)
+        steps = StepRewards(rewards_BGT=rewards_MBGT.flatten(0, 1), ends_BGT=ends_MBGT.flatten(0, 1))
+        return step_advantages(steps, mask_MBGT.flatten(0, 1), kind).view_as(rewards_MBGT)
+
     def _rollouts(
         self, prompts_MBP: Tensor, completions: Completions, grades: Grades, advantages_MBGT: Tensor | None
     ) -> list[RolloutBatch]:
-        reference_MBGT = None
-        if self._recipe.reference != "none":
+        recipe, reference_MBGT = self._recipe, None
+        if recipe.reference != "none":
             with torch.no_grad():
                 reference_MBGT = completion_logprobs(
                     self._shape, self._reference_MW, prompts_MBP, completions.tokens_MBGT
                 )
+        if recipe.credit == "step":
+            advantages_MBGT = self._step_credit(grades, completions)
         rewards_MBG = grades.completion_rewards(self._reward)
         rollouts = []
         for index, mask_BGT in enumerate(completions.mask_MBGT):
-            advantages = self._recipe.objective.advantages(rewards_MBG[index], mask_BGT.sum(dim=-1))
+            advantages = recipe.objective.advantages(rewards_MBG[index], mask_BGT.sum(dim=-1))
             rollouts.append(
                 RolloutBatch(
                     behavior_logprobs_BGT=completions.logprobs_MBGT[index],

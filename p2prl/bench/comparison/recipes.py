@@ -15,11 +15,12 @@ from p2prl.errors import ConfigError, require
 
 Reference = Literal["none", "start", "ema"]
 Samples = Literal["policy", "start"]
+Credit = Literal["completion", "step"]
 
 _MOST_PROMPTS = 256
 _MOST_PASSES = 8
 _TOKEN_CREDIT = ("ppo",)
-"""Losses with a value head, which credit rewards to tokens; all others use one reward per completion."""
+"""Losses with a value head, which credits rewards to tokens."""
 
 _Reader = Callable[[str, str], object]
 """(option, text) -> value; ConfigError on an invalid text."""
@@ -45,6 +46,9 @@ class Recipe:
     """Weight of the penalty (k3, `kl_penalty.reference_penalty`)."""
     rate: float = 0.05
     """Weight of the policy in the moving average at each batch."""
+    credit: Credit = "completion"
+    """Not for `ppo`: one advantage for a completion from the sum of its rewards, or one for each token from the rewards
+    of its steps (`step_credit`)."""
     samples: Samples = "policy"
     """Source of completions: the policy itself, or always the initial policy."""
     value_weight: float = 0.5
@@ -69,6 +73,12 @@ class Recipe:
         require("passes", self.passes, 1 <= self.passes <= _MOST_PASSES, f"1 to {_MOST_PASSES}")
         require("rate", self.rate, 0.0 <= self.rate <= 1.0, "within 0..1")
         require("pull", self.pull, 0.0 <= self.pull <= 1e3, "within 0..1000")
+        if self.credit == "step" and (self.has_value or not self.objective.spec.token_advantages):
+            why = "its value head credits tokens" if self.has_value else "it takes one advantage per completion"
+            raise ConfigError(
+                f"credit = step has no meaning for {self.objective.spec.name}: {why}",
+                remedy="Remove credit, or name a loss such as gepo_t or grpo.",
+            )
         require("value", self.value_weight, 0.0 <= self.value_weight <= 1e3, "within 0..1000")
 
 
@@ -76,7 +86,8 @@ def parse_recipe(text: str, *, max_completion_tokens: int) -> Recipe:
     """Parse a recipe; ConfigError on an invalid one.
 
     `loss[:option=value…]`: options are `normalise=on|off`, `prompts`, `passes`, `reference=none|start|ema`, `pull`,
-    `rate`, `samples=policy|start`, `value`, `lambda`, `advantage`, and those of the loss itself (`dpo:beta=0.3`).
+    `rate`, `samples=policy|start`, `credit=completion|step`, `value`, `lambda`, `advantage`, and those of the loss
+    itself (`dpo:beta=0.3`).
     """
     name, *settings = text.strip().split(":")
     options: dict[str, str] = {}
@@ -140,6 +151,7 @@ _READERS: Mapping[str, tuple[str, _Reader]] = {
     "pull": ("pull", _read_number),
     "rate": ("rate", _read_number),
     "samples": ("samples", _read_choice({kind: kind for kind in get_args(Samples)})),
+    "credit": ("credit", _read_choice({kind: kind for kind in get_args(Credit)})),
     "value": ("value_weight", _read_number),
     "lambda": ("value", lambda key, value: ValueConfig(gae_lambda=_read_number(key, value))),
     "advantage": ("advantage", lambda _, value: value),

@@ -59,6 +59,13 @@ class Grades:
         last_MBG = mask_MBGT.sum(dim=-1) - 1
         return rewards_NGT.view(mask_MBGT.shape).scatter_add(-1, last_MBG.unsqueeze(-1), at_end_MBG.unsqueeze(-1))
 
+    def step_ends(self, mask_MBGT: Tensor) -> Tensor:
+        """Bool (M, B, G, T): the last token of each step, and of each completion."""
+        counts_MBGT = torch.zeros_like(mask_MBGT, dtype=torch.int64)
+        counts_MBGT.scatter_add_(-1, self.step_ends_MBGK, self.step_mask_MBGK.long())
+        last_MBG = mask_MBGT.sum(dim=-1) - 1
+        return counts_MBGT.scatter_add_(-1, last_MBG.unsqueeze(-1), torch.ones_like(last_MBG).unsqueeze(-1)) > 0
+
 
 def grade(environment: Environment, prompts: Sequence[Sequence[str]], completions: Completions) -> Grades:
     """Grade completions (M, B, G) of `prompts`, which are M lists of B."""

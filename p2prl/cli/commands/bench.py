@@ -6,6 +6,7 @@ import typer
 
 from p2prl.cli.commands.bench_draw import bench_draw
 from p2prl.cli.commands.bench_engine import bench_engine
+from p2prl.cli.commands.bench_pacing import bench_pacing
 from p2prl.cli.commands.bench_patch import bench_patch
 from p2prl.cli.commands.bench_ppo import bench_ppo
 from p2prl.cli.commands.bench_replay import bench_replay
@@ -28,4 +29,5 @@ bench_app.command("step", epilog=epilog("p2prl bench step"))(bench_step)
 bench_app.command("draw", epilog=epilog("p2prl bench draw"))(bench_draw)
 bench_app.command("engine", epilog=epilog("p2prl bench engine"))(bench_engine)
 bench_app.command("replay", epilog=epilog("p2prl bench replay"))(bench_replay)
+bench_app.command("pacing", epilog=epilog("p2prl bench pacing"))(bench_pacing)
 bench_app.command("trust", epilog=epilog("p2prl bench trust"))(bench_trust)

@@ -89,12 +89,28 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "staleness_p50" in worker:
         median, largest = worker["staleness_p50"], worker.get("staleness_max", worker["staleness_p50"])
         rows.append(("staleness", f"median {median:.0f}, largest {largest:.0f} updates"))
+    if lost := lost_text(worker):
+        rows.append(("dropped", lost))
     if "peers" in worker:
         volunteers = f"{worker['peers']} volunteer{'' if worker['peers'] == 1 else 's'}"
         rows.append(("batch", f"{worker.get('groups', 0)} groups of {volunteers}"))
     rows += [("measured", text) for text in evaluation_texts(worker)]
     rows += [("warning", text) for text in warning_texts(worker)]
     return rows
+
+
+def lost_text(worker: Mapping[str, Any]) -> str:
+    """What was dropped for its age, and how it differs from what was trained on; empty when nothing was."""
+    if not worker.get("lost/groups"):
+        return ""
+    text = f"{worker['lost/groups']:,.0f} groups too old, {worker.get('lost/share', 0.0):.0%} of the newest work"
+    if "lost/reward_difference" not in worker:
+        return text
+    return (
+        f"{text}: completions {worker.get('lost/tokens_ratio', 1.0):.2f} times as long, sampled in"
+        f" {worker.get('lost/seconds_ratio', 1.0):.1f} times the time, reward"
+        f" {worker['lost/reward_difference']:+.2f}"
+    )
 
 
 def _policy(worker: Mapping[str, Any]) -> str:

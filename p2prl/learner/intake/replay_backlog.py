@@ -1,10 +1,16 @@
 """Backlog of stored groups: which to replay next, and which to settle without a replay. Pure.
 
-Training needs the freshest groups, volunteers need every group settled, and a flood must cost only its own peer. So
-peers take turns, each with its newest group first; those served longest ago come first, or with more peers than a batch
-holds some would never have a turn. Keys cost nothing, so while groups of known peers wait all newcomers together have
-`NEWCOMER_SHARE` of the replays' time, and peers whose groups mostly failed come last. A group that has grown too stale
-is settled at once and costs no replay: nothing waits longer than the staleness bound.
+No group should wait until it is too stale, and a flood must cost only its own peer. So peers take turns; those served
+longest ago come first, or with more peers than a batch holds some would never have a turn. Keys cost nothing, so while
+groups of known peers wait all newcomers together have `NEWCOMER_SHARE` of the replays' time, and peers whose groups
+mostly failed come last. A group that has grown too stale is settled at once and costs no replay: nothing waits longer
+than the staleness bound.
+
+A peer's turn goes to its group that expires soonest. The number that waits decides the mean staleness, not the order;
+this order loses no group that could be trained on, above all not the long completions of slow machines, which arrive
+with old versions. Only while more wait than training takes in half the staleness bound, the turn goes to the peer's
+latest arrival: else every group would be trained on just before it expires. By arrival and not by version, so that what
+is lost then does not depend on how long a group took.
 
 When the buffer lacks nothing, a share of the time of each update goes to surplus replays, in the same turns, but each
 peer with the group that expires soonest: newcomers are judged, and work that had to wait for the learner is credited,
@@ -31,6 +37,9 @@ those are wanted for training."""
 _SAVED_S = 2.0
 """Most seconds of newcomers' replays that are saved up, or two replays if they take longer."""
 
+_Order = Callable[[int, "WaitingGroup"], int]
+"""(place in the order of arrival, group) -> lower comes first."""
+
 _BATCH_BYTES = 32 * 1024 * 1024
 """Bytes of the groups of one batch, and one group more: thousands of usual size, three of the largest."""
 
@@ -54,7 +63,11 @@ class BacklogConfig:
     surplus_share: float
     """Time of surplus replays as a share of the time of updates."""
     newest_first: bool
-    """Whether a peer's newest group comes first, or its oldest."""
+    """Whether peers served longest ago come first, and a peer's latest group when more wait than `in_time`; else all is
+    in order of arrival."""
+    in_time: int = 0
+    """Groups that training takes in half the staleness bound: while no more wait, those that expire soonest come
+    first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +186,7 @@ class ReplayBacklog:
         most = self._config.batch_groups
         if wanted or wanted_of_known:
             turns = self._in_fair_turns(
-                _newest_first if self._config.newest_first else _by_arrival,
+                self._order(),
                 most=min(most, max(wanted, wanted_of_known)),
                 others=min(most, wanted),
             )
@@ -189,7 +202,13 @@ class ReplayBacklog:
         self._served.update(dict.fromkeys((group.peer for group in chosen), self._batches))
         return chosen
 
-    def _in_fair_turns(self, rank: Callable[[WaitingGroup], int], *, most: int, others: int) -> list[WaitingGroup]:
+    def _order(self) -> _Order:
+        """The order of a peer's groups that training lacks."""
+        if not self._config.newest_first:
+            return _by_arrival
+        return _latest_first if len(self._waiting) > self._config.in_time else _oldest_first
+
+    def _in_fair_turns(self, rank: _Order, *, most: int, others: int) -> list[WaitingGroup]:
         """Up to `most` groups, `others` of them not of known peers: those in turns, newcomers in their share and in the
         places that are left, the distrusted last."""
         classes: defaultdict[Rank, list[WaitingGroup]] = defaultdict(list)
@@ -242,30 +261,32 @@ def _of_few_versions(groups: Sequence[WaitingGroup], loaded: set[int]) -> list[W
     return [group for group in groups if group.version in versions]
 
 
-def _in_turns(
-    groups: Iterable[WaitingGroup], rank: Callable[[WaitingGroup], int], served: Callable[[bytes], int]
-) -> list[WaitingGroup]:
+def _in_turns(groups: Iterable[WaitingGroup], rank: _Order, served: Callable[[bytes], int]) -> list[WaitingGroup]:
     """The first group of each peer by rank and arrival, then the second of each; peers served longest ago first."""
     by_peer: defaultdict[bytes, list[tuple[int, WaitingGroup]]] = defaultdict(list)
     for place, group in enumerate(groups):
         by_peer[group.peer].append((place, group))
     ranked = []
     for peer, waiting in by_peer.items():
-        ordered = sorted(waiting, key=lambda entry: (rank(entry[1]), entry[0]))
-        ranked += [(turn, served(peer), rank(group), place, group) for turn, (place, group) in enumerate(ordered)]
+        ordered = sorted(waiting, key=lambda entry: (rank(*entry), entry[0]))
+        ranked += [
+            (turn, served(peer), rank(place, group), place, group) for turn, (place, group) in enumerate(ordered)
+        ]
     return [entry[-1] for entry in sorted(ranked, key=lambda entry: entry[:-1])]
 
 
-def _by_arrival(group: WaitingGroup) -> int:
-    del group
+def _by_arrival(place: int, group: WaitingGroup) -> int:
+    del place, group
     return 0
 
 
-def _newest_first(group: WaitingGroup) -> int:
-    return -group.version
+def _latest_first(place: int, group: WaitingGroup) -> int:
+    del group
+    return -place
 
 
-def _oldest_first(group: WaitingGroup) -> int:
+def _oldest_first(place: int, group: WaitingGroup) -> int:
+    del place
     return group.version
 
 

@@ -66,6 +66,7 @@ class Replayer:
         self._newcomers_s = 0.0
         outcomes: dict[int, Outcome] = {}
         scoring: dict[int, PendingRewards] = {}
+        inspections: dict[int, Inspection] = {}
         to_replay = self._inspect(admitted, outcomes)
         for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
             began = self._timer()
@@ -75,11 +76,13 @@ class Replayer:
             for (index, candidate, inspection), outcome in self._replay(entries):
                 outcomes[index] = outcome
                 if outcome.state is ReceiptState.VERIFIED:
+                    inspections[index] = inspection
                     scoring[index] = self._work.start_rewards(
                         inspection.assignment, inspection.token_ids, account=candidate.stored.peer
                     )
         for index, pending in scoring.items():
-            outcomes[index] = dataclasses.replace(outcomes[index], rewards=pending().values)
+            steps = self._work.step_rewards(inspections[index].assignment, inspections[index].token_ids)
+            outcomes[index] = dataclasses.replace(outcomes[index], rewards=pending().values, step_rewards=steps)
         return [outcomes[index] for index in range(len(admitted))]
 
     def load(self, digest: bytes, weights: memoryview) -> None:

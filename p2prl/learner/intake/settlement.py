@@ -99,10 +99,12 @@ class Settlement:
         if outcome.state is not ReceiptState.VERIFIED or policy is None or replay is None:
             state = GroupState.EXPIRED if outcome.state is ReceiptState.EXPIRED else GroupState.REJECTED
             self._journal.groups.mark_refused(digest, state=state, reason=outcome.reason)
+            if state is GroupState.EXPIRED:
+                self._buffer.expired(outcome.group, outcome.stored.peer)
             return None
-        behavior = np.concatenate([np.asarray(row, dtype="<f4") for row in replay.behavior_logprobs]).tobytes()
+        behavior, steps = _packed(replay.behavior_logprobs), _packed(outcome.step_rewards)
         rewards = np.asarray(outcome.rewards, dtype="<f4").tobytes()
-        self._journal.groups.mark_verified(digest, behavior=behavior, rewards=rewards)
+        self._journal.groups.mark_verified(digest, behavior=behavior, rewards=rewards, step_rewards=steps)
         return VerifiedGroup(
             digest=digest,
             peer=outcome.stored.peer,
@@ -111,4 +113,10 @@ class Settlement:
             behavior=behavior,
             rewards=rewards,
             verified_at=self._clock.now(),
+            step_rewards=steps,
         )
+
+
+def _packed(rows: Sequence[Sequence[float]]) -> bytes:
+    """Numbers of a group's tokens as little-endian float32, one completion after another."""
+    return b"".join(np.asarray(row, dtype="<f4").tobytes() for row in rows)

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT, Contributor, choose_batch, newcomer_places
+from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.verified_group import VerifiedGroup
+from p2prl.protocol.rollout_group import RolloutGroup
 
 
 def _newcomer(peer: bytes) -> Contributor:
@@ -32,9 +36,24 @@ class RolloutBuffer:
         self._contributor = contributor
         self._groups: deque[VerifiedGroup] = deque()
         self._surplus: list[VerifiedGroup] = []
+        self._work = LostWork()
 
     def __len__(self) -> int:
         return len(self._groups) + len(self._surplus)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What was lost and how it differs from what was trained on, as keys of the metrics log."""
+        return self._work.figures
+
+    @property
+    def sampling_s(self) -> float:
+        """Seconds that nearly all groups are sampled in; see `LostWork.sampling_s`."""
+        return self._work.sampling_s
+
+    def expired(self, group: RolloutGroup, peer: bytes) -> None:
+        """A group was too stale when its turn came, or when it arrived: it is never checked."""
+        self._work.lost(GroupFacts.of(group, peer))
 
     @property
     def wanted(self) -> int:
@@ -59,7 +78,11 @@ class RolloutBuffer:
         """Add a group verified beyond what was wanted. Returns the stalest one when there is no room for all."""
         self._surplus.append(group)
         self._surplus.sort(key=lambda each: -each.policy_step)
-        return self._surplus.pop() if len(self._surplus) > self._ready_target else None
+        if len(self._surplus) <= self._ready_target:
+            return None
+        dropped = self._surplus.pop()
+        self._work.lost(_facts(dropped))
+        return dropped
 
     def drop_stale(self, step: int) -> list[VerifiedGroup]:
         """Remove and return the groups whose staleness at `step` is above the bound."""
@@ -67,6 +90,8 @@ class RolloutBuffer:
         if stale:
             self._groups = deque(group for group in self._groups if group.staleness(step) <= self._bound)
             self._surplus = [group for group in self._surplus if group.staleness(step) <= self._bound]
+        for group in stale:
+            self._work.lost(_facts(group))
         return stale
 
     def take(self, count: int, *, step: int = 0) -> list[VerifiedGroup]:
@@ -81,4 +106,11 @@ class RolloutBuffer:
         wanted = len(self._groups)
         self._groups = deque(group for index, group in enumerate(ready[:wanted]) if index not in taken)
         self._surplus = [group for index, group in enumerate(ready[wanted:], wanted) if index not in taken]
-        return [ready[index] for index in chosen]
+        batch = [ready[index] for index in chosen]
+        for group in batch:
+            self._work.trained(_facts(group))
+        return batch
+
+
+def _facts(group: VerifiedGroup) -> GroupFacts:
+    return GroupFacts.of(group.group, group.peer, tuple(np.frombuffer(group.rewards, dtype="<f4").tolist()))

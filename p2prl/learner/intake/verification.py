@@ -34,6 +34,8 @@ class Outcome:
     replay: Replay | None = None
     rewards: tuple[float, ...] = ()
     """Of its completions, when it is verified."""
+    step_rewards: tuple[tuple[float, ...], ...] = ()
+    """`GroupWork.step_rewards` of its completions, when it is verified."""
     is_forged: bool = False
     """Whether two replays found a token that no honest engine samples."""
 

@@ -27,6 +27,8 @@ class VerifiedGroup:
     """Little-endian float32, one per completion."""
     verified_at: float | None = None
     """Seconds since the epoch; None when it was read back after a restart."""
+    step_rewards: bytes = b""
+    """As `StoredGroup.step_rewards`."""
 
     def staleness(self, step: int) -> int:
         """Learner updates between the policy it was sampled with and `step`."""
@@ -46,4 +48,5 @@ def read_verified(stored: StoredGroup, published: PublishedPolicies) -> Verified
         policy_step=policy.manifest.step,
         behavior=stored.behavior,
         rewards=stored.rewards,
+        step_rewards=stored.step_rewards,
     )

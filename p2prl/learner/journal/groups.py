@@ -3,7 +3,7 @@
 A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, and its row
 after a week (`forget_refused`); those of a trained group when a checkpoint covers its update, while its row stays, by
 which its slot is known to be taken and its author to have delivered. A group too large for one envelope has its body in
-a table of its own, dropped with the envelope.
+a table of its own, dropped with the envelope, and so have the rewards of a group's steps.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ CREATE TABLE IF NOT EXISTS group_bodies (
 );
 CREATE TRIGGER IF NOT EXISTS drop_group_body AFTER UPDATE OF raw ON groups WHEN NEW.raw IS NULL
     BEGIN DELETE FROM group_bodies WHERE digest = NEW.digest; END;
+CREATE TABLE IF NOT EXISTS group_steps (
+    digest BLOB PRIMARY KEY,
+    rewards BLOB NOT NULL
+);
+CREATE TRIGGER IF NOT EXISTS drop_group_steps AFTER UPDATE OF raw ON groups WHEN NEW.raw IS NULL
+    BEGIN DELETE FROM group_steps WHERE digest = NEW.digest; END;
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state, arrived);
 CREATE INDEX IF NOT EXISTS groups_waiting ON groups (state, peer, arrived);
 CREATE INDEX IF NOT EXISTS groups_peer_slot ON groups (peer, slot);
@@ -87,6 +93,9 @@ class StoredGroup:
     """Body of a group whose envelope is only a header."""
     reason: str = ""
     """Why it is rejected, or will be once its turn comes."""
+    step_rewards: bytes = b""
+    """Little-endian float32, one per token as `behavior`: the reward of the step that the token ends, not a number at
+    the others. Empty in a run whose reward judges no steps, and until verified."""
 
 
 class GroupTable:
@@ -218,13 +227,15 @@ class GroupTable:
         (highest,) = self._db.execute("SELECT MAX(slot) FROM groups WHERE peer = ?", (peer,)).fetchone()
         return None if highest is None else int(highest)
 
-    def mark_verified(self, digest: bytes, *, behavior: bytes, rewards: bytes) -> None:
+    def mark_verified(self, digest: bytes, *, behavior: bytes, rewards: bytes, step_rewards: bytes = b"") -> None:
         """Record that a group passed its checks, with the learner's own log-probs and rewards."""
         self._may_be_fewer = True
         self._db.execute(
             "UPDATE groups SET state = ?, behavior = ?, rewards = ? WHERE digest = ?",
             (GroupState.VERIFIED, behavior, rewards, digest),
         )
+        if step_rewards:
+            self._db.execute("INSERT OR REPLACE INTO group_steps VALUES (?, ?)", (digest, step_rewards))
 
     def mark_refused(self, digest: bytes, *, state: GroupState, reason: str) -> None:
         """Record that a group was rejected or has expired, and drop its bytes."""
@@ -248,11 +259,11 @@ class GroupTable:
 
     def _group(self, digest: bytes) -> StoredGroup:
         row = self._db.execute(
-            "SELECT g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards, b.body, g.reason FROM groups AS g"
-            " LEFT JOIN group_bodies AS b ON b.digest = g.digest WHERE g.digest = ?",
+            "SELECT g.peer, g.version, g.slot, g.raw, g.behavior, g.rewards, b.body, g.reason, s.rewards"
+            " FROM groups AS g LEFT JOIN group_bodies AS b ON b.digest = g.digest"
+            " LEFT JOIN group_steps AS s ON s.digest = g.digest WHERE g.digest = ?",
             (digest,),
         ).fetchone()
-        peer, version, slot, raw, behavior, rewards, body, reason = row
-        return StoredGroup(
-            Digest(digest), peer, version, slot, raw or b"", behavior or b"", rewards or b"", body or b"", reason
-        )
+        peer, version, slot, *blobs, reason, steps = row
+        raw, behavior, rewards, body, steps = (blob or b"" for blob in (*blobs, steps))
+        return StoredGroup(Digest(digest), peer, version, slot, raw, behavior, rewards, body, reason, steps)

@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2prl.algorithms.advantages import whiten
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.diagnostics import StalenessDiagnostics, diagnose
 from p2prl.algorithms.guards import spread
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
 from p2prl.algorithms.loss_selection import SelectionConfig, SelectionState, observe
 from p2prl.algorithms.objective import Objective
-from p2prl.algorithms.ratios import terms_of
+from p2prl.algorithms.ppo import gae
+from p2prl.algorithms.ratios import masked_mean, on_mask, terms_of
+from p2prl.algorithms.step_credit import StepRewards, step_advantages
 from p2prl.learner.training.loss_diagnostics import STALENESS_EDGES, bucket_figures, bucket_name, collapse_notice
 from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
 from p2prl.learner.training.probation import ProbationConfig
+from p2prl.learner.training.value_head import TokenValues, ValueHeadConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,10 @@ class LossPipelineConfig:
     """KL penalty towards a reference policy."""
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     """Thresholds of the choice, when there is one."""
+    credits_steps: bool = False
+    """Whether tokens answer for the rewards of their own and later steps, instead of the completion's sum."""
+    value: ValueHeadConfig | None = None
+    """Settings of the value head; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,8 @@ class Rollouts:
     """0 to 1: `ProbationConfig.trust` of each group's peer."""
     reference_logprobs_BGT: Tensor | None = None
     """Nats: the reference policy's."""
+    steps: StepRewards | None = None
+    """Rewards of steps, for losses whose advantages differ from token to token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +108,16 @@ class LossPipeline:
         return self._config.probation
 
     @property
+    def value(self) -> ValueHeadConfig | None:
+        """Settings of the value head; None without one."""
+        return self._config.value
+
+    @property
+    def credits_tokens(self) -> bool:
+        """Whether a batch needs `Rollouts.steps`."""
+        return self._config.credits_steps or self._config.value is not None
+
+    @property
     def objective(self) -> Objective:
         """The loss in use."""
         objectives = self._config.objectives
@@ -116,21 +136,31 @@ class LossPipeline:
         if self._choice is not None and choice and choice["loss"] in self._config.objectives:
             self._choice = SelectionState(**choice)
 
-    def estimate(self, policy_logprobs_BGT: Tensor, rollouts: Rollouts) -> Estimate:
-        """The loss of a batch; gradients flow to `policy_logprobs_BGT`. Advances the state.
+    def estimate(
+        self, policy_logprobs_BGT: Tensor, rollouts: Rollouts, *, values: TokenValues | None = None
+    ) -> Estimate:
+        """The loss of a batch; gradients flow to `policy_logprobs_BGT` and `values`. Advances the state.
 
         Raises LocalProtocolError where the batch holds NaN, infinity or an empty completion.
         """
         notices: list[str] = []
-        plain = _batch(self.objective, rollouts)
+        plain, returns_BGT = self._batch(self.objective, rollouts, values)
+        chosen_before = self.objective
         reliable_B = self._reliable(policy_logprobs_BGT, plain, rollouts)
         if self._choice is not None:
             notices += self._choose(policy_logprobs_BGT[reliable_B], _select_groups(plain, reliable_B))
         objective, config = self.objective, self._config
-        batch, counts = self._guarded(objective, policy_logprobs_BGT, rollouts, reliable_B)
+        if objective is not chosen_before:
+            plain, _ = self._batch(objective, rollouts, values)
+        batch, counts = self._guarded(plain, policy_logprobs_BGT, rollouts, reliable_B)
         output = self._output(objective, policy_logprobs_BGT, rollouts, batch)
         loss = output.loss
         metrics: dict[str, Any] = {"loss_name": objective.spec.name, **counts}
+        if values is not None and returns_BGT is not None:
+            assert config.value is not None
+            added, figures = values.loss(returns_BGT, batch.mask_BGT, config.value, objective.aggregation)
+            loss = loss + added
+            metrics |= figures
         if config.reference.beta > 0:
             penalty = reference_penalty(policy_logprobs_BGT, batch, config.reference, objective.aggregation)
             loss = loss + penalty
@@ -156,6 +186,32 @@ class LossPipeline:
             notices.append(collapse_notice(self._watch.mean or 0.0, objective.spec.name))
         return Estimate(loss=loss, rate_factor=rate_factor, metrics=metrics, notices=tuple(notices))
 
+    def _batch(
+        self, objective: Objective, rollouts: Rollouts, values: TokenValues | None
+    ) -> tuple[RolloutBatch, Tensor | None]:
+        """The batch with the advantages of this loss, and with a value head what it should have estimated."""
+        mask_BGT, steps, returns_BGT = rollouts.mask_BGT, rollouts.steps, None
+        token_advantages_BGT = None
+        if values is not None and self._config.value is not None:
+            assert steps is not None
+            token_advantages_BGT, returns_BGT = _estimated(steps, values, mask_BGT, self._config.value)
+        elif self._config.credits_steps and objective.spec.token_advantages:
+            assert steps is not None
+            token_advantages_BGT = step_advantages(steps, mask_BGT, objective.advantage)
+        if token_advantages_BGT is None:
+            advantages_BG = objective.advantages(rollouts.rewards_BG, mask_BGT.sum(dim=-1)).advantages_BG
+        else:
+            advantages_BG = masked_mean(token_advantages_BGT, mask_BGT)
+        batch = RolloutBatch(
+            behavior_logprobs_BGT=rollouts.behavior_logprobs_BGT,
+            mask_BGT=mask_BGT,
+            advantages_BG=advantages_BG,
+            token_advantages_BGT=token_advantages_BGT,
+            staleness_BG=rollouts.staleness_BG,
+            reference_logprobs_BGT=rollouts.reference_logprobs_BGT,
+        )
+        return batch, returns_BGT
+
     def _reliable(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
         """(B,): groups whose log-probs may decide the learning rate, the masks and the choice of the loss.
 
@@ -178,10 +234,9 @@ class LossPipeline:
         return [reason] if reason else []
 
     def _guarded(
-        self, objective: Objective, policy_logprobs_BGT: Tensor, rollouts: Rollouts, reliable_B: Tensor
+        self, batch: RolloutBatch, policy_logprobs_BGT: Tensor, rollouts: Rollouts, reliable_B: Tensor
     ) -> tuple[RolloutBatch, dict[str, int]]:
         """The batch with masks and caps, and how many groups are on probation and how many of them are dropped."""
-        batch = _batch(objective, rollouts)
         guard_BGT = self._config.guards.keep(
             terms_of(policy_logprobs_BGT[reliable_B].detach(), _select_groups(batch, reliable_B))
         )
@@ -209,7 +264,7 @@ class LossPipeline:
             return objective.loss(policy_logprobs_BGT, batch)
         lengths_N = batch.mask_BGT.sum(dim=-1).flatten()
         parts = [
-            (probation_loss, _batch(probation_loss, rollouts), on_probation_B),
+            (probation_loss, self._batch(probation_loss, rollouts, None)[0], on_probation_B),
             (objective, batch, ~on_probation_B),
         ]
         outputs = [
@@ -234,16 +289,21 @@ class LossPipeline:
         )
 
 
-def _batch(objective: Objective, rollouts: Rollouts) -> RolloutBatch:
-    """The batch with the advantages of this loss."""
-    mask_BGT = rollouts.mask_BGT
-    return RolloutBatch(
-        behavior_logprobs_BGT=rollouts.behavior_logprobs_BGT,
-        mask_BGT=mask_BGT,
-        advantages_BG=objective.advantages(rollouts.rewards_BG, mask_BGT.sum(dim=-1)).advantages_BG,
-        staleness_BG=rollouts.staleness_BG,
-        reference_logprobs_BGT=rollouts.reference_logprobs_BGT,
-    )
+def _estimated(
+    steps: StepRewards, values: TokenValues, mask_BGT: Tensor, config: ValueHeadConfig
+) -> tuple[Tensor, Tensor]:
+    """(advantages over the batch's mean and deviation, returns) of each token, from the average's values."""
+    # A reward on an environment's token counts for the last token before it that the policy chose.
+    rewards_BGT = _onto_mask(steps.rewards_BGT, mask_BGT)
+    advantages_BGT, returns_BGT = gae(rewards_BGT, values.average_NT, mask_BGT, config.estimator)
+    return whiten(advantages_BGT, mask_BGT), returns_BGT
+
+
+def _onto_mask(rewards_BGT: Tensor, mask_BGT: Tensor) -> Tensor:
+    """Rewards of tokens off the mask, moved to the nearest token before them on it, or to the first."""
+    places_BGT = (mask_BGT.long().cumsum(-1) - 1).clamp(min=0)
+    chosen_BGT = torch.zeros_like(rewards_BGT).scatter_add_(-1, places_BGT, rewards_BGT)
+    return on_mask(chosen_BGT.gather(-1, places_BGT), mask_BGT)
 
 
 def _select_groups(batch: RolloutBatch, inside_B: Tensor) -> RolloutBatch:

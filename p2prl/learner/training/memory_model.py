@@ -32,6 +32,13 @@ _LARGE_SCRATCH_BYTES = 1_500_000_000
 _LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of transformers models that change logits after the head. What a model does is found when it is built."""
 
+_VALUE_COPIES = 5
+"""Of the value head: weights, average, gradient and two means."""
+
+_VALUE_STATES = 4
+"""Hidden states in float32 that the value head holds at once for each token: normalized ones, their gradients, and what
+autograd keeps in between."""
+
 _PUBLISHED_COPIES = 2
 """A version's bytes and its patch, held in the machine's memory while it is published."""
 
@@ -94,6 +101,8 @@ class TrainingSetup:
     published_bytes: int = 2
     """Bytes of a weight as it is published; 0 when the device has a memory of its own."""
     device_type: str = "cpu"
+    value_head: bool = False
+    """Whether there is a value head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +114,8 @@ class MemoryNeeds:
     gradients: int
     optimizer: int
     reference: int
+    value: int
+    """The value head with its optimizer, and the hidden states it reads."""
     replay: int
     """The engine that replays groups: its weights, and one batch, since it runs beside training."""
     publishing: int
@@ -131,11 +142,17 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
         gradients=shape.parameters * width,
         optimizer=int(shape.parameters * (states + rest)),
         reference=shape.parameters * width if setup.reference else 0,
+        value=_VALUE_COPIES * 4 * (shape.hidden + 1) + rule.tokens * value_bytes(shape) if setup.value_head else 0,
         replay=(shape.parameters + DEFAULT_BATCH_TOKENS * shape.replay_elements) * setup.replay_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
         scratch=embedding + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
         activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),
     )
+
+
+def value_bytes(shape: ModelShape) -> int:
+    """Bytes of a value head for each token of a micro-batch."""
+    return _VALUE_STATES * 4 * shape.hidden
 
 
 def token_bytes(shape: ModelShape, precision: Precision, *, checkpointing: bool) -> float:

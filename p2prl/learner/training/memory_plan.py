@@ -6,7 +6,14 @@ from dataclasses import dataclass, fields
 
 from p2prl.errors import MachineError
 from p2prl.learner.training.memory_config import MemoryConfig, OptimizerStates, Precision
-from p2prl.learner.training.memory_model import MemoryNeeds, ModelShape, TrainingSetup, memory_needs, token_bytes
+from p2prl.learner.training.memory_model import (
+    MemoryNeeds,
+    ModelShape,
+    TrainingSetup,
+    memory_needs,
+    token_bytes,
+    value_bytes,
+)
 from p2prl.learner.training.micro_batches import MicroBatchRule
 
 USABLE_SHARE = 0.9
@@ -100,7 +107,8 @@ def _tokens_in(memory_bytes: int, shape: ModelShape, setup: TrainingSetup, *, ch
     """Tokens of the largest micro-batch that this much memory holds."""
     fixed = memory_needs(shape, setup, MicroBatchRule(tokens=0, checkpointing=checkpointing)).total
     left = memory_bytes - fixed
-    return max(0, int(left / token_bytes(shape, setup.precision, checkpointing=checkpointing)))
+    each = token_bytes(shape, setup.precision, checkpointing=checkpointing)
+    return max(0, int(left / (each + (value_bytes(shape) if setup.value_head else 0))))
 
 
 def _cannot_fit(needs: MemoryNeeds, setup: TrainingSetup, free_bytes: int, *, checkpointing: bool) -> MachineError:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.ratios import widest
+from p2prl.algorithms.step_credit import StepRewards
 from p2prl.errors import MachineError
 from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, Rollouts
 from p2prl.learner.training.memory_config import OptimizerStates, Precision
@@ -25,6 +26,7 @@ from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.policy_gradient import BatchLogprobs
 from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
 from p2prl.learner.training.trainer_checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from p2prl.learner.training.value_head import TokenValues, ValueHead
 from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptimizer
 from p2prl.models.out_of_memory import is_out_of_memory, release_memory
 
@@ -48,6 +50,9 @@ class TrainingGroup:
     """Learner updates since the policy it was sampled with."""
     trust: float = 1.0
     """Trust of its peer, 0 to 1; below 1 the peer is on probation."""
+    step_rewards: tuple[tuple[float, ...], ...] = ()
+    """For each token, the reward of the step that it ends, not a number at the others; the last token has the reward of
+    the completion itself too. Empty where the reward judges no steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +84,11 @@ class Trainer:
         self._config = config
         memory = memory or StepMemory()
         autocast = torch.bfloat16 if memory.precision == "bf16" else None
-        self._policy = BatchLogprobs(model, temperature=temperature, autocast=autocast)
+        self._value = None
+        if loss.value is not None:
+            hidden = model.config.get_text_config().hidden_size
+            self._value = ValueHead(hidden, loss.value, next(model.parameters()).device)
+        self._policy = BatchLogprobs(model, temperature=temperature, autocast=autocast, value=self._value)
         self._reference = None
         if reference is not None:
             self._reference = Reference(model, reference, temperature=temperature, autocast=autocast)
@@ -101,6 +110,10 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
         if not math.isfinite(float(norm)):
             raise self._not_finite("the gradient")
+        if self._value is not None:
+            value_norm = torch.nn.utils.clip_grad_norm_(self._value.parameters, self._config.gradient_clip)
+            if not math.isfinite(float(value_norm)):
+                raise self._not_finite("the value head's gradient")
         warm = min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
         learning_rate = self._config.learning_rate * warm * estimate.rate_factor
         try:
@@ -110,6 +123,8 @@ class Trainer:
                 raise
             # Some weights may have moved, so only the checkpoint and the journal can repeat this step.
             raise MachineError(f"memory ran out in the optimizer at update {self.step}", remedy=_LESS_MEMORY) from error
+        if self._value is not None:
+            self._value.step(warm * estimate.rate_factor)
         self._zero_gradients()
         if self._reference is not None:
             self._reference.follow(self._parameters)
@@ -157,17 +172,22 @@ class Trainer:
         rollouts = self._rollouts(groups, rule)
         self._zero_gradients()
 
-        def estimate(logprobs_NT: Tensor) -> Estimate:
+        shape = rollouts.mask_BGT.shape
+
+        def estimate(logprobs_NT: Tensor, values: TokenValues | None) -> Estimate:
             if not bool(torch.isfinite(logprobs_NT.detach()).all()):
                 raise self._not_finite("the policy")
-            return self._loss.estimate(logprobs_NT.reshape(rollouts.mask_BGT.shape), rollouts)
+            shaped = None if values is None else values.shaped(shape)
+            return self._loss.estimate(logprobs_NT.reshape(shape), rollouts, values=shaped)
 
         logprobs_NT, result = self._policy.backward(rows, rule, estimate)
-        return rollouts, logprobs_NT.reshape(rollouts.mask_BGT.shape), result
+        return rollouts, logprobs_NT.reshape(shape), result
 
     def _zero_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+        if self._value is not None:
+            self._value.zero_gradients()
 
     def _not_finite(self, what: str) -> MachineError:
         return MachineError(
@@ -182,18 +202,22 @@ class Trainer:
             loss=self._loss.state(),
             optimizer=self._optimizer.tensors(),
             reference=None if self._reference is None else self._reference.tensors(),
+            value=None if self._value is None else self._value.tensors(),
         )
         save_checkpoint(directory, self._model, tokenizer, state)
 
     def restore(self, directory: Path) -> None:
         """Load a checkpoint except its weights, which the model already holds.
 
-        A checkpoint written without a reference leaves the reference at those weights.
+        A checkpoint written without a reference leaves the reference at those weights, and one without a value head
+        leaves that at zero.
         """
         state = load_checkpoint(directory)
         self._optimizer.restore(state.optimizer)
         if self._reference is not None and state.reference is not None:
             self._reference.restore(state.reference)
+        if self._value is not None and state.value is not None:
+            self._value.restore(state.value)
         self._loss.restore(state.loss)
         self.step = state.step
 
@@ -219,7 +243,21 @@ class Trainer:
             staleness_BG=torch.tensor([[group.staleness] * size for group in groups], device=device),
             trust_B=torch.tensor([group.trust for group in groups], device=device),
             reference_logprobs_BGT=reference_BGT,
+            steps=step_rewards_of(groups, longest, device) if self._loss.credits_tokens else None,
         )
+
+
+def step_rewards_of(groups: Sequence[TrainingGroup], longest: int, device: torch.device) -> StepRewards:
+    """Step rewards of a batch. Without any, a completion is one step: its reward is on its last token."""
+    rewards_BGT = torch.full((len(groups), len(groups[0].completions), longest), math.nan)
+    for b, group in enumerate(groups):
+        for g, ids in enumerate(group.completions):
+            if group.step_rewards:
+                rewards_BGT[b, g, : len(ids)] = torch.tensor(group.step_rewards[g])
+            else:
+                rewards_BGT[b, g, len(ids) - 1] = group.rewards[g]
+    ends_BGT = ~rewards_BGT.isnan()
+    return StepRewards(rewards_BGT=rewards_BGT.nan_to_num().to(device), ends_BGT=ends_BGT.to(device))
 
 
 def _longest_row(groups: Sequence[TrainingGroup]) -> int:

@@ -18,6 +18,7 @@ from p2prl.disk_full import write_error
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _REFERENCE_FILE = "reference.safetensors"
+_VALUE_FILE = "value.safetensors"
 _STATE_FILE = "trainer.json"
 
 
@@ -32,6 +33,8 @@ class TrainerState:
     optimizer: Mapping[str, Tensor]
     reference: Mapping[str, Tensor] | None
     """Weights of the reference policy; None without one."""
+    value: Mapping[str, Tensor] | None = None
+    """The value head with its optimizer's state; None without one."""
 
 
 def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerState) -> None:
@@ -44,6 +47,8 @@ def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerS
         save_file(dict(state.optimizer), new / _OPTIMIZER_FILE)
         if state.reference is not None:
             save_file(dict(state.reference), new / _REFERENCE_FILE)
+        if state.value is not None:
+            save_file(dict(state.value), new / _VALUE_FILE)
         (new / _STATE_FILE).write_text(json.dumps({"step": state.step, "estimator": state.loss}))
         for path in new.iterdir():
             _sync(path)
@@ -60,12 +65,13 @@ def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerS
 def load_checkpoint(directory: Path) -> TrainerState:
     """Read a checkpoint except its weights, which the model is loaded with."""
     state = json.loads((directory / _STATE_FILE).read_text())
-    reference = directory / _REFERENCE_FILE
+    reference, value = directory / _REFERENCE_FILE, directory / _VALUE_FILE
     return TrainerState(
         step=int(state["step"]),
         loss=state.get("estimator", {}),
         optimizer=load_file(directory / _OPTIMIZER_FILE),
         reference=load_file(reference) if reference.exists() else None,
+        value=load_file(value) if value.exists() else None,
     )
 
 

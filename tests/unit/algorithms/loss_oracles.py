@@ -36,7 +36,7 @@ class Case:
     reference: Array
     token_advantages: Array
 
-    def batch(self) -> RolloutBatch:
+    def batch(self, *, per_token: bool = False) -> RolloutBatch:
         return RolloutBatch(
             behavior_logprobs_BGT=torch.tensor(self.q),
             mask_BGT=torch.tensor(self.mask),
@@ -44,7 +44,7 @@ class Case:
             staleness_BG=torch.tensor(self.staleness),
             proximal_logprobs_BGT=torch.tensor(self.proximal),
             reference_logprobs_BGT=torch.tensor(self.reference),
-            token_advantages_BGT=torch.tensor(self.token_advantages),
+            token_advantages_BGT=torch.tensor(self.token_advantages) if per_token else None,
         )
 
 
@@ -172,6 +172,7 @@ def expectation(case: Case, b: int) -> float:
 @per_token("grpo")
 @per_token("dr_grpo")
 @per_token("bnpo")
+@per_token("ppo")
 def _grpo(p: float, q: float, a: float, *_: object) -> tuple[float, float]:
     return ppo_min(math.exp(p - q), a, 0.2, 0.2)
 
@@ -187,11 +188,6 @@ def _two_sided(p: float, q: float, a: float, *_: object) -> tuple[float, float]:
     if r > 4:
         return max(-4 * a, -1.2 * a), 0.0
     return ppo_min(r, a, 0.2, 0.2)
-
-
-@per_token("ppo")
-def _ppo(p: float, q: float, _a: float, case: Case, b: int, i: int, t: int) -> tuple[float, float]:
-    return ppo_min(math.exp(p - q), case.token_advantages[b, i, t], 0.2, 0.2)
 
 
 @per_token("decoupled_ppo")
@@ -363,10 +359,10 @@ def dpo_oracle(case: Case) -> tuple[float, Array]:
     return loss, gradient
 
 
-def run(name: str, case: Case, kind: str) -> tuple[LossOutput, Array]:
+def run(name: str, case: Case, kind: str, *, per_token: bool = False) -> tuple[LossOutput, Array]:
     """p2prl's output for a case, and its gradient with respect to the policy's log-probs."""
     aggregation = AggregationConfig(kind=kind, max_completion_tokens=MAX_TOKENS)  # type: ignore[arg-type]
     policy = torch.tensor(case.p, requires_grad=True)
-    output = build_loss(name, aggregation=aggregation).loss(policy, case.batch())
+    output = build_loss(name, aggregation=aggregation).loss(policy, case.batch(per_token=per_token))
     (gradient,) = torch.autograd.grad(output.loss, policy)
     return output, gradient.numpy()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
+from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss, loss_by_name
+from p2prl.errors import LocalProtocolError
 from tests.unit.algorithms.loss_oracles import (
     MAX_TOKENS,
     Case,
@@ -96,6 +97,31 @@ def test_tapers_equal_the_oracle(name: str, taper_name: str, negatives: float, s
     np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-8, atol=1e-10)
     lowered = ((case.advantages < 0)[..., None] & case.mask).sum()
     assert 0 < output.metrics["tapered_fraction"].item() <= lowered / case.mask.sum()
+
+
+CREDITED = sorted(name for name in BUILTIN_LOSSES if loss_by_name(name).token_advantages)
+
+
+@pytest.mark.parametrize("name", CREDITED)
+def test_each_token_is_trained_as_in_a_completion_of_its_own_advantage(name: str) -> None:
+    """No weight depends on the advantage of another token, so the oracle of one completion holds for each token."""
+    for seed, spread in enumerate([0.0, 0.3, 1.0]):
+        case = make_case(seed, spread)
+        c = coefficients(case.mask, "seq_mean")
+        values, expected = np.zeros_like(case.p), np.zeros_like(case.p)
+        for t in range(case.p.shape[-1]):
+            alone = Case(**{**vars(case), "advantages": case.token_advantages[..., t]})
+            of_all = ORACLES[name](alone, c)
+            values[..., t], expected[..., t] = of_all[0][..., t], of_all[1][..., t]
+        output, gradient = run(name, case, "seq_mean", per_token=True)
+        np.testing.assert_allclose(output.loss.item(), (c[..., None] * values).sum(), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILTIN_LOSSES) - set(CREDITED)))
+def test_other_losses_refuse_an_advantage_for_each_token(name: str) -> None:
+    with pytest.raises(LocalProtocolError, match=f"{name} takes one advantage per completion"):
+        run(name, make_case(0, 0.3), "seq_mean", per_token=True)
 
 
 DIFFERENTIABLE = [

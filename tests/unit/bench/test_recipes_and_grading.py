@@ -74,7 +74,21 @@ def test_tokens_that_steps_and_success_are_rewarded_on() -> None:
     assert both[0, 0, 3].tolist() == [0, 0.5, -0.5, 0, 0, 0, 0]
 
 
+def test_ends_of_steps_and_of_completions() -> None:
+    made = completions()
+    grades = grade(ENVIRONMENT, PROMPTS, made)
+    ends, mask = grades.step_ends(made.mask_MBGT), made.mask_MBGT
+    raw = grades.token_rewards(parse_reward("success+process"), mask)
+    assert bool(ends[raw != 0].all()), "rewards are where steps end"
+    assert ends[0, 0, 0].tolist() == [True, True, True, False, True, True, False]  # 7 4 7 # 7 end
+    last = mask.sum(-1) - 1
+    assert bool(ends.gather(-1, last.unsqueeze(-1)).all())
+    assert not bool((ends & ~mask).any())
+
+
 def test_recipes_carry_their_options() -> None:
+    assert parse_recipe("gepo_t:credit=step", max_completion_tokens=8).credit == "step"
+    assert parse_recipe("gepo_t", max_completion_tokens=8).credit == "completion"
     recipe = parse_recipe("ppo:normalise=off:prompts=4:reference=ema:rate=0.1:lambda=0.5:value=2:clip_low=0.1", max_completion_tokens=8)  # fmt: skip  # noqa: E501
     assert (recipe.normalise, recipe.prompts, recipe.reference, recipe.rate) == (False, 4, "ema", 0.1)
     assert (recipe.value.gae_lambda, recipe.value_weight, recipe.objective.config.clip_low) == (0.5, 2.0, 0.1)
@@ -96,6 +110,8 @@ def test_recipes_carry_their_options() -> None:
         ("ppo:pull=nan", "pull"), ("ppo:rate=2", "rate"), ("ppo:hat=1", "hat"),
         ("ppo:prompts=4:prompts=4", "unknown option"),
         ("grpo:normalise=on", "normalise"), ("dpo:lambda=1", "lambda"), ("ppo:lambda=2", "gae_lambda"),
+        ("ppo:credit=step", "its value head credits tokens"), ("gspo:credit=step", "one advantage per completion"),
+        ("grpo:credit=none", "credit"),
         ("dpo:beta=0", "beta"), ("dpo:samples=old", "samples"), ("grpo:advantage=best", "advantage"),
     ],
 )  # fmt: skip

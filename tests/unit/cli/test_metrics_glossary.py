@@ -15,11 +15,13 @@ from p2prl.cli.commands.worker_session import StatusFile
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.training.loss_diagnostics import BUCKETS
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.models.group_work import ReplayTools
 from p2prl.models.tiny_models import tiny_model
 from p2prl.protocol.join_link import JoinLink
@@ -64,14 +66,24 @@ def losses_metrics() -> set[str]:
     return names
 
 
+def lost_figures() -> set[str]:
+    """Keys of a learner that has lost groups to their age."""
+    work = LostWork()
+    work.trained(GroupFacts(4.0, 1.0, b"a", 1.0))
+    work.lost(GroupFacts(4.0, 1.0, b"a", 1.0))
+    return set(work.figures)
+
+
 def metrics_of_settings() -> set[str]:
-    """Keys that only a run with a reference policy writes."""
+    """Keys that only a run with a reference policy writes, or with a value head."""
     (batch,) = batches(1)
     pipeline = LossPipeline(
         LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")}, reference=ReferencePenaltyConfig(beta=0.01))
     )
     model = tiny_model(seed=2).model
-    return set(Trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
+    values = LossPipeline(LossPipelineConfig(objectives={"ppo": build_loss("ppo")}, value=ValueHeadConfig()))
+    head = set(Trainer(tiny_model(seed=2).model, values, CONFIG, temperature=1.0).update(batch))
+    return head | set(Trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
 
 
 def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
@@ -90,7 +102,7 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
     written = {key.replace("evaluation/chain4/", "evaluation/TASK/") for key in written}
     written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
-    seen = without_buckets(written | losses_metrics() | metrics_of_settings())
+    seen = without_buckets(written | losses_metrics() | metrics_of_settings() | lost_figures())
     assert seen == glossary("metrics.jsonl")
 
 

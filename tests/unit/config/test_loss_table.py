@@ -151,3 +151,50 @@ def test_beta_advantage_refuses_rewards_above_one(loss: str, reward: str) -> Non
     assert 'loss.advantage = "mean"' in caught.value.remedy
     built(f"[loss]\n{loss}", reward="0.5*success")
     built('[loss]\nname = "bnpo"\nadvantage = "mean"', reward=reward)
+
+
+STEPS = "success+0.2*process:clip+delta"
+
+
+def test_steps_are_credited_where_the_reward_judges_them() -> None:
+    assert built("").credits_steps is False
+    assert built("", reward=STEPS).credits_steps is True
+    assert built('[loss]\ncredit = "completion"', reward=STEPS).credits_steps is False
+    assert built('[loss]\ncredit = "completion"\nname = "gspo"', reward=STEPS).credits_steps is False
+    assert built('[loss]\nname = "auto"', reward=STEPS).credits_steps is True
+    with pytest.raises(ConfigError, match="judges no steps"):
+        built('[loss]\ncredit = "step"')
+    with pytest.raises(ConfigError, match="judges no steps"):
+        built('[loss]\ncredit = "step"', reward="success+outcome")
+
+
+@pytest.mark.parametrize("name", [name for name in BUILTIN_LOSSES if name != "bnpo"])
+def test_losses_without_token_advantages_refuse_step_rewards(name: str) -> None:
+    if loss_by_name(name).token_advantages:
+        assert built(f'[loss]\nname = "{name}"', reward=STEPS).credits_steps is True
+        return
+    with pytest.raises(ConfigError, match="one advantage per completion") as caught:
+        built(f'[loss]\nname = "{name}"', reward=STEPS)
+    assert 'loss.credit = "completion"' in caught.value.remedy
+    assert "gepo_t" in caught.value.remedy
+    assert "gspo" not in caught.value.remedy
+
+
+def test_an_advantage_without_meaning_for_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no meaning for the rewards of steps"):
+        built('[loss]\nadvantage = "opo"', reward=STEPS)
+    assert built('[loss]\nadvantage = "mean_std"', reward=STEPS).credits_steps is True
+
+
+def test_ppo_has_a_value_head_unless_it_is_turned_off() -> None:
+    assert built('[loss]\nname = "ppo"\nvalue = {clip = 0.5}').value is not None
+    assert built('[loss]\nname = "ppo"\nvalue = {head = false}').value is None
+    assert built("").value is None
+    one = Sampling(1.0, 8, 1)
+    assert built('[loss]\nname = "ppo"', sampling=one).value is not None
+    with pytest.raises(ConfigError, match="one completion per prompt"):
+        built('[loss]\nname = "ppo"\nvalue = {head = false}', sampling=one)
+    with pytest.raises(ConfigError, match="gepo_t has no value head"):
+        built("[loss]\nvalue = {clip = 0.5}")
+    with pytest.raises(ConfigError, match="the value head estimates advantages"):
+        built('[loss]\nname = "ppo"\nadvantage = "mean"')

@@ -54,7 +54,7 @@ def rollouts(model: Any, rewards: Tensor | None = None) -> Rollouts:
 def gradient(model: Any, loss: LossPipeline, batch: Rollouts, rule: MicroBatchRule) -> tuple[Tensor, Estimate]:
     model.zero_grad()
     policy = BatchLogprobs(model, temperature=1.0)
-    return policy.backward(ROWS, rule, lambda flat: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch))
+    return policy.backward(ROWS, rule, lambda flat, _: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch))
 
 
 def full_batch(model: Any, loss: LossPipeline, batch: Rollouts) -> Estimate:
@@ -135,7 +135,7 @@ def test_rows_without_advantage_are_not_computed_again() -> None:
     loss = pipeline("reinforce")
     with computed_rows(model) as seen:
         policy.backward(
-            ROWS, MicroBatchRule(tokens=1), lambda flat: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch)
+            ROWS, MicroBatchRule(tokens=1), lambda flat, _: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch)
         )
     scored_without_graph = sum(rows for rows, graph in seen if not graph)
     with_graph = sum(rows for rows, graph in seen if graph)
@@ -153,7 +153,7 @@ def test_a_batch_of_one_micro_batch_is_computed_once() -> None:
         policy.backward(
             ROWS,
             MicroBatchRule(tokens=10_000),
-            lambda flat: pipeline().estimate(flat.reshape(batch.mask_BGT.shape), batch),
+            lambda flat, _: pipeline().estimate(flat.reshape(batch.mask_BGT.shape), batch),
         )
     assert seen == [(len(ROWS), True)]
 

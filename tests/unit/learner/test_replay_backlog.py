@@ -28,9 +28,10 @@ def backlog(
     batch: int = 100,
     surplus_share: float = 0.0,
     newest_first: bool = True,
+    in_time: int = 0,
     ranks: Mapping[bytes, Rank] = MappingProxyType({}),
 ) -> ReplayBacklog:
-    config = BacklogConfig(batch_groups=batch, surplus_share=surplus_share, newest_first=newest_first)
+    config = BacklogConfig(batch_groups=batch, surplus_share=surplus_share, newest_first=newest_first, in_time=in_time)
     made = ReplayBacklog(config, rank=lambda peer: ranks.get(peer, Rank.NEWCOMER))
     for each in groups:
         made.add(each)
@@ -65,16 +66,47 @@ def test_batches_keep_their_bounds_and_every_group_is_settled_once(
         assert len(chosen) == min(surplus_batches * most, len(groups))
 
 
+@pytest.mark.parametrize("clears", [True, False])
 @given(peers_and_versions, st.integers(1, 12))
-def test_peers_take_turns_each_with_its_newest(waiting: list[tuple[int, int]], wanted: int) -> None:
+def test_peers_take_turns_each_with_what_expires_soonest_or_its_latest_if_too_many_wait(
+    clears: bool, waiting: list[tuple[int, int]], wanted: int
+) -> None:
     groups = [group(*each) for each in waiting]
-    batch = backlog(groups).next_batch(wanted)
+    batch = backlog(groups, in_time=len(groups) - (not clears)).next_batch(wanted)
     assert len(batch) == min(wanted, len(groups))
     taken = Counter(each.peer for each in batch)
     for peer, mine in Counter(each.peer for each in groups).items():
         assert taken[peer] >= min(mine, max(taken.values(), default=0) - 1), "nobody is two turns ahead"
-        versions = sorted((each.version for each in groups if each.peer == peer), reverse=True)
-        assert sorted((each.version for each in batch if each.peer == peer), reverse=True) == versions[: taken[peer]]
+        own = [each for each in groups if each.peer == peer]
+        order = sorted(own, key=lambda each: each.version) if clears else own[::-1]
+        assert {each.digest for each in batch if each.peer == peer} == {each.digest for each in order[: taken[peer]]}
+
+
+@pytest.mark.parametrize("in_time", [0, 400])
+def test_an_honest_backlog_that_can_be_cleared_in_time_loses_nothing(in_time: int) -> None:
+    """Each settled group is replaced at once, as volunteers that wait for the learner do; a tenth took long to sample.
+
+    With a bound of 64 updates of 8 groups, 200 waiting groups are 25 updates: latest first lets the old ones age.
+    """
+    bound, size = 64, 8
+    queue = backlog([group(number % 3, 0) for number in range(200)], batch=size, in_time=in_time)
+    lost: list[WaitingGroup] = []
+    ages: list[int] = []
+    for step in range(1, 300):
+        stale = queue.useless(lambda each, now=step: now - each.version <= bound, 10_000)  # type: ignore[misc]
+        queue.settled([each.digest for each in stale])
+        batch = settled(queue, size)
+        ages += [step - each.version for each in batch]
+        lost += stale
+        for number in range(len(batch) + len(stale)):
+            late = 30 if (step + number) % 10 == 0 else 0
+            queue.add(group(number % 3, max(0, step - late)))
+    if in_time:
+        assert lost == []
+        assert max(ages) <= 30 + 2 * 25
+    else:
+        assert len(lost) > 100
+        assert max(ages) <= bound
 
 
 @given(peers_and_versions, st.integers(1, 12))
@@ -157,7 +189,7 @@ def test_only_known_peers_replace_newcomers_in_the_buffer() -> None:
     queue = backlog(groups, ranks=known)
     assert not queue.has_work(0, lambda _: True)
     assert queue.has_work(0, lambda _: True, wanted_of_known=2)
-    assert queue.next_batch(0, wanted_of_known=2) == groups[:2]
+    assert queue.next_batch(0, wanted_of_known=2) == groups[1:3]
     assert not queue.is_surplus
     queue.settled([each.digest for each in groups[:3]])
     assert not queue.has_work(0, lambda _: True, wanted_of_known=2)
@@ -246,8 +278,8 @@ def test_useless_groups_are_named_and_not_while_in_replay() -> None:
     assert queue.useless(lambda each: each.version > 2, 1) == [old]
     assert queue.has_work(0, lambda each: each.version > 2)
     assert not queue.has_work(0, lambda _: True)
-    assert queue.next_batch(1) == [new]
-    assert queue.useless(lambda each: each.version > 7, 9) == [old, older], "a replay that runs is not wasted"
+    assert queue.next_batch(1) == [older]
+    assert queue.useless(lambda each: each.version > 7, 9) == [old, new], "a replay that runs is not wasted"
     queue.settled([old.digest, new.digest, older.digest])
     assert (len(queue), queue.in_replay) == (0, 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.group_work import GroupWork
-from p2prl.models.rewards import RunReward
+from p2prl.models.rewards import JudgedSteps, RunReward
+from p2prl.models.step_rewards import token_rewards
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.rollout_group import Completion
 from tests.unit.learner.small_run import SmallRun, altered, identity
@@ -109,3 +112,47 @@ def test_data_task_has_no_process_scorer() -> None:
 def test_plan_with_unknown_reward_is_refused() -> None:
     with pytest.raises(ConfigError, match="sucess"):
         RunPlan(name="r", goal="g", task="chain4", model=None, reward="sucess")
+
+
+class _Syllables:
+    """A decoder whose tokens hold parts of characters: token n is byte n of a text in UTF-8."""
+
+    def __init__(self, text: str) -> None:
+        self.data = text.encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(self.data[i] for i in token_ids).decode(errors="replace")
+
+
+def test_steps_are_rewarded_on_the_token_that_ends_them() -> None:
+    text = "aé€b"  # 1, 2, 3 and 1 bytes
+    decoder = _Syllables(text)
+    ids = range(len(decoder.data))
+    steps = JudgedSteps(ends=(0, 1, 2), rewards=(0.5, -0.25, 1.0), rest=2.0)
+    found = token_rewards(ids, text, steps, decoder.decode)
+    assert [i for i, reward in enumerate(found) if not math.isnan(reward)] == [0, 2, 5, 6]
+    assert [found[i] for i in (0, 2, 5, 6)] == [0.5, -0.25, 1.0, 2.0]
+    assert token_rewards(ids, text, JudgedSteps((3,), (1.0,), 2.0), decoder.decode)[-1] == 3.0
+    joined = token_rewards([0], "ab", JudgedSteps((0, 1), (1.0, 0.5), 2.0), lambda ids: "ab" if ids else "")
+    assert joined == (3.5,)
+
+
+@pytest.mark.parametrize(
+    "reward", ["success+process", "2*success+0.5*process:clip+delta", "success+outcome+process:delta"]
+)
+def test_step_rewards_add_up_to_the_reward_of_the_completion(tmp_path: Path, reward: str) -> None:
+    small_run = SmallRun(tmp_path)
+    manifest = msgspec.structs.replace(small_run.manifest, reward=reward)
+    codec = TextCodec(small_run.loaded.tokenizer, small_run.loaded.model)
+    work = GroupWork(manifest, small_run.run, codec)
+    assignment = work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=3)
+    (stop,) = codec.stop_ids
+    texts = ["747#7", "777747#7", "#7", "74", "zz", "8"]
+    ids = [[*codec.encode(text, rendered=True), *([stop] if "#" in text else [])] for text in texts]
+    found = work.step_rewards(assignment, ids)
+    for row, tokens, total in zip(found, ids, work.rewards(assignment, ids), strict=True):
+        assert len(row) == len(tokens)
+        assert not math.isnan(row[-1])
+        assert sum(each for each in row if not math.isnan(each)) == pytest.approx(total)
+    assert GroupWork(small_run.manifest, small_run.run, codec).step_rewards(assignment, ids) == ()
+    small_run.close()

@@ -87,6 +87,14 @@ def test_validator_and_learner_have_their_own_figures() -> None:
                "staleness_p50": 13, "staleness_max": 74, "groups": 16, "peers": 3}  # fmt: skip
     assert "1,500 of 2,000" in shown({**learner, "target_updates": 2_000})
     text = shown(learner)
+    assert "dropped" not in text
+    assert "dropped" not in shown({**learner, "lost/groups": 0})
+    lost = {"lost/groups": 1_143, "lost/share": 0.25, "lost/tokens_ratio": 1.5, "lost/seconds_ratio": 4.0,
+            "lost/reward_difference": -0.21}  # fmt: skip
+    assert all(
+        words in shown({**learner, **lost})
+        for words in ("1,143 groups too old", "25%", "1.50 times as long", "4.0 times the time", "reward -0.21")
+    )
     assert all(words in text for words in ("1,500\n", "v40", "0.500", "median 13, largest 74", "16 groups of 3"))
 
 
