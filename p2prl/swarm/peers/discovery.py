@@ -138,10 +138,10 @@ class Discovery:
 
     def on_link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
         """A link to a peer is up; `dialed` says that this node opened it."""
-        if len(self._links) <= 1:
-            self.next_refresh = now  # this node was alone: nobody has its record
         if dialed:
             self._own.add(peer)
+            if len(self._links) <= 1:
+                self.next_refresh = now  # this node was alone: nobody has its record
         if peer == self._local.learner:
             self._introduction_wait_from = now
         if peer in self._known:

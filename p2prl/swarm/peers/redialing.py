@@ -28,7 +28,7 @@ _EAGER_FOR_S = 300.0
 """A learner gone for longer is not expected back within seconds."""
 
 ENOUGH_LINKS = 4
-"""With so many neighbors the directory is in reach: remembered strangers need not be tried."""
+"""With that many neighbors the directory is in reach: no remembered stranger is tried."""
 
 AT_ONCE = 8
 """Dials under way together: a dead address takes 15 s, and must not keep the others waiting."""

@@ -9,6 +9,7 @@ import pytest
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import seal
+from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.sim.hosts import identity_of
@@ -249,3 +250,44 @@ def test_links_that_others_open_do_not_replace_own_ones() -> None:
     links.handle_timer(NOW + 20)
     assert any(isinstance(command, LookUp) for command in links.commands)
     assert len(dialed(links)) == 2
+
+
+def test_a_node_that_was_alone_publishes_its_record_at_once() -> None:
+    links = connections(Role.LEARNER)
+    links.handle_timer(NOW)
+    links.commands.clear()
+    links.connected(B.peer_id, NOW + 1, dialed=True)
+    links.handle_timer(NOW + 1)
+    assert Register in [type(command) for command in links.commands]
+    links.commands.clear()
+    links.connected(identity_of("C").peer_id, NOW + 2, dialed=True)
+    links.handle_timer(NOW + 2)
+    assert Register not in [type(command) for command in links.commands], "it has neighbors, who pass it on"
+
+
+@pytest.mark.parametrize(("who", "dials"), [(A, [A.peer_id]), (B, [])])
+def test_a_new_address_of_the_learner_is_dialed_at_once_and_a_strangers_is_not(
+    who: Identity, dials: list[PeerId]
+) -> None:
+    links = connections()
+    at = NOW
+    for turn in range(6):  # its old address fails again and again
+        links.discovery.on_records([record(who, at=at)], at)
+        assert dialed(links) == [who.peer_id], turn
+        links.dial_failed(who.peer_id, at)
+        at += 70
+    links.discovery.on_records([record(who, at=at)], at)
+    assert dialed(links) == [who.peer_id]
+    links.dial_failed(who.peer_id, at)
+    links.discovery.on_records([record(who, at=at + 0.5, address="/ip4/9.8.7.6/tcp/4001")], at + 0.5)
+    assert dialed(links) == dials
+
+
+def test_a_node_with_all_its_links_reads_records_every_ten_minutes() -> None:
+    links = with_learner(max_neighbors=1, own_links=0)
+    lookups = []
+    for second in range(0, 3_000, 30):
+        links.commands.clear()
+        links.refresh(NOW + second)
+        lookups += [second] * any(isinstance(command, LookUp) for command in links.commands)
+    assert lookups == [600, 1200, 1800, 2400]
