@@ -52,8 +52,12 @@ class Pacing:
     def next_action(self, ready_groups: int) -> Action:
         """What is due, given how many verified groups wait."""
         action = self._schedule.next_action(ready_groups)
-        is_early = action is Action.STEP and self._clock.now() < self._paused_until
-        return Action.COLLECT if is_early else action
+        return Action.COLLECT if action is Action.STEP and self.pause_left_s else action
+
+    @property
+    def pause_left_s(self) -> float:
+        """Seconds until the next update may begin; 0 when it may now."""
+        return max(0.0, self._paused_until - self._clock.now())
 
     @property
     def figures(self) -> dict[str, float]:

@@ -138,6 +138,8 @@ class Learner:
         The action is `COLLECT` as well while the training stage is busy.
         """
         self._finish_jobs()
+        if pause_left_s := self._pacing.pause_left_s:
+            wait_s = min(wait_s, pause_left_s)  # no message may come to end the pause
         action = Action.COLLECT if self._training.busy else self._pacing.next_action(self._checks.ready_groups)
         idle = action is Action.COLLECT and not self._checks.is_due(self.step)
         self._read(wait_s if idle else 0.0)

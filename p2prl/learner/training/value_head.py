@@ -19,7 +19,7 @@ from p2prl.algorithms.ppo import ValueConfig, value_loss
 from p2prl.errors import require
 
 _AVERAGE_RATE = 0.1
-"""Share of the head that enters its average at each update: targets that stand still for about ten updates."""
+"""Share of the head that enters its average at each update: targets that hardly move within a few updates."""
 
 _NORM_FLOOR = 1e-6
 """Least mean square of a hidden state, so that zeros stay zeros."""

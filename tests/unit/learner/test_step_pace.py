@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
+from p2prl.learner.pacing import Pacing
+from p2prl.learner.publishing.publish_interval import PublishInterval, PublishIntervalConfig
+from p2prl.learner.schedule import Action, Schedule, ScheduleConfig
 from p2prl.learner.step_pace import pause_s
 
 
@@ -35,6 +38,33 @@ def test_a_pause_is_no_longer_than_it_helps_and_than_its_limit(
     age = sampling_s / (update_s + pause)
     if 0.0 < pause < limit * update_s * 0.999:
         assert age == pytest.approx(bound / 2, rel=1e-6)
+
+
+class SetClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def test_the_next_update_waits_for_the_pause_and_nothing_else_does() -> None:
+    clock = SetClock()
+    schedule = Schedule(ScheduleConfig(groups_per_update=2, publish_every=2, updates=9), step=0, published_step=0)
+    interval = PublishInterval(PublishIntervalConfig(staleness_bound=8, least=2, most=9), publish_every=2)
+    pacing = Pacing(
+        schedule, interval, clock, automatic=False, pause=lambda update_s: 0.25 * update_s, on_notice=lambda _: None
+    )
+    assert (pacing.next_action(2), pacing.pause_left_s) == (Action.STEP, 0.0)
+    pacing.batch_trained([], 4.0)
+    assert (pacing.next_action(2), pacing.pause_left_s) == (Action.COLLECT, 1.0)
+    assert pacing.figures == {"publish_every": 2, "pause_s": 1.0}
+    clock.time += 1.0
+    assert (pacing.next_action(2), pacing.pause_left_s) == (Action.STEP, 0.0)
+    pacing.batch_trained([], 4.0)
+    assert pacing.next_action(2) is Action.PUBLISH, "a version that is due goes out at once"
 
 
 def facts(tokens: float = 4.0, seconds: float = 1.0, reward: float = 0.5, peer: bytes = b"a") -> GroupFacts:
