@@ -95,7 +95,6 @@ def make_join(
             confine=not no_confinement,
         )
         start = start_worker(request)
-
         from p2prl.cli.commands.join_worker import join_run
 
         join_run(
