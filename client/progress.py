@@ -60,6 +60,8 @@ class Progress:
     """Learner step of the newest announced version; −1 before the first."""
     files: tuple[int, int] = (0, 0)
     """(bytes held, bytes in all) of the run's files and data."""
+    reach: str = ""
+    """How others reach it; empty while unknown."""
 
 
 NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -131,6 +133,7 @@ class ProgressReporter:
                 network_resident_bytes=network.resident_bytes,
                 network_daemon_bytes=network.daemon_bytes,
                 files=network.files,
+                reach=network.reach,
             )
         )
 

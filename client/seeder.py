@@ -23,7 +23,10 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seeding:
-    """Snapshot of a seeder for display and its status file."""
+    """Snapshot of a seeder for display and its status file.
+
+    It has more than twelve fields because it is a report of figures.
+    """
 
     state: str
     version: int
@@ -40,6 +43,8 @@ class Seeding:
     """By this worker folder in this calendar month, over all runs."""
     upload_bytes_s: float = 0.0
     """The cap, set or measured; 0 while unknown."""
+    reach: str = ""
+    """How others reach it; empty while unknown."""
     network_resident_bytes: int = 0
     network_daemon_bytes: int = 0
 
@@ -114,6 +119,7 @@ class Seeder:
             sent_bytes=status.sent,
             uploaded_bytes_month=status.uploaded_bytes_month,
             upload_bytes_s=status.upload_bytes_s,
+            reach=status.reach,
             network_resident_bytes=status.resident_bytes,
             network_daemon_bytes=status.daemon_bytes,
         )

@@ -101,7 +101,6 @@ def make_join(
             controlled=True,
         )
         start = start_worker(request)
-
         from p2prl.cli.commands.join_worker import join_run
 
         join_run(

@@ -94,15 +94,10 @@ def validate_run(
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), start.caps)
+            addresses = tuple(listen or DEFAULT_LISTEN)
+            network = partial(peer_network, link, worker, Role.VALIDATOR, addresses, start.caps, reach=start.reach)
             memory = limits.network_memory_bytes
-            started = network(
-                memory_bytes=memory,
-                has_base=has_base,
-                runs_code=run_scorer,
-                transport=transport,
-                reach=start.reach,
-            )
+            started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
             start.seal()
             controls.steer(validator.owner, interrupts, device=str(chosen))
             handle = NetworkHandle(started, launch=start.launches.get(NETWORK))

@@ -1,4 +1,4 @@
-"""How others reach this peer: read from its own addresses and its links. Pure.
+"""Reachability of this peer, read from its own addresses and its links. Pure.
 
 The daemon's AutoNAT asks other peers to dial it. Once they fail, the daemon names circuits instead of public addresses;
 so a public address that is still named works, as far as anybody knows.

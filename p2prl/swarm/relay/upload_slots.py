@@ -40,11 +40,14 @@ def slots_for(upload_bytes_s: float) -> int:
 
 def pipeline_for(upload_bytes_s: float, chunk_bytes: int) -> int:
     """Chunks sent before the first is acknowledged: the slots, one more, and those that leave in a round trip."""
-    return slots_for(upload_bytes_s) + 1 + in_flight(upload_bytes_s, chunk_bytes)
+    return slots_for(upload_bytes_s) + 1 + (in_flight(upload_bytes_s, chunk_bytes) if upload_bytes_s > 0 else 0)
 
 
 def in_flight(upload_bytes_s: float, chunk_bytes: int) -> int:
-    """Chunks that leave an uplink of this rate in a round trip; 0 while the rate is unknown."""
+    """Chunks that leave an uplink of this rate in a round trip; a few while the rate is unknown: a sender with one or
+    two receivers never measures it."""
+    if upload_bytes_s <= 0:
+        return _SLOTS_UNKNOWN
     return int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
 
 

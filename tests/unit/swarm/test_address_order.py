@@ -1,4 +1,4 @@
-"""Which of a machine's many addresses lead its record and link."""
+"""Order of a machine's many addresses in its record and link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer's addresses and links say about who can reach it."""
+"""Reachability of a peer, by its addresses and links."""
 
 from __future__ import annotations
 

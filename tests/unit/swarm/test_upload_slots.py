@@ -44,7 +44,9 @@ def deliver(slots: UploadSlots, count: int) -> None:
 
 def test_chunks_of_a_round_trip() -> None:
     assert in_flight(2.5e6, 65_536) == int(2.5e6 * 0.3 / 65_536) == 11
-    assert in_flight(0.0, 65_536) == in_flight(2.5e6, 0) == 0
+    assert in_flight(2.5e6, 0) == 0
+    assert in_flight(0.0, 65_536) == in_flight(-1.0, 0) == slots_for(0.0)
+    assert pipeline_for(0.0, 65_536) == slots_for(0.0) + 1
     assert pipeline_for(2.5e6, 65_536) == slots_for(2.5e6) + 1 + 11
 
 
