@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,8 @@ async def measure(neighbors: int, seconds: float, folder: Path) -> dict[str, Any
     node = Node(identity, run, store, random.Random(1), NodeConfig(role=Role.LEARNER), clock.now())  # noqa: S311
     node.begin(manifest)
     plan = {"neighbors": neighbors, "run": run.hex(), "report": str(folder / "stub.json")}
-    os.environ[_PLAN], os.environ[DAEMON_VARIABLE] = json.dumps(plan), str(_stub_binary(folder))
-    daemon = await Daemon.start(identity, DaemonConfig())
+    with _environment({_PLAN: json.dumps(plan), DAEMON_VARIABLE: str(_stub_binary(folder))}):
+        daemon = await Daemon.start(identity, DaemonConfig())
     directory: Any = NoDirectory()
     transport = CountingTransport(
         daemon,
@@ -239,6 +240,21 @@ def _version(identity: Identity, store: MemoryBlobs, run: bytes, version: int, p
     store.add(ref, data)
     before = envelope_digest(previous) if previous else b""
     return seal(identity, PolicyManifest(version, version, ref, bytes(32), before, bytes(32), 0), run=run, now=now)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set these variables inside this block, for the daemon that is started there."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _stub_binary(folder: Path) -> Path:

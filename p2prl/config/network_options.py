@@ -11,7 +11,7 @@ from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
-from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES, NetworkConfig
+from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES, NetworkConfig, ReachOptions
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
@@ -52,16 +52,6 @@ class UploadCaps:
         return int(self.monthly_gb * 1e9)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReachOptions:
-    """What the user says about how others reach this machine."""
-
-    is_public: bool = False
-    """Others can dial it: it need not find that out, and relays to those that cannot be dialed."""
-    maps_ports: bool = True
-    """It may ask the home router for a port (UPnP, NAT-PMP)."""
-
-
 def peer_network(
     link: JoinLink,
     worker_folder: WorkerFolder,
@@ -81,7 +71,7 @@ def peer_network(
     (`p2prl.config.machine_limits`). `memory_bytes` bounds the network process. With `has_base` no weights are
     downloaded until the worker has announced its local base; with `runs_code` a researcher's own scorer is.
     """
-    caps, reach = caps or UploadCaps(), reach or ReachOptions()
+    caps = caps or UploadCaps()
     directory = worker_folder.run_directory(link.run)
     delegation = load_delegation(worker_folder.directory, worker_folder.identity.public_key)
     return NetworkConfig(
@@ -105,8 +95,7 @@ def peer_network(
         manifest=known_run(directory, link.run),
         monthly_bytes=caps.monthly_bytes,
         memory_bytes=memory_bytes,
-        is_public=reach.is_public,
-        maps_ports=reach.maps_ports,
+        reach=reach or ReachOptions(),
         transport=transport,
     )
 

@@ -15,7 +15,7 @@ from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
-from p2prl.config.network_options import PEERS_FILE, ReachOptions, UploadCaps, blobs_of_worker, remember_run
+from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
@@ -42,7 +42,7 @@ from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import layout_of
-from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.process.run_bootstrap import FindBase, Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
@@ -206,7 +206,6 @@ def learner_network(
     reach: ReachOptions | None = None,
 ) -> NetworkConfig:
     """Network settings of a run's learner; `peers` are addresses to try beside those of run.toml."""
-    reach = reach or ReachOptions()
     return NetworkConfig(
         key_file=folder.key_file,
         run=folder.run,
@@ -221,8 +220,7 @@ def learner_network(
         peers_file=folder.directory / PEERS_FILE,
         manifest=folder.manifest_raw,
         monthly_bytes=caps.monthly_bytes,
-        is_public=reach.is_public,
-        maps_ports=reach.maps_ports,
+        reach=reach or ReachOptions(),
         transport=transport,
     )
 

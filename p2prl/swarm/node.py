@@ -39,7 +39,6 @@ from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
-from p2prl.swarm.peers.reachability import LinkCounts
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
@@ -161,10 +160,6 @@ class Node:
     def connections(self) -> Connections:
         """The links of this node, to be read alone."""
         return self._core.connections
-
-    def link_counts(self) -> LinkCounts:
-        """The linked peers, by how the links came about."""
-        return self._core.connections.link_counts()
 
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""

@@ -64,12 +64,13 @@ def test_loss_gradient_and_metrics_are_finite(name: str, drawn: tuple[Tensor, Ro
         assert not (output.bounded_BGT & ~batch.mask_BGT).any()
 
 
-@pytest.mark.parametrize("name", sorted(BUILTIN_LOSSES))
+@pytest.mark.parametrize("name", sorted(set(BUILTIN_LOSSES) - {"clip_cov", "kl_cov"}))
 @settings(FEW, derandomize=True)
 @given(drawn=batches(), seed=st.integers(0, 10**6))
 def test_the_order_of_completions_and_groups_does_not_matter(
     name: str, drawn: tuple[Tensor, RolloutBatch], seed: int
 ) -> None:
+    """Clip-Cov and KL-Cov choose among tokens of equal covariance by their place."""
     policy, batch = drawn
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(policy.shape[0], generator=generator)

@@ -80,7 +80,7 @@ def make_join(
         """
         from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-        from p2prl.config.network_options import ReachOptions
+        from p2prl.net.process.network_config import ReachOptions
 
         planned = plan_limits(
             home, vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
@@ -91,8 +91,7 @@ def make_join(
             home=home,
             transport=transport,
             peers=peers,
-            upload_mbit=planned.caps.upload_mbit,
-            monthly_gb=planned.caps.monthly_gb,
+            caps=planned.caps,
             reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             base=base,
             engine=engine,
@@ -105,11 +104,8 @@ def make_join(
 
         join_run(
             start,
-            device=device,
-            engine=engine,
             threads=threads,
             listen=listen,
-            transport=transport,
             slots=slots,
             planned=planned,
             mirrors=mirror_ledger,

@@ -44,11 +44,8 @@ if TYPE_CHECKING:
 def join_run(
     start: WorkerStart,
     *,
-    device: str,
-    engine: str,
     threads: int,
     listen: list[str] | None,
-    transport: str,
     slots: int,
     planned: PlannedLimits,
     mirrors: bool,
@@ -57,7 +54,7 @@ def join_run(
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> None:
     """Volunteer until interrupted or until the run ends."""
-    link, worker, model = start.link, start.worker, start.base
+    request, link, worker, model = start.request, start.link, start.worker, start.base
     view = LiveView(quiet=as_json)
     limits = planned.machine
     controls = start.controls(planned.owner)
@@ -70,9 +67,9 @@ def join_run(
         from p2prl.models.device import choose_device, use_threads
         from p2prl.models.engine_registry import choose_engine
 
-        chosen = choose_device(device)
+        chosen = choose_device(request.device)
         use_threads(threads)
-        chosen_engine = choose_engine(engine, chosen)
+        chosen_engine = choose_engine(request.engine, chosen)
         has_base = model is not None
         screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=has_base, mirrors=mirrors)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
@@ -101,9 +98,13 @@ def join_run(
         )
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), start.caps)
-            memory_bytes = limits.network_memory_bytes
-            config = network(memory_bytes=memory_bytes, has_base=has_base, transport=transport, reach=start.reach)
+            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), request.caps)
+            config = network(
+                memory_bytes=limits.network_memory_bytes,
+                has_base=has_base,
+                transport=request.transport,
+                reach=request.reach,
+            )
             start.seal()
             controls.steer(volunteer.owner, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))

@@ -48,7 +48,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
         from p2prl.cli.commands.learn_run import learn_command
-        from p2prl.config.network_options import ReachOptions
+        from p2prl.net.process.network_config import ReachOptions
 
         learn_command(
             run,

@@ -18,11 +18,12 @@ from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.learner_view import update_line, update_panel
 from p2prl.cli.views.link_qr import show_qr
-from p2prl.config.network_options import ReachOptions, UploadCaps
+from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.process.network_config import ReachOptions
 from p2prl.net.transports.transport_registry import TRANSPORTS
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def learn_command(
     monthly_gb: float,
     track: str,
     as_json: bool,
-    reach: ReachOptions | None = None,
+    reach: ReachOptions,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
 ) -> None:
     """Train the run in `directory`; `updates` overrides run.toml's, 0 for no end."""

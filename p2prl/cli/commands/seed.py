@@ -40,7 +40,7 @@ def seed(
     """
     from p2prl.cli.commands.owner_controls import plan_limits
     from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-    from p2prl.config.network_options import ReachOptions
+    from p2prl.net.process.network_config import ReachOptions
 
     planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
     request = WorkerRequest(
@@ -49,8 +49,7 @@ def seed(
         home=home,
         transport=transport,
         peers=peers,
-        upload_mbit=planned.caps.upload_mbit,
-        monthly_gb=planned.caps.monthly_gb,
+        caps=planned.caps,
         reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
         confine=not no_confinement,
         controlled=True,

@@ -65,10 +65,10 @@ def seed_run(
             worker,
             Role.SEEDER,
             tuple(listen or DEFAULT_LISTEN),
-            start.caps,
+            start.request.caps,
             memory_bytes=limits.network_memory_bytes,
             transport=transport,
-            reach=start.reach,
+            reach=start.request.reach,
         )
         start.seal()
         controls.steer(seeder.owner, interrupts)

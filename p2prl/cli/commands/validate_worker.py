@@ -95,7 +95,8 @@ def validate_run(
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
-            network = partial(peer_network, link, worker, Role.VALIDATOR, addresses, start.caps, reach=start.reach)
+            asked = start.request
+            network = partial(peer_network, link, worker, Role.VALIDATOR, addresses, asked.caps, reach=asked.reach)
             memory = limits.network_memory_bytes
             started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
             start.seal()

@@ -21,7 +21,7 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.owner_controls import OwnerControls, open_controls
 from p2prl.cli.views.console import say
-from p2prl.config.network_options import ReachOptions, UploadCaps
+from p2prl.config.network_options import UploadCaps
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
@@ -29,6 +29,7 @@ from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.desktop import desktop_program
 from p2prl.controls.limits import Limits
 from p2prl.models.confined_tokenizer import tokenizer_program
+from p2prl.net.process.network_config import ReachOptions
 from p2prl.net.process.program import network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
 from p2prl.net.transports.transport_registry import TRANSPORTS
@@ -61,8 +62,7 @@ class WorkerRequest:
     """Kind of worker folder: `seat`, `validator`, `seeder`."""
     home: Path | None
     transport: str
-    upload_mbit: float
-    monthly_gb: float
+    caps: UploadCaps
     peers: str = ""
     """A list of further peers: a file or a web address."""
     reach: ReachOptions = field(default_factory=ReachOptions)
@@ -78,9 +78,8 @@ class WorkerRequest:
 class WorkerStart:
     """A worker that may import what it needs, and later read strangers' bytes."""
 
+    request: WorkerRequest
     link: JoinLink
-    caps: UploadCaps
-    reach: ReachOptions
     worker: WorkerFolder
     base: Path | None
     launches: dict[str, Launch] = field(default_factory=dict)
@@ -104,7 +103,6 @@ class WorkerStart:
 def start_worker(request: WorkerRequest) -> WorkerStart:
     """Check what the owner asked for, claim a folder, and confine this process to it."""
     link = parse_link(request.link)
-    caps = UploadCaps(upload_mbit=request.upload_mbit, monthly_gb=request.monthly_gb)
     TRANSPORTS.check(request.transport)
     check_home(request.home)
     link = replace(link, bootstrap=(*link.bootstrap, *further_peers(request.peers)))
@@ -114,9 +112,8 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     if not request.confine:
         control = open_controls(worker.directory) if request.controlled else None
         return WorkerStart(
+            request=request,
             link=link,
-            caps=caps,
-            reach=request.reach,
             worker=worker,
             base=base,
             protection=Protection(asked=False),
@@ -138,9 +135,8 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     control = open_controls(worker.directory) if request.controlled else None
     readable = () if base is None else (base, *(path.resolve() for path in base.iterdir()))
     return WorkerStart(
+        request=request,
         link=link,
-        caps=caps,
-        reach=request.reach,
         worker=worker,
         base=base,
         launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS, DESKTOP)},

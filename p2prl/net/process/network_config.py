@@ -16,6 +16,17 @@ DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReachOptions:
+    """What the user says about how others reach this machine."""
+
+    is_public: bool = False
+    """Others can dial it: it need not find that out, and relays to those that cannot be dialed. Learners and seeders
+    with a public address know it."""
+    maps_ports: bool = True
+    """It may ask the home router for a port (UPnP, NAT-PMP)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkConfig:
     """Network settings of a role: those of the node, and those of its network process."""
 
@@ -39,9 +50,6 @@ class NetworkConfig:
     """Most bytes of chunks uploaded in a calendar month; 0 means no limit."""
     memory_bytes: int = 0
     """Most private memory of the network process, and of its daemon; 0 sets no limit."""
-    is_public: bool = False
-    """Whether others can dial this peer, as its owner says. Learners and seeders with a public address know it."""
-    maps_ports: bool = True
-    """Whether to ask the home router for a port (UPnP, NAT-PMP)."""
+    reach: ReachOptions = ReachOptions()
     transport: str = "hivemind"
     """Name of the transport in `p2prl.net.transports.transport_registry`."""

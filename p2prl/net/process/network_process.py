@@ -203,7 +203,7 @@ class NetworkProcess:
         When none of them answers and the run is already known from disk, start alone and try them again later.
         """
         start = TRANSPORTS.get(config.transport)
-        self._is_public = config.is_public or (config.node.role in _DIALABLE and has_public_address())
+        self._is_public = config.reach.is_public or (config.node.role in _DIALABLE and has_public_address())
         lasting = self._keeper.lasting_addresses()
         relays = () if self._is_public else await relays_among((*config.bootstrap, *lasting))
 
@@ -214,7 +214,7 @@ class NetworkProcess:
                 bootstrap=bootstrap,
                 relays=relays,
                 is_public=self._is_public,
-                maps_ports=config.maps_ports,
+                maps_ports=config.reach.maps_ports,
                 clock=self._clock,
                 guard=self._guard,
                 max_links=self._max_links,
@@ -281,7 +281,7 @@ class NetworkProcess:
         )
 
     def _reach(self) -> str:
-        counts = self._node.link_counts()
+        counts = self._node.connections.link_counts()
         return reach_of(self._transport.addresses, counts, own_hosts=own_hosts(), is_public=self._is_public)
 
     def _addresses(self) -> tuple[str, ...]:

@@ -169,13 +169,9 @@ class Connections:
     def link_counts(self) -> LinkCounts:
         """The links after their first hello, by how they came about."""
         greeted = [peer for peer, link in self.links.items() if link.role is not None]
-        relayed = [self.is_relayed(peer) for peer in greeted]
-        outside = [via or self._meetings.is_seen(peer) for peer, via in zip(greeted, relayed, strict=True)]
-        met = [
-            not via and self._meetings.is_seen(peer) and self.discovery.is_behind_router(peer)
-            for peer, via in zip(greeted, relayed, strict=True)
-        ]
-        return LinkCounts(len(greeted), sum(outside), sum(met))
+        relayed = sum(map(self.is_relayed, greeted))
+        direct = [peer for peer in greeted if not self.is_relayed(peer) and self._meetings.is_seen(peer)]
+        return LinkCounts(len(greeted), relayed + len(direct), sum(map(self.discovery.is_behind_router, direct)))
 
     def take_displaced(self) -> list[PeerId]:
         """Peers that have lost their links to others since the last call."""
