@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import statistics
 
-from statistics import fmean
-
 import pytest
 
 from p2prl.bench.trust.network_floods import flood_directory, flood_links, flood_streams, surround_newcomer
@@ -26,14 +24,16 @@ def test_a_newcomer_is_linked_within_a_minute(seed: int, same_subnet: bool) -> N
     assert flood.linked_after_s is not None
     assert flood.linked_after_s <= (1.0 if not same_subnet else 60.0)
     assert flood.linked_share >= (1.0 if not same_subnet else 0.5)
+    assert flood.links <= 96
 
 
 def test_attackers_of_as_many_subnets_as_there_are_links_leave_a_newcomer_its_share_by_lot() -> None:
     """Nothing tells the newcomer from 96 attackers of 96 subnets: links are drawn, so one seed says nothing."""
     floods = [flood_links(seed, keys=100, subnets=96, max_links=96) for seed in range(12)]
     linked = [flood.linked_after_s for flood in floods if flood.linked_after_s is not None]
+    assert max(flood.links for flood in floods) <= 96
     assert sum(after_s <= 60.0 for after_s in linked) >= 11
-    assert fmean(flood.linked_share for flood in floods) >= 0.4
+    assert statistics.fmean(flood.linked_share for flood in floods) >= 0.4
 
 
 @pytest.mark.parametrize("linked", [False, True])

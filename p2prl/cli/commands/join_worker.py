@@ -99,12 +99,8 @@ def join_run(
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
             network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), request.caps)
-            config = network(
-                memory_bytes=limits.network_memory_bytes,
-                has_base=has_base,
-                transport=request.transport,
-                reach=request.reach,
-            )
+            most = limits.network_memory_bytes
+            config = network(memory_bytes=most, has_base=has_base, transport=request.transport, reach=request.reach)
             start.seal()
             controls.steer(volunteer.owner, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))

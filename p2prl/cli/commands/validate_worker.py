@@ -52,7 +52,7 @@ def validate_run(
 
     `replace_judge` is for experiments with dishonest validators.
     """
-    link, worker, model = start.link, start.worker, start.base
+    request, link, worker, model = start.request, start.link, start.worker, start.base
     limits = planned.machine
     view = LiveView(quiet=as_json)
     controls = start.controls(planned.owner)
@@ -95,8 +95,7 @@ def validate_run(
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
             addresses = tuple(listen or DEFAULT_LISTEN)
-            asked = start.request
-            network = partial(peer_network, link, worker, Role.VALIDATOR, addresses, asked.caps, reach=asked.reach)
+            network = partial(peer_network, link, worker, Role.VALIDATOR, addresses, request.caps, reach=request.reach)
             memory = limits.network_memory_bytes
             started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
             start.seal()
