@@ -34,7 +34,7 @@ from p2prl.net.process.open_files import links_for, raise_open_files
 from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.transports import framing, multiaddrs, streams
 from p2prl.net.transports.hivemind import light_import
-from p2prl.net.transports.hivemind.daemon import Daemon
+from p2prl.net.transports.hivemind.daemon import Daemon, read_message, sized_message
 from p2prl.net.transports.hivemind.daemon_config import DAEMON_VARIABLE, DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import frames, limits
@@ -91,14 +91,14 @@ class StubDaemon:
         pb = self._pb
         with contextlib.suppress(OSError, EOFError):
             request = pb.Request()
-            request.ParseFromString(await _read(reader))
+            request.ParseFromString(await read_message(reader))
             reply = pb.Response(type=pb.Response.OK)
             if request.type == pb.Request.IDENTIFY:
                 reply.identify.CopyFrom(pb.IdentifyResponse(id=b"", addrs=[multiaddrs.to_bytes("/ip4/10.0.0.1/tcp/1")]))
             elif request.type == pb.Request.STREAM_OPEN:
                 info = pb.StreamInfo(peer=request.streamOpen.peer, addr=b"", proto=framing.FRAME_PROTOCOL)
                 reply.streamInfo.CopyFrom(info)
-            writer.write(_sized(reply.SerializeToString()))
+            writer.write(sized_message(reply.SerializeToString()))
             await writer.drain()
             if request.type == pb.Request.STREAM_OPEN:
                 await streams.serve(reader, writer, self._take)
@@ -122,7 +122,7 @@ class StubDaemon:
 
         async def open_stream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await asyncio.open_unix_connection(path)
-            writer.write(_sized(info.SerializeToString()))
+            writer.write(sized_message(info.SerializeToString()))
             return reader, writer
 
         stream = streams.FrameStream(open_stream)
@@ -263,25 +263,6 @@ def _stub_binary(folder: Path) -> Path:
     binary.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scripts.many_neighbors {_AS_DAEMON} "$@"\n')
     binary.chmod(0o700)
     return binary
-
-
-def _sized(payload: bytes) -> bytes:
-    """A message with its length before it, as a varint."""
-    size, prefix = len(payload), bytearray()
-    while size > 0x7F:
-        prefix.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes((*prefix, size)) + payload
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    size = shift = 0
-    while True:
-        byte = (await reader.readexactly(1))[0]
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return await reader.readexactly(size)
-        shift += 7
 
 
 def main() -> int:

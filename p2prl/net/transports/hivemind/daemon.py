@@ -171,7 +171,7 @@ class Daemon:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 info = self._pb.StreamInfo()
-                info.ParseFromString(await _read_message(reader))
+                info.ParseFromString(await read_message(reader))
                 peer = multiaddrs.peer_of_multihash(bytes(info.peer))
                 if peer is not None:
                     await callback(peer, reader, writer, multiaddrs.from_bytes(bytes(info.addr)) or "")
@@ -222,10 +222,10 @@ class Daemon:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Any) -> Any:
         try:
-            writer.write(_message(request.SerializeToString()))
+            writer.write(sized_message(request.SerializeToString()))
             await writer.drain()
             reply = self._pb.Response()
-            reply.ParseFromString(await _read_message(reader))
+            reply.ParseFromString(await read_message(reader))
         except (OSError, EOFError) as error:
             raise TransportError("the network daemon stopped answering") from error
         if reply.type == self._pb.Response.ERROR:
@@ -259,7 +259,8 @@ def _short(message: str) -> str:
     return line if len(line) <= _MAX_REASON_CHARS else line[: _MAX_REASON_CHARS - 3] + "..."
 
 
-def _message(payload: bytes) -> bytes:
+def sized_message(payload: bytes) -> bytes:
+    """A message of the daemon's sockets: the payload behind its length, a varint."""
     size, prefix = len(payload), bytearray()
     while size > 0x7F:
         prefix.append(size & 0x7F | 0x80)
@@ -268,7 +269,8 @@ def _message(payload: bytes) -> bytes:
     return bytes(prefix) + payload
 
 
-async def _read_message(reader: asyncio.StreamReader) -> bytes:
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """The payload of the next message of the daemon's sockets. Raises `EOFError` for a malformed length."""
     size = shift = 0
     while True:
         byte = (await reader.readexactly(1))[0]
