@@ -56,6 +56,8 @@ class Person:
     """Tokens in escrow when the key was excluded."""
     reward_micros: int = 0
     """Sum over credited completions of their group's mean reward, millionths."""
+    receipts_chain: bytes = b""
+    """Chained digest of a machine's receipts in the order of the ledger; empty in an owner's row."""
 
     @property
     def credited_groups(self) -> int:

@@ -27,6 +27,7 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
+from p2prl.scoreboard.ledger.hourly_totals import Hours
 from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator
 from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
 from p2prl.scoreboard.ledger.validator_shares import merged
@@ -35,7 +36,10 @@ from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoardState:
-    """The leaderboard at one ledger height. Its mappings never change; states are compared by identity."""
+    """The leaderboard at one ledger height. Its mappings never change; states are compared by identity.
+
+    It has this many fields because every part of the page is a sum over them.
+    """
 
     parameters: int
     """Parameters of the run's model; scales tokens to credit."""
@@ -53,6 +57,8 @@ class BoardState:
     """The parts of the same totals: by owner, then by the machine's public key."""
     steps: Mapping[int, Step]
     """By learner step, in the order of their first receipt."""
+    hours: Hours
+    """Credited work by hour, then by the owner's public key."""
     ignored: Mapping[str, int]
     """Ignored ledger lines, by rule."""
     waiting_verdicts: int
@@ -133,6 +139,7 @@ class LedgerFold:
                 validators=MappingProxyType({owner: merged(parts) for owner, parts in validators.items()}),
                 validator_machines=MappingProxyType(validators),
                 steps=MappingProxyType(dict(self._receipts.steps)),
+                hours=self._receipts.owners.hours.state(),
                 ignored=MappingProxyType(dict(sorted(self._ignored.items()))),
                 waiting_verdicts=self._verdicts.waiting,
                 overruled_receipts=self._verdicts.overruled,

@@ -13,9 +13,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from p2prl.protocol.delegation import Delegation, Revocation
+from p2prl.protocol.digests import DIGEST_BYTES, digest
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.scoreboard.ledger.hourly_totals import HourlyTotals
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, Person
 
 OTHER_REASON = "other"
@@ -24,6 +26,9 @@ OTHER_REASON = "other"
 _REASONS = (OTHER_REASON, *sorted(reason.value for reason in RejectionReason))
 _PLACE = {reason: place for place, reason in enumerate(_REASONS)}
 _COLUMNS = 7
+
+CREDITED = (ReceiptState.VERIFIED, ReceiptState.CREDITED_BY_SAMPLING)
+"""States of groups that earn credit."""
 
 
 class CountedReceipt(NamedTuple):
@@ -53,17 +58,23 @@ class OwnerTotals:
         """By the owner's public key."""
         self.machines: dict[bytes, Mapping[bytes, Person]] = {}
         """The same by owner, then by machine; an inner mapping is replaced and never changed."""
+        self.hours = HourlyTotals()
+        """Credited work by hour and owner."""
         self.ownership = Ownership()
         """Who owned which machine when."""
         self._receipts: dict[bytes, array[int]] = {}
         """By machine, `_COLUMNS` numbers a receipt."""
+        self._groups: dict[bytes, bytearray] = {}
+        """By machine, the digests of the receipts' groups."""
 
-    def add(self, machine: bytes, receipt: CountedReceipt) -> None:
-        """Count a receipt of a machine."""
+    def add(self, machine: bytes, receipt: CountedReceipt, group: bytes) -> None:
+        """Count a receipt of a machine on a group."""
         self._receipts.setdefault(machine, array("q")).extend(receipt)
+        self._groups.setdefault(machine, bytearray()).extend(group)
         owner = self.ownership.owner_at(machine, receipt.sent_ms)
         machines = self.machines.get(owner, {})
-        before, after = machines.get(machine), _added(machines.get(machine), receipt)
+        before = machines.get(machine)
+        after = self._counted(owner, machine, before, receipt, group)
         self.machines[owner] = {**machines, machine: after}
         self.people[owner] = _moved(_added(self.people.get(owner), receipt), self.people.get(owner), before, after)
 
@@ -77,9 +88,10 @@ class OwnerTotals:
 
     def _count_again(self, machine: bytes) -> None:
         shares: dict[bytes, Person] = {}
-        for receipt in self._receipts_of(machine):
+        self.hours.forget(machine)
+        for receipt, group in self._receipts_of(machine):
             owner = self.ownership.owner_at(machine, receipt.sent_ms)
-            shares[owner] = _added(shares.get(owner), receipt)
+            shares[owner] = self._counted(owner, machine, shares.get(owner), receipt, group)
         before = {owner for owner, machines in self.machines.items() if machine in machines}
         for owner in before | set(shares):
             machines = {key: person for key, person in self.machines.get(owner, {}).items() if key != machine}
@@ -92,12 +104,36 @@ class OwnerTotals:
             first, *others = machines.values()
             for other in others:
                 first = first.merged(other)
-            self.people[owner] = replace(first, escrow=())
+            self.people[owner] = replace(first, escrow=(), receipts_chain=b"")
 
-    def _receipts_of(self, machine: bytes) -> Iterator[CountedReceipt]:
-        numbers = self._receipts.get(machine, array("q"))
-        for begin in range(0, len(numbers), _COLUMNS):
-            yield CountedReceipt(*numbers[begin : begin + _COLUMNS])
+    def _counted(
+        self, owner: bytes, machine: bytes, before: Person | None, receipt: CountedReceipt, group: bytes
+    ) -> Person:
+        """A machine's totals for an owner with one more receipt; the hours follow."""
+        after = _added(before, receipt)
+        if receipt.state in CREDITED:
+            self.hours.credit(owner, machine, receipt.sent_ms, receipt.tokens)
+        elif after.forfeited_tokens > (before.forfeited_tokens if before else 0):
+            self.hours.forfeit(owner, machine)
+        return replace(after, receipts_chain=_chained(after.receipts_chain, receipt, group))
+
+    def _receipts_of(self, machine: bytes) -> Iterator[tuple[CountedReceipt, bytes]]:
+        numbers, groups = self._receipts.get(machine, array("q")), bytes(self._groups.get(machine, b""))
+        for place in range(len(numbers) // _COLUMNS):
+            receipt = CountedReceipt(*numbers[place * _COLUMNS : (place + 1) * _COLUMNS])
+            yield receipt, groups[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
+
+
+def receipts_root(machines: Mapping[bytes, Person]) -> bytes:
+    """Digest of all receipts that count for an owner: over its machines in order of their keys (docs/protocol.md)."""
+    chains = [part for key in sorted(machines) for part in (key, machines[key].receipts_chain)]
+    return digest("p2prl/receipts-root/v1", *chains)
+
+
+def _chained(chain: bytes, receipt: CountedReceipt, group: bytes) -> bytes:
+    """A machine's chain of receipts with one more."""
+    numbers = (receipt.state, receipt.tokens, receipt.completions, receipt.step)
+    return digest("p2prl/receipts-chain/v1", chain, group, *(number.to_bytes(8, "little") for number in numbers))
 
 
 def _added(before: Person | None, receipt: CountedReceipt) -> Person:
@@ -153,6 +189,7 @@ def _moved(counted: Person, owner: Person | None, before: Person | None, after: 
     return replace(
         counted,
         tokens=change(lambda row: row.tokens),
+        receipts_chain=b"",
         escrow=(),
         escrow_tokens=change(lambda row: row.escrow_tokens),
         forfeited_tokens=change(lambda row: row.forfeited_tokens),

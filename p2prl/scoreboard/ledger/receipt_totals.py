@@ -10,7 +10,7 @@ from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Step, summed
-from p2prl.scoreboard.ledger.owner_totals import CountedReceipt, OwnerTotals, reason_place
+from p2prl.scoreboard.ledger.owner_totals import CREDITED, CountedReceipt, OwnerTotals, reason_place
 
 MAX_GROUP_TOKENS = limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS
 """Completion tokens that one group can hold."""
@@ -19,7 +19,6 @@ _MAX_REWARD = 1e6
 """Beyond any reward specification; bounds the sums that a hostile learner could otherwise inflate."""
 
 _STATES = frozenset(int(state) for state in ReceiptState)
-_CREDITED = (ReceiptState.VERIFIED, ReceiptState.CREDITED_BY_SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class ReceiptTotals:
             return "impossible_receipt"
         if receipt.group in self.groups:
             return "second_receipt"
-        credited = receipt.state in _CREDITED
+        credited = receipt.state in CREDITED
         self.groups[receipt.group] = CountedGroup(receipt.peer, receipt.version, receipt.tokens, credited)
         counted = CountedReceipt(
             sent_ms=sent_ms,
@@ -60,7 +59,7 @@ class ReceiptTotals:
             tokens=receipt.tokens,
             reward_micros=round(receipt.reward * MICRO) * receipt.completions,
         )
-        self.owners.add(receipt.peer, counted)
+        self.owners.add(receipt.peer, counted, receipt.group)
         self.steps[step] = _add_to_step(self.steps.get(step) or Step(last_ms=sent_ms), receipt, sent_ms)
         return None
 

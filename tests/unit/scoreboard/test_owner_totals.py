@@ -86,7 +86,7 @@ def test_any_history_sums_to_its_receipts_and_each_row_to_its_owners(
     totals, ownership = OwnerTotals(), Ownership()
     for event in history:
         if isinstance(event, tuple):
-            totals.add(*event)
+            totals.add(*event, bytes(32))
         else:
             totals.take(event)
             take(ownership, event)
@@ -117,6 +117,9 @@ def test_any_history_sums_to_its_receipts_and_each_row_to_its_owners(
         assert person.expired_groups == sum(part.expired_groups for part in parts)
         assert person.first_step == min(part.first_step for part in parts)
         assert person.last_ms == max(part.last_ms for part in parts)
+        hours = [work[owner] for work in totals.hours.state().values() if owner in work]
+        assert sum(work.tokens for work in hours) == person.tokens
+        assert sum(work.groups for work in hours) == person.credited_groups
 
 
 def test_three_machines_are_one_row_whenever_the_delegation_comes() -> None:
