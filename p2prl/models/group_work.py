@@ -273,6 +273,11 @@ class GroupWork:
             raise LocalProtocolError(f"this machine has no answers of {assignment.task} to score with")
         return rows.row(assignment.row)
 
+    def texts(self, assignment: SlotAssignment, token_ids: Sequence[int]) -> tuple[str, str]:
+        """A slot's prompt and one of its completions as text for people."""
+        prompt = assignment.prompt or self._codec.decode(list(assignment.prompt_ids))
+        return prompt, self._decode(token_ids)[0]
+
     def _decode(self, token_ids: Sequence[int]) -> tuple[str, bool]:
         """Text without the stop token, and whether there was one."""
         finished = bool(token_ids) and token_ids[-1] in self._codec.stop_ids

@@ -101,7 +101,8 @@ def evaluate_prompts(
         made = [next(generations) for _ in prompt.requests]
         scores = work.successes(prompt.assignment, [each.token_ids for each in made])
         greedy, *sampled = (_outcome(score, each) for score, each in zip(scores, made, strict=True))
-        outcomes.append(PromptOutcome(replace(greedy, logprob_sum=0.0), tuple(sampled)))
+        text, answer = work.texts(prompt.assignment, made[0].token_ids)
+        outcomes.append(PromptOutcome(replace(greedy, logprob_sum=0.0), tuple(sampled), text, answer))
     return outcomes
 
 

@@ -36,6 +36,30 @@ class PromptOutcome:
 
     greedy: CompletionOutcome
     samples: tuple[CompletionOutcome, ...]
+    prompt: str = ""
+    """Text of the prompt."""
+    answer: str = ""
+    """Text of the greedy completion."""
+
+
+RECORDED_ANSWERS = 3
+"""Prompts of each task whose greedy answers are recorded: the board shows them before and after."""
+
+MAX_RECORDED_CHARS = 800
+"""Characters recorded of a prompt and of an answer, so that a line of results stays small."""
+
+
+def recorded_answers(task: str, outcomes: Sequence[PromptOutcome], *, pass_above: float) -> list[dict[str, Any]]:
+    """The greedy answers to a task's first prompts, which are the same at every version."""
+    return [
+        {
+            "task": task,
+            "prompt": _shortened(outcome.prompt),
+            "answer": _shortened(outcome.answer),
+            "passes": outcome.greedy.score > pass_above,
+        }
+        for outcome in outcomes[:RECORDED_ANSWERS]
+    ]
 
 
 def task_report(outcomes: Sequence[PromptOutcome], *, split: Split, pass_above: float) -> dict[str, Any]:
@@ -95,6 +119,10 @@ def report_text(report: dict[str, Any]) -> str:
     if report["truncated_share"] >= 0.05:
         text += f", {report['truncated_share']:.0%} cut off"
     return f"{text}; {report['prompts']:,} {report['split']} prompts"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_RECORDED_CHARS else text[: MAX_RECORDED_CHARS - 1] + "…"
 
 
 def _mean(values: Sequence[float]) -> float:

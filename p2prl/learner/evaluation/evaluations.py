@@ -22,7 +22,7 @@ from p2prl.models.group_work import GroupWork
 from p2prl.models.pass_evaluation import EvaluationPrompt, EvaluationSet, evaluate_prompts
 from p2prl.models.sampler_port import GenerationStopped, Sampler
 from p2prl.swarm.policies.catalog import PolicyVersion
-from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, report_text, task_report
+from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, recorded_answers, report_text, task_report
 
 
 class PolicyHolder(Protocol):
@@ -88,6 +88,11 @@ class _Progress:
                 each.task: task_report(self.outcomes[each.task], split=each.split, pass_above=each.pass_above)
                 for each in self._sets
             },
+            "answers": [
+                answer
+                for each in self._sets
+                for answer in recorded_answers(each.task, self.outcomes[each.task], pass_above=each.pass_above)
+            ],
         }
 
 

@@ -147,6 +147,11 @@ class ContributorDocument:
     handle: str
     """Display name, derived from the public key; never something a person typed."""
     credit: float
+    window_credit: float
+    """Credit within the window that was asked for; all of it without one."""
+    window_groups: int
+    """Credited groups within the window."""
+    window_tokens: int
     verified_groups: int
     sampled_groups: int
     verified_tokens: int
@@ -203,6 +208,8 @@ class LeaderboardDocument:
     """One page of the leaderboard; only one of the two lists is used."""
 
     by: str
+    window: str
+    """`today`, `7d` (days in UTC up to that of the newest receipt) or `all`; always `all` for validators."""
     total: int
     """Total rows: of the table, or of the search when there is one."""
     people: list[ContributorDocument]
@@ -219,6 +226,8 @@ class MetricsDocument:
     """Learner steps in one point."""
     step: list[int]
     """First learner step of the point."""
+    ended_at: list[str | None]
+    """When the learner signed the point's newest receipts."""
     reward_mean: list[float | None]
     """Mean recomputed reward, weighted by completions."""
     reward_low: list[float | None]

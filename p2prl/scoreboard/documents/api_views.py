@@ -126,6 +126,7 @@ def metrics_document(snapshot: Snapshot, *, from_step: int, to_step: int, points
     return MetricsDocument(
         steps_per_point=width,
         step=list(merged),
+        ended_at=[time_text(row.last_ms) for row in rows],
         reward_mean=[rounded(row.mean_reward()) for row in rows],
         reward_low=[None if i is None else rounded(i[0]) for i in intervals],
         reward_high=[None if i is None else rounded(i[1]) for i in intervals],

@@ -9,6 +9,7 @@ from functools import lru_cache
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.documents.activity_view import WINDOW_DAYS, window_work
 from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
     LeaderboardDocument,
@@ -17,6 +18,7 @@ from p2prl.scoreboard.documents.api_schema import (
     ValidatorDocument,
 )
 from p2prl.scoreboard.documents.api_views import require_run, rounded, time_text
+from p2prl.scoreboard.ledger.hourly_totals import NO_WORK, Work
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
@@ -30,14 +32,41 @@ _MACHINES_LISTED = 16
 _CACHED_KEYS = 100_000
 """Public keys whose names are cached: every request sorts the same keys, and base 58 is slow in Python."""
 
+ALL = "all"
+"""The window that holds the whole run."""
+
+WINDOWS = (*WINDOW_DAYS, ALL)
+
 _peer_id = lru_cache(maxsize=_CACHED_KEYS)(peer_id_of)
 
 
-@lru_cache(maxsize=2)
-def _ranked(board: BoardState, by: str) -> Sequence[tuple[int, tuple[int, str, bytes]]]:
-    """The whole table in order: rank, then (-tokens, peer id, public key). Cached per table of the newest state."""
-    rows: Mapping[bytes, Person] | Mapping[bytes, Validator] = board.people if by == "people" else board.validators
+_Ranked = tuple[int, tuple[int, str, bytes]]
+"""A row's place: rank, then (-tokens, peer id, public key)."""
+
+
+@lru_cache(maxsize=8)
+def _ranked(board: BoardState, by: str, window: str) -> Sequence[_Ranked]:
+    """The whole table in order. Cached per table of the newest states."""
+    rows: Mapping[bytes, Person] | Mapping[bytes, Validator] | Mapping[bytes, Work]
+    people = board.people if window == ALL else window_work(board, window)
+    rows = board.validators if by == "validators" else people
     return tuple(enumerate(sorted((-row.tokens, _peer_id(key), key) for key, row in rows.items()), 1))
+
+
+@lru_cache(maxsize=4)
+def _ranks(board: BoardState) -> Mapping[bytes, int]:
+    """Rank of each owner among all contributors."""
+    return {key: rank for rank, (_, _, key) in _ranked(board, "people", ALL)}
+
+
+@lru_cache(maxsize=4)
+def _owners(board: BoardState) -> Mapping[bytes, bytes]:
+    """Owner of each machine; of one that changed hands, the first that has receipts of it."""
+    owners: dict[bytes, bytes] = {}
+    for owner, machines in board.machines.items():
+        for machine in machines:
+            owners.setdefault(machine, owner)
+    return owners
 
 
 @lru_cache(maxsize=_CACHED_KEYS)
@@ -46,46 +75,82 @@ def _searchable(public_key: bytes) -> tuple[str, str]:
     return display_name(public_key).lower(), _peer_id(public_key).lower()
 
 
+@lru_cache(maxsize=_CACHED_KEYS)
+def _text_of(public_key: bytes) -> str:
+    """Everything that a search may find of a key, as one text."""
+    return "\n".join(_searchable(public_key))
+
+
+@lru_cache(maxsize=8)
+def _texts(board: BoardState, by: str, window: str) -> Sequence[str]:
+    """The text of each row in the table's order, with those of its machines: the quick test before the exact one."""
+    machines = board.machines if by == "people" else board.validator_machines
+    return [
+        _text_of(key) if len(machines.get(key, ())) < 2 and key in machines.get(key, (key,))
+        else "\n".join(map(_text_of, {key, *machines[key]}))
+        for _, (_, _, key) in _ranked(board, by, window)
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _found(board: BoardState, by: str, window: str, words: tuple[str, ...]) -> Sequence[_Ranked]:
+    """The rows that a search matches."""
+    texts = _texts(board, by, window)
+    return [
+        place
+        for place, text in zip(_ranked(board, by, window), texts, strict=True)
+        if all(word in text for word in words) and _row_matches(board, by, place[1][2], list(words))
+    ]
+
+
 def leaderboard_document(
-    snapshot: Snapshot, *, by: str, limit: int, cursor: str | None = None, query: str = ""
+    snapshot: Snapshot, *, by: str, limit: int, cursor: str | None = None, query: str = "", window: str = ALL
 ) -> LeaderboardDocument:
     """A page of `people` or `validators`, most credit first, equal credit by peer id.
+
+    With a `window`, only the people with credited work in it, ranked by that work. Validators have no window.
 
     With a `query`, only the rows it matches, each with its rank in the whole table; `total` counts the matches.
     Raises `ConfigError` for a cursor that this API did not issue. The cursor holds the last row's sort key, not its
     number, so a page neither repeats nor skips a row when others overtake in between.
     """
     _, board = require_run(snapshot)
-    ranked = _ranked(board, by)
-    if words := query.lower().split():
-        ranked = [(rank, row) for rank, row in ranked if _row_matches(board, by, row[2], words)]
+    window = window if by == "people" else ALL
+    words = tuple(query.lower().split())
+    ranked = _found(board, by, window, words) if words else _ranked(board, by, window)
     start = 0
     if cursor is not None:
         last = _place(cursor)
         start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
     page = ranked[start : start + limit]
     over, most = snapshot.finished, _MACHINES_LISTED
-    people = [_contributor(board, rank, key, most, over) for rank, (_, _, key) in page] if by == "people" else []
+    people = (
+        [_contributor(board, (rank, window), key, most, over) for rank, (_, _, key) in page] if by == "people" else []
+    )
     validators = [_validator(board, rank, key, over) for rank, (_, _, key) in page] if by == "validators" else []
     more = start + limit < len(ranked)
     next_cursor = f"{-page[-1][1][0]}-{page[-1][1][1]}" if more else None
-    return LeaderboardDocument(by=by, total=len(ranked), people=people, validators=validators, next_cursor=next_cursor)
+    return LeaderboardDocument(
+        by=by, window=window, total=len(ranked), people=people, validators=validators, next_cursor=next_cursor
+    )
 
 
 def contributor_document(snapshot: Snapshot, contributor_id: str) -> ContributorDocument | None:
     """One contributor by its peer id or that of one of its machines; None when the ledger has no receipt of it."""
     _, board = require_run(snapshot)
+    key = owner_of(board, contributor_id)
+    if key is None:
+        return None
+    return _contributor(board, (_ranks(board)[key], ALL), key, len(board.machines[key]), snapshot.finished)
+
+
+def owner_of(board: BoardState, contributor_id: str) -> bytes | None:
+    """The owner with this peer id, or of the machine with this peer id; None when the ledger has no receipt of it."""
     try:
         key = public_key_of(PeerId(contributor_id))
     except IdentityError:
         return None
-    if key not in board.people:
-        owners = [owner for owner, machines in board.machines.items() if key in machines]
-        if not owners:
-            return None
-        key = owners[0]
-    rank = next(rank for rank, (_, _, other) in _ranked(board, "people") if other == key)
-    return _contributor(board, rank, key, len(board.machines[key]), snapshot.finished)
+    return key if key in board.people else _owners(board).get(key)
 
 
 def _row_matches(board: BoardState, by: str, key: bytes, words: list[str]) -> bool:
@@ -108,8 +173,13 @@ def _place(cursor: str) -> tuple[int, str]:
     return -int(tokens), peer_id
 
 
-def _contributor(board: BoardState, rank: int, key: bytes, most_machines: int, finished: bool) -> ContributorDocument:
+def _contributor(
+    board: BoardState, place: tuple[int, str], key: bytes, most_machines: int, finished: bool
+) -> ContributorDocument:
+    """A row; `place` is its rank and the window in which it has this rank."""
     person, machines = board.people[key], board.machines[key]
+    rank, window = place
+    in_window = _all_work(person) if window == ALL else window_work(board, window).get(key, NO_WORK)
     own_only = list(machines) == [key]
     checked = person.credited_groups + person.rejected_groups
     low, high = wilson_interval(person.credited_groups, checked)
@@ -118,6 +188,9 @@ def _contributor(board: BoardState, rank: int, key: bytes, most_machines: int, f
         id=_peer_id(key),
         handle=display_name(key),
         credit=board.credit(person.tokens),
+        window_credit=board.credit(in_window.tokens),
+        window_groups=in_window.groups,
+        window_tokens=in_window.tokens,
         verified_groups=person.verified_groups,
         sampled_groups=person.sampled_groups,
         verified_tokens=person.tokens,
@@ -142,6 +215,10 @@ def _contributor(board: BoardState, rank: int, key: bytes, most_machines: int, f
         machine_count=len(machines),
         machines=[] if own_only else _machines(board, machines)[:most_machines],
     )
+
+
+def _all_work(person: Person) -> Work:
+    return Work(person.tokens, person.credited_groups)
 
 
 def _machines(board: BoardState, machines: Mapping[bytes, Person]) -> list[MachineDocument]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,13 +35,35 @@ class HostCheck:
         self._names = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _name(Headers(scope=scope).get("host", "")) not in self._names:
+        headers = Headers(scope=scope)
+        if scope["type"] == "http" and _name(headers.get("host", "")) not in self._names:
             answer = error_response(
                 421, "this board answers on this machine alone", "Open it as localhost, or start it with --public."
             )
             await answer(scope, receive, send)
             return
+        if scope["type"] == "http" and _is_cross_site(headers):
+            answer = error_response(
+                403,
+                "another web page may not read this board",
+                "Open the board in a tab of its own, or start it with --public.",
+            )
+            await answer(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+
+def _is_cross_site(headers: Headers) -> bool:
+    """Whether a page of another origin sent the request, unless the visitor followed a link to the board.
+
+    `Sec-Fetch-Site` is set by the browser and not by the page (W3C Fetch Metadata).
+    """
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        return True
+    foreign = headers.get("sec-fetch-site", "none") in ("cross-site", "same-site")
+    followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return foreign and not followed
 
 
 def _name(host: str) -> str:

@@ -13,9 +13,13 @@ RESPONSE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-cache",
 }
 """Sent with every response. `no-cache` lets a browser cache a response but makes it revalidate the ETag."""
+
+HEAD_ONLY = "p2prl.head_only"
+"""Key of a scope whose request was HEAD: a stream that has no end must not begin."""
 
 
 class ResponseRules:
@@ -45,4 +49,5 @@ class ResponseRules:
                 message = {**message, "body": b""}
             await send(message)
 
-        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send_by_the_rules)
+        asked = {**scope, "method": "GET", HEAD_ONLY: True} if is_head else scope
+        await self._app(asked, receive, send_by_the_rules)

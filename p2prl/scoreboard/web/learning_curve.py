@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from p2prl.scoreboard.documents.api_schema import MetricsDocument
 
@@ -15,6 +16,8 @@ WIDTH, HEIGHT = 1000.0, 240.0
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _INTERVALS = 4
+
+_DAY_MS = 86_400_000
 
 _WIDE_SHARE = 0.4
 """A curve within 0..1 that spans more than this is shown on the full 0..1 axis."""
@@ -36,44 +39,67 @@ class Chart:
     """Left to right, evenly spaced."""
     low: float
     high: float
-    first_step: int
-    last_step: int
+    axis: str
+    """`time` or `step`: a curve whose times are unusable is drawn by step."""
+    first: int
+    """Place of the left edge: learner step, or milliseconds since 1970."""
+    last: int
 
 
-def reward_chart(metrics: MetricsDocument) -> Chart | None:
-    """The chart of a reward curve, or None when no step has a reward yet."""
+def reward_chart(metrics: MetricsDocument, *, axis: str = "step") -> Chart | None:
+    """The chart of a reward curve by learner `step` or by `time`, or None when no step has a reward yet."""
+    places = _times(metrics) if axis == "time" else None
+    axis = "step" if places is None else "time"
     rows = [
-        (step, mean, low, high)
-        for step, mean, low, high in zip(
-            metrics.step, metrics.reward_mean, metrics.reward_low, metrics.reward_high, strict=True
+        (place, mean, low, high)
+        for place, mean, low, high in zip(
+            places or metrics.step, metrics.reward_mean, metrics.reward_low, metrics.reward_high, strict=True
         )
         if mean is not None
     ]
     if not rows:
         return None
+    rows.sort(key=lambda row: row[0])
     low, high = _domain(min(row[1] for row in rows), max(row[1] for row in rows))
     first, last = rows[0][0], rows[-1][0]
     span = max(1, last - first)
 
-    def at(step: int, value: float) -> tuple[float, float]:
-        x = WIDTH / 2 if last == first else (step - first) / span * WIDTH
+    def at(place: int, value: float) -> tuple[float, float]:
+        x = WIDTH / 2 if last == first else (place - first) / span * WIDTH
         clipped = min(high, max(low, value))
         return round(x, 2), round(HEIGHT * (high - clipped) / (high - low), 2)
 
-    points = [at(step, mean) for step, mean, _, _ in rows]
-    upper = [at(step, mean if top is None else top) for step, mean, _, top in rows]
-    lower = [at(step, mean if bottom is None else bottom) for step, mean, bottom, _ in rows]
+    points = [at(place, mean) for place, mean, _, _ in rows]
+    upper = [at(place, mean if top is None else top) for place, mean, _, top in rows]
+    lower = [at(place, mean if bottom is None else bottom) for place, mean, bottom, _ in rows]
     return Chart(
         line=_path(points),
         band=_path(upper + lower[::-1]) + "Z" if len(rows) > 1 else "",
         dots=points if len(points) <= 40 else [],
         y_labels=[_label(high - (high - low) * i / _INTERVALS, high - low) for i in range(_INTERVALS + 1)],
-        x_labels=_x_labels(first, last),
+        x_labels=_time_labels(first, last) if axis == "time" else _x_labels(first, last),
         low=low,
         high=high,
-        first_step=first,
-        last_step=last,
+        axis=axis,
+        first=first,
+        last=last,
     )
+
+
+def _times(metrics: MetricsDocument) -> list[int] | None:
+    """Milliseconds since 1970 of each point; None unless each has a time and two of them differ."""
+    if not all(metrics.ended_at):
+        return None
+    times = [round(datetime.fromisoformat(time).timestamp() * 1000) for time in metrics.ended_at if time]
+    return times if len(set(times)) > 1 else None
+
+
+def _time_labels(first: int, last: int) -> list[str]:
+    """Five times in UTC: of the day within two days, with the date at the ends; dates over a longer span."""
+    times = [datetime.fromtimestamp((first + (last - first) * i / 4) / 1000, UTC) for i in range(5)]
+    if last - first > 4 * _DAY_MS:
+        return [f"{time:%b} {time.day}" for time in times]
+    return [f"{time:%b} {time.day}, {time:%H:%M}" if i in (0, 4) else f"{time:%H:%M}" for i, time in enumerate(times)]
 
 
 def _domain(low: float, high: float) -> tuple[float, float]:

@@ -1,7 +1,8 @@
-"""The board's page: templates rendered on the server, fully escaped, with no external resources.
+"""The board's pages: templates rendered on the server, fully escaped, with no external resources.
 
-A run's name and goal are signed by a stranger, which makes them authentic but not harmless. So the templates escape
-everything, the content security policy allows no inline script or style, and no text becomes a link.
+A run's name and goal are signed by a stranger, and answers come from a model, which makes them authentic but not
+harmless. So the templates escape everything, the content security policy allows no inline script or style, and no text
+becomes a link.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.activity_view import TOP, activity_document
+from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.leaderboard_view import ALL, contributor_document, leaderboard_document
+from p2prl.scoreboard.documents.milestones import milestones_document
+from p2prl.scoreboard.documents.network_view import network_document
+from p2prl.scoreboard.documents.profile_view import profile_document
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.learning_curve import reward_chart
+from p2prl.scoreboard.web.qr_code import qr_code
 from p2prl.scoreboard.web.text_format import FILTERS
+from p2prl.scoreboard.web.work_chart import work_chart
 
 STATIC = Path(__file__).parent / "static"
 """Served under /static; part of the package."""
 
-DEFAULT_ROWS = 50
-"""Rows of the leaderboard on one page."""
+DEFAULT_ROWS = 25
+"""Rows of the leaderboard on one page: a visitor on a slow phone still has the whole page in 100 KB."""
 
 _CURVE_POINTS = 240
 """Points drawn: about one every three pixels of the widest page."""
@@ -30,10 +38,15 @@ _CURVE_POINTS = 240
 _EVALUATIONS = 12
 """Newest evaluations on the page; the API has more."""
 
+_NEWS = 8
+"""Newest milestones on the page; the feed has more."""
+
+_FEED_ENTRIES = 50
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageRequest:
-    """The part of the board that a visitor asked for."""
+    """The part of the board that a visitor asked for, and where the page will lie."""
 
     show: int = DEFAULT_ROWS
     """Rows of each table."""
@@ -41,8 +54,20 @@ class PageRequest:
     """Position where the page begins; None for the top of the leaderboard."""
     query: str = ""
     """Search over display names and peer ids; empty for none."""
+    window: str = ALL
+    """Time over which the leaderboard counts."""
+    axis: str = "time"
+    """Axis of the learning curve: `time` or `step`."""
     origin: str = "http://localhost"
     """The board's own URL, for commands to copy."""
+    root: str = "/"
+    """Path from the page to the board's root."""
+    is_static: bool = False
+    """Whether the page is a file of an exported site: without search, and with the API as files."""
+    next_page: str = ""
+    """In an exported site, the file with the next rows."""
+    has_picture: bool = False
+    """Whether the board can draw a picture for link previews."""
 
 
 def render_page(snapshot: Snapshot, request: PageRequest) -> str:
@@ -50,20 +75,59 @@ def render_page(snapshot: Snapshot, request: PageRequest) -> str:
     if snapshot.run is None or snapshot.board is None:
         return _environment.get_template("waiting.html").render(peers=snapshot.connected_peers or {})
     metrics = api_views.metrics_document(snapshot, from_step=0, to_step=(1 << 48) - 1, points=_CURVE_POINTS)
+    activity = activity_document(snapshot)
+    people = leaderboard_document(
+        snapshot, by="people", limit=request.show, cursor=request.cursor, query=request.query, window=request.window
+    )
     return _environment.get_template("board.html").render(
         run=api_views.run_document(snapshot),
-        people=leaderboard_document(
-            snapshot, by="people", limit=request.show, cursor=request.cursor, query=request.query
-        ),
+        people=people,
         validators=leaderboard_document(snapshot, by="validators", limit=request.show, query=request.query),
         metrics=metrics,
-        chart=reward_chart(metrics),
+        chart=reward_chart(metrics, axis=request.axis),
         points=_CURVE_POINTS,
         evaluations=evaluations_document(snapshot, limit=_EVALUATIONS),
+        answers=answers_document(snapshot),
+        activity=activity,
+        work=work_chart(activity),
+        news=milestones_document(snapshot, limit=_NEWS),
+        network=network_document(snapshot),
+        qr=qr_code(snapshot.join_link),
         change=api_views.reward_change(snapshot.board),
         active_steps=api_views.ACTIVE_STEPS,
         request=request,
         default_rows=DEFAULT_ROWS,
+        others=TOP,
+    )
+
+
+def render_contributor(snapshot: Snapshot, contributor_id: str, request: PageRequest) -> str | None:
+    """The page of one contributor; None when the ledger has no receipt of it."""
+    person = contributor_document(snapshot, contributor_id)
+    profile = profile_document(snapshot, contributor_id)
+    if person is None or profile is None:
+        return None
+    return _environment.get_template("contributor.html").render(
+        run=api_views.run_document(snapshot),
+        person=person,
+        profile=profile,
+        work=work_chart(profile.activity),
+        request=request,
+    )
+
+
+def render_missing(snapshot: Snapshot, request: PageRequest) -> str:
+    """The page for a contributor that the ledger does not know."""
+    return _environment.get_template("missing.html").render(
+        run=api_views.run_document(snapshot), request=request, share_title="", share_text=""
+    )
+
+
+def render_feed(snapshot: Snapshot, request: PageRequest) -> str:
+    """The milestones as an Atom feed (RFC 4287)."""
+    run = api_views.run_document(snapshot)
+    return _environment.get_template("feed.xml").render(
+        run=run, news=milestones_document(snapshot, limit=_FEED_ENTRIES), request=request
     )
 
 

@@ -11,6 +11,8 @@ import uvicorn
 
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.web.api import create_app
+from p2prl.scoreboard.web.cached_source import CachedSource
+from p2prl.scoreboard.web.events import EventStreams
 from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.listen_port import bind
 
@@ -59,15 +61,17 @@ class BoardServer:
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve until stopped; see `serve`."""
+        source = CachedSource(self._source)
+        streams = EventStreams(source)
         config = uvicorn.Config(
-            create_app(self._source, is_public=self._is_public),
+            create_app(source, is_public=self._is_public, streams=streams),
             log_level="error",
             access_log=False,
             server_header=False,
             lifespan="off",
             timeout_graceful_shutdown=2,
         )
-        self._server = _Server(config, self._source, lambda: on_ready(self.url))
+        self._server = _Server(config, self._source, streams, lambda: on_ready(self.url))
         self._server.should_exit = self._stopped
         try:
             asyncio.run(self._server.serve(sockets=[self._socket]))
@@ -87,15 +91,22 @@ class BoardServer:
 class _Server(uvicorn.Server):
     """Reports when it is ready, and stops when its source has failed."""
 
-    def __init__(self, config: uvicorn.Config, source: LedgerSource, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, source: LedgerSource, streams: EventStreams, on_started: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._source = source
+        self._streams = streams
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._streams.close()  # an open stream would hold the server until its grace ends
+        await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._source.failure() is not None

@@ -3,12 +3,15 @@
 "use strict";
 
 const POLL_MS = 5000;
+const SETTLE_MS = 300; // after an event: a burst of receipts redraws once
 const SEARCH_MS = 250; // after the last key: one request per word, not per letter
 
 let curve = null;
 let shownTag = null;
 let searchTimer = 0;
 let searches = 0;
+let settleTimer = 0;
+let live = false;
 
 async function poll() {
   try {
@@ -20,7 +23,24 @@ async function poll() {
   } catch {
     // The board is away; the next round asks again.
   }
-  setTimeout(poll, POLL_MS);
+  if (!live) setTimeout(poll, POLL_MS);
+}
+
+// The server says when something changed. While that connection is away the page asks by itself.
+function listen() {
+  if (document.body.dataset.static) return;
+  const events = new EventSource("/api/v1/events");
+  events.addEventListener("open", () => { live = true; });
+  events.addEventListener("change", () => {
+    clearTimeout(settleTimer);
+    settleTimer = setTimeout(() => redraw().catch(() => {}), SETTLE_MS);
+  });
+  events.addEventListener("error", () => {
+    if (live || events.readyState === EventSource.CLOSED) {
+      live = false;
+      setTimeout(poll, POLL_MS);
+    }
+  });
 }
 
 async function fetchPage() {
@@ -76,7 +96,7 @@ function enhance() {
     });
   }
   const chart = document.getElementById("chart");
-  if (chart) {
+  if (chart && !document.body.dataset.static) {
     const plot = chart.querySelector(".plot");
     plot.addEventListener("pointermove", (event) => point(chart, plot, event));
     plot.addEventListener("pointerleave", hidePoint);
@@ -89,6 +109,7 @@ async function search() {
   const query = searchField().value.trim();
   const kept = new URLSearchParams(location.search);
   kept.delete("cursor");
+  kept.delete("window");
   kept.delete("q");
   if (query) kept.set("q", query);
   const text = kept.toString();
@@ -129,13 +150,14 @@ async function point(chart, plot, event) {
   const box = plot.getBoundingClientRect();
   const first = Number(chart.dataset.first);
   const span = Math.max(1, Number(chart.dataset.last) - first);
-  const step = first + ((at - box.left) / box.width) * span;
+  const wanted = first + ((at - box.left) / box.width) * span;
+  const places = chart.dataset.axis === "time" ? columns.ended_at.map((time) => Date.parse(time)) : columns.step;
   let best = -1;
-  columns.step.forEach((candidate, i) => {
+  places.forEach((candidate, i) => {
     if (columns.reward_mean[i] === null) return;
-    if (best < 0 || Math.abs(candidate - step) < Math.abs(columns.step[best] - step)) best = i;
+    if (best < 0 || Math.abs(candidate - wanted) < Math.abs(places[best] - wanted)) best = i;
   });
-  if (best >= 0) showPoint(plot, columns, best, ((columns.step[best] - first) / span) * 1000);
+  if (best >= 0) showPoint(plot, columns, best, ((places[best] - first) / span) * 1000);
 }
 
 function showPoint(plot, columns, i, x) {
@@ -146,11 +168,12 @@ function showPoint(plot, columns, i, x) {
   cursor.setAttribute("x2", x);
   const low = columns.reward_low[i];
   const band = low === null ? "" : `  (${low.toFixed(3)} – ${columns.reward_high[i].toFixed(3)})`;
+  const when = columns.ended_at[i] ? `, ${columns.ended_at[i].slice(0, 16).replace("T", " ")} UTC` : "";
   const oldest = columns.oldest_version[i];
   const newest = columns.newest_version[i];
   const versions = oldest === newest ? `version ${newest.toLocaleString("en-US")}` : `versions ${oldest.toLocaleString("en-US")}–${newest.toLocaleString("en-US")}`;
   tip.textContent =
-    `step ${columns.step[i].toLocaleString("en-US")}\nreward ${columns.reward_mean[i].toFixed(3)}${band}\n` +
+    `step ${columns.step[i].toLocaleString("en-US")}${when}\nreward ${columns.reward_mean[i].toFixed(3)}${band}\n` +
     `${columns.groups[i].toLocaleString("en-US")} groups, ${versions}`;
   tip.hidden = false;
   const left = (x / 1000) * plot.clientWidth;
@@ -166,4 +189,5 @@ function hidePoint() {
 }
 
 enhance();
-setTimeout(poll, POLL_MS);
+listen();
+if (!document.body.dataset.static) setTimeout(poll, POLL_MS);

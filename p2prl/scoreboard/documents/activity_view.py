@@ -1,0 +1,127 @@
+"""API documents of work over time and of the leaderboard's windows, from the hours of the ledger. Pure.
+
+Windows end with the ledger's newest receipt and not with the reader's clock, so two boards with the same head show the
+same numbers, and a finished run still shows its last day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from p2prl.protocol.identity import peer_id_of
+from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.documents.api_views import require_run, time_text
+from p2prl.scoreboard.documents.page_schema import ActivityDocument, ActivitySeries
+from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS, HOURS_PER_DAY, NO_WORK, Work
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+
+WINDOW_DAYS = {"today": 1, "7d": 7}
+"""Windows of the leaderboard, in days (UTC) up to that of the newest receipt."""
+
+MAX_COLUMNS = 48
+"""Hours or days in one answer: two days by the hour, seven weeks by the day, and bars that a phone can show."""
+
+TOP = 6
+"""Contributors shown by name in the stack: as many colors as people tell apart."""
+
+
+def newest_hour(board: BoardState) -> int | None:
+    """The newest hour with credited work, since 1970."""
+    return max(board.hours, default=None)
+
+
+@lru_cache(maxsize=4)
+def window_work(board: BoardState, window: str) -> Mapping[bytes, Work]:
+    """Credited work of each owner within a window of `WINDOW_DAYS`."""
+    newest = newest_hour(board)
+    if newest is None:
+        return {}
+    first_day = newest // HOURS_PER_DAY - WINDOW_DAYS[window] + 1
+    total: dict[bytes, Work] = {}
+    for hour, owners in board.hours.items():
+        if hour // HOURS_PER_DAY >= first_day:
+            for owner, work in owners.items():
+                total[owner] = total.get(owner, NO_WORK).plus(*work)
+    return total
+
+
+def activity_document(snapshot: Snapshot, *, top: int = TOP) -> ActivityDocument:
+    """Credited work of the run over time, with the `top` contributors by name."""
+    _, board = require_run(snapshot)
+    return _activity(board, top)
+
+
+@lru_cache(maxsize=4)
+def _activity(board: BoardState, top: int) -> ActivityDocument:
+    columns = _columns(board)
+    total: dict[bytes, int] = {}
+    for owners in columns.values():
+        for owner, work in owners.items():
+            total[owner] = total.get(owner, 0) + work.tokens
+    chosen = sorted(total, key=lambda owner: (-total[owner], owner))[:top]
+    series = [
+        ActivitySeries(
+            id=peer_id_of(owner),
+            handle=display_name(owner),
+            tokens=[owners.get(owner, NO_WORK).tokens for owners in columns.values()],
+        )
+        for owner in chosen
+    ]
+    tokens = [sum(work.tokens for work in owners.values()) for owners in columns.values()]
+    named = [sum(each.tokens[place] for each in series) for place in range(len(columns))]
+    return _document(board, columns, tokens, series, [all_ - some for all_, some in zip(tokens, named, strict=True)])
+
+
+def owner_activity(board: BoardState, owner: bytes) -> ActivityDocument:
+    """Credited work of one owner over time, with the columns of the whole run."""
+    columns = {start: {owner: owners[owner]} if owner in owners else {} for start, owners in _columns(board).items()}
+    tokens = [owners.get(owner, NO_WORK).tokens for owners in columns.values()]
+    return _document(board, columns, tokens, [], tokens)
+
+
+def active_days(board: BoardState, owner: bytes) -> int:
+    """Days (UTC) on which an owner has credited work."""
+    return len({hour // HOURS_PER_DAY for hour, owners in board.hours.items() if owner in owners})
+
+
+def _document(
+    board: BoardState,
+    columns: Mapping[int, Mapping[bytes, Work]],
+    tokens: list[int],
+    series: list[ActivitySeries],
+    others: list[int],
+) -> ActivityDocument:
+    return ActivityDocument(
+        unit="hour" if _width(board) == 1 else "day",
+        start=[time_text(hour * HOUR_MS) or "" for hour in columns],
+        tokens=tokens,
+        groups=[sum(work.groups for work in owners.values()) for owners in columns.values()],
+        contributors=[len(owners) for owners in columns.values()],
+        top=series,
+        other_tokens=others,
+    )
+
+
+def _width(board: BoardState) -> int:
+    """Hours in one column: one while all of the run fits."""
+    return 1 if not board.hours or max(board.hours) - min(board.hours) < MAX_COLUMNS else HOURS_PER_DAY
+
+
+@lru_cache(maxsize=2)
+def _columns(board: BoardState) -> Mapping[int, Mapping[bytes, Work]]:
+    """Work by the hour at which a column begins, oldest first, without gaps."""
+    newest = newest_hour(board)
+    if newest is None:
+        return {}
+    width = _width(board)
+    last = newest // width
+    first = max(min(board.hours) // width, last - MAX_COLUMNS + 1)
+    columns: dict[int, dict[bytes, Work]] = {place * width: {} for place in range(first, last + 1)}
+    for hour, owners in board.hours.items():
+        column = columns.get(hour // width * width)
+        if column is not None:
+            for owner, work in owners.items():
+                column[owner] = column.get(owner, NO_WORK).plus(*work)
+    return columns
