@@ -11,6 +11,7 @@ import typer
 
 from p2prl.cli.commands.bench import bench_app
 from p2prl.cli.commands.board import board
+from p2prl.cli.commands.certificate import certificate
 from p2prl.cli.commands.controls import config_app, config_init, config_show, finish, limits, pause, resume, stop
 from p2prl.cli.commands.demo import demo
 from p2prl.cli.commands.eval import eval_
@@ -71,6 +72,7 @@ app.command("demo", rich_help_panel=OPERATE, epilog=epilog("p2prl demo"))(demo)
 app.command("sim", rich_help_panel=OPERATE, epilog=epilog("p2prl sim"))(sim)
 app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
 app.command("board", rich_help_panel=INSPECT, epilog=epilog("p2prl board"))(board)
+app.command("certificate", rich_help_panel=INSPECT, epilog=epilog("p2prl certificate"))(certificate)
 app.command("status", rich_help_panel=INSPECT, epilog=epilog("p2prl status"))(status)
 app.command("eval", rich_help_panel=INSPECT, epilog=epilog("p2prl eval"))(eval_)
 app.command("export", rich_help_panel=INSPECT, epilog=epilog("p2prl export"))(export)

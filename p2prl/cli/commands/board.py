@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,14 +22,31 @@ def board(
             "as with a --host that other machines can reach.",
         ),
     ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            "--export", help="Write the board as a static site to this new directory and end. Default: serve it."
+        ),
+    ] = None,
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url", help="With --export: where the site will be served, for previews. Default: unknown."
+        ),
+    ] = "",
     home: Home = None,
     listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a run's leaderboard as a web page.
 
-    Shows contributors, verified groups and the reward curve. With --json, print it once and exit.
+    Shows what is being taught, contributors, sample answers and the reward curve. With --json, print it once and exit.
     """
+    if export is not None:
+        from p2prl.cli.commands.board_export import board_export_command
+
+        board_export_command(source, export, url=url, home=home, listen=listen, as_json=as_json)
+        return
     from p2prl.cli.commands.board_serve import board_command
 
     board_command(source, host=host, port=port, is_public=public, home=home, listen=listen, as_json=as_json)

@@ -22,6 +22,9 @@ from p2prl.scoreboard.documents.api_views import CREDIT_DEFINITION, time_text
 MAX_ROWS = 100
 """Rows of the contributors table: the hub shows the card on one page. `p2prl ledger verify` lists everyone."""
 
+_ROOT_CHARS = 16
+"""Hex digits of a receipts' root in the card: 64 bits, which nobody makes another list of receipts for by chance."""
+
 LEDGER_FILE = "run.ledger"
 """The run's ledger beside the weights, as `p2prl ledger dump` writes it."""
 
@@ -208,13 +211,23 @@ def _contributors(facts: CardFacts) -> str:
     if not facts.people:
         return head + "None yet."
     rows = [
-        (code(person.handle), code(person.id[-8:]), f"{person.verified_tokens:,}", f"{person.credit:.6g}")
+        (
+            code(person.handle),
+            code(person.id[-8:]),
+            f"{person.verified_tokens:,}",
+            f"{person.credit:.6g}",
+            code(person.receipts_root[:_ROOT_CHARS]),
+        )
         for person in facts.people[:MAX_ROWS]
     ]
     more = len(facts.people) - len(rows)
     rest = f"\n\nAnd {more:,} more, in {code(LEDGER_FILE)}." if more else ""
-    table = _table(("Name", "Peer id ends in", "Verified tokens", "Credit"), rows)
-    return f"{head}{table}{rest}\n\nNames are derived from public keys. {CREDIT_DEFINITION}"
+    table = _table(("Name", "Peer id ends in", "Verified tokens", "Credit", "Proof"), rows)
+    proof = (
+        f"The proof is the beginning of the root of a contributor's receipts, a digest that `p2prl ledger verify "
+        f"{LEDGER_FILE} --json` computes again and prints as `receipts_root`."
+    )
+    return f"{head}{table}{rest}\n\nNames are derived from public keys. {proof} {CREDIT_DEFINITION}"
 
 
 def _verification(facts: CardFacts) -> str:

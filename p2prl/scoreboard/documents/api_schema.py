@@ -169,6 +169,8 @@ class ContributorDocument:
     first_step: int
     last_step: int
     last_receipt_at: str | None
+    receipts_root: str
+    """Digest of all receipts that count for this contributor, hex (docs/protocol.md)."""
     machine_count: int
     """Machines with a receipt in this row, the owner's own key among them if it has one."""
     machines: list[MachineDocument]

@@ -22,6 +22,7 @@ from p2prl.scoreboard.ledger.hourly_totals import NO_WORK, Work
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.scoreboard.ledger.owner_totals import receipts_root
 
 CURSOR_PATTERN = "^[0-9]{1,18}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
 """A cursor: tokens and peer id of the last row of a page."""
@@ -212,6 +213,7 @@ def _contributor(
         first_step=person.first_step,
         last_step=person.last_step,
         last_receipt_at=time_text(person.last_ms),
+        receipts_root=receipts_root(machines).hex(),
         machine_count=len(machines),
         machines=[] if own_only else _machines(board, machines)[:most_machines],
     )

@@ -66,6 +66,8 @@ class PageRequest:
     """Whether the page is a file of an exported site: without search, and with the API as files."""
     next_page: str = ""
     """In an exported site, the file with the next rows."""
+    linked: int = 1 << 48
+    """Contributors up to this rank have a page of their own."""
     has_picture: bool = False
     """Whether the board can draw a picture for link previews."""
 
