@@ -23,6 +23,9 @@ WINDOW_DAYS = {"today": 1, "7d": 7}
 MAX_COLUMNS = 48
 """Hours or days in one answer: two days by the hour, seven weeks by the day, and bars that a phone can show."""
 
+MIN_COLUMNS = 12
+"""Columns in the answer for a run that has just begun: one bar across a page would look like a rule."""
+
 TOP = 6
 """Contributors shown by name in the stack: as many colors as people tell apart."""
 
@@ -117,7 +120,7 @@ def _columns(board: BoardState) -> Mapping[int, Mapping[bytes, Work]]:
         return {}
     width = _width(board)
     last = newest // width
-    first = max(min(board.hours) // width, last - MAX_COLUMNS + 1)
+    first = max(min(min(board.hours) // width, last - MIN_COLUMNS + 1), last - MAX_COLUMNS + 1)
     columns: dict[int, dict[bytes, Work]] = {place * width: {} for place in range(first, last + 1)}
     for hour, owners in board.hours.items():
         column = columns.get(hour // width * width)
