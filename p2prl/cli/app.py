@@ -21,6 +21,7 @@ from p2prl.cli.commands.join import make_join
 from p2prl.cli.commands.key import key_app
 from p2prl.cli.commands.learn import make_learn
 from p2prl.cli.commands.ledger import ledger_app
+from p2prl.cli.commands.metrics import metrics
 from p2prl.cli.commands.receipts import receipts_app
 from p2prl.cli.commands.seed import seed
 from p2prl.cli.commands.sim import sim
@@ -74,6 +75,7 @@ app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
 app.command("board", rich_help_panel=INSPECT, epilog=epilog("p2prl board"))(board)
 app.command("certificate", rich_help_panel=INSPECT, epilog=epilog("p2prl certificate"))(certificate)
 app.command("status", rich_help_panel=INSPECT, epilog=epilog("p2prl status"))(status)
+app.command("metrics", rich_help_panel=INSPECT, epilog=epilog("p2prl metrics"))(metrics)
 app.command("eval", rich_help_panel=INSPECT, epilog=epilog("p2prl eval"))(eval_)
 app.command("export", rich_help_panel=INSPECT, epilog=epilog("p2prl export"))(export)
 app.add_typer(receipts_app, name="receipts", rich_help_panel=INSPECT)

@@ -42,6 +42,7 @@ _EXAMPLES = {
     ),
     "p2prl certificate": ("p2prl certificate LINK", "p2prl certificate runs/my-run ID --out certificate.pdf"),
     "p2prl status": ("p2prl status", "p2prl status runs/my-run"),
+    "p2prl metrics": ("p2prl metrics", "p2prl metrics runs/my-run --once"),
     "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --split held-out --k 16 --prompts 512"),
     "p2prl export": ("p2prl export runs/my-run", "p2prl export runs/my-run --step 150 --push OWNER/NAME --private"),
     "p2prl demo": ("p2prl demo", "p2prl demo --volunteers 2 --cheats 1 --updates 60"),

@@ -30,9 +30,7 @@ def board(
     ] = None,
     url: Annotated[
         str,
-        typer.Option(
-            "--url", help="With --export: where the site will be served, for previews. Default: unknown."
-        ),
+        typer.Option("--url", help="With --export: where the site will be served, for previews. Default: unknown."),
     ] = "",
     home: Home = None,
     listen: Listen = None,

@@ -14,9 +14,7 @@ def certificate(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A run folder, or a join link in quotes.")],
     contributor: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[ID]", help="Peer id. Without it, the owner of a key on this machine."
-        ),
+        typer.Argument(metavar="[ID]", help="Peer id. Without it, the owner of a key on this machine."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="File to write; its ending chooses between .png and .pdf.")] = Path(
         "certificate.png"

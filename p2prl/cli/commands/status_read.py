@@ -20,7 +20,7 @@ from p2prl.protocol.manifests import RunManifest
 def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> None:
     """Print the learner of `run`, or every worker under `home`."""
     base = home or default_home()
-    workers = [_learner(run)] if run is not None else _workers(base)
+    workers = status_documents(run, base)
     if as_json:
         emit({"workers": workers, "time": time.time()})
         return
@@ -29,6 +29,11 @@ def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> Non
     for worker in workers:
         for line in worker_lines(worker, now=time.time()):
             say(line)
+
+
+def status_documents(run: Path | None, home: Path) -> list[dict[str, Any]]:
+    """The learner of `run`, or every worker under `home`."""
+    return [_learner(run)] if run is not None else _workers(home)
 
 
 def _learner(run: Path) -> dict[str, Any]:

@@ -19,7 +19,9 @@ def _confine(own: Path, sockets: Path) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    from p2prl.redaction import log_to_stderr
+
+    log_to_stderr()
     # Closing a subprocess transport may reap the daemon before asyncio's own watcher does, which then warns needlessly.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,72 @@
+"""Status of this machine's workers as text that Prometheus reads. Pure.
+
+Only numbers are shown, with the worker's folder, its run and the names of its own counters as labels: nothing in them
+says who or where a peer is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_SKIPPED = frozenset({"pid", "time", "running"})
+"""Keys that have a metric of their own or mean nothing over time."""
+
+_LABEL_OF = {"peers": "role", "groups": "state", "reasons": "reason"}
+"""Label for the keys of an object in a status file; `key` for any other."""
+
+
+def prometheus_text(workers: Sequence[Mapping[str, Any]]) -> str:
+    """The metrics of all workers in the text format 0.0.4, each family once."""
+    families: dict[str, list[str]] = {}
+    for worker in workers:
+        labels = {
+            "role": str(worker.get("role", "unknown")),
+            "run": str(worker.get("run", "")),
+            "seat": str(worker.get("seat", "")),
+        }
+        for name, extra, value in _samples(worker):
+            line = f"{name}{{{_labels({**labels, **extra})}}} {_number(value)}"
+            families.setdefault(name, []).append(line)
+    lines: list[str] = []
+    for name, samples in sorted(families.items()):
+        lines += [f"# TYPE {name} gauge", *samples]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _samples(worker: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:
+    yield "p2prl_running", {}, float(bool(worker.get("running")))
+    if isinstance(worker.get("state"), str):
+        yield "p2prl_state", {"state": worker["state"]}, 1.0
+    if _is_number(worker.get("time")):
+        yield "p2prl_last_report_timestamp_seconds", {}, worker["time"]
+    for key, value in worker.items():
+        if key in _SKIPPED:
+            continue
+        name = "p2prl_" + re.sub(r"[^a-z0-9]+", "_", key.lower()).strip("_")
+        if _is_number(value):
+            yield name, {}, value
+        elif isinstance(value, Mapping) and key != "controls":
+            label = _LABEL_OF.get(key, "key")
+            for part, number in value.items():
+                if _is_number(number):
+                    yield name, {f"{label}_of_{key}" if label == "role" else label: str(part)}, number
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    def escaped(text: str) -> str:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    return ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return repr(value) if math.isfinite(value) else "+Inf" if value > 0 else "-Inf"

@@ -1,0 +1,55 @@
+"""Log lines without addresses, hosts or paths of this machine: a log may be pasted into a public report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+
+_MULTIADDR = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6|dnsaddr)/[^\s'\",;)\]}]+")
+_URL_HOST = re.compile(r"(?<=://)(?!\[redacted)[^\s/'\"?#@]+")
+_IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\d.]*\d)")
+_IPV6 = re.compile(r"(?<![\w:])\[?(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}\]?(?::\d{1,5})?(?![\w:])")
+_PATH = re.compile(r"(?<![\w/:.])~?/(?:[\w.@+~-]+/)+[\w.@+~-]*")
+
+LOG_FORMAT_VARIABLE = "P2PRL_LOG"
+"""Environment variable that chooses the form of log lines: `json`, or plain text by default."""
+
+
+def redacted(text: str) -> str:
+    """The text with addresses, hosts and absolute paths replaced by what they were; the last part of a path stays."""
+    text = _MULTIADDR.sub("[address]", text)
+    text = _URL_HOST.sub("[host]", text)
+    text = _PATH.sub(lambda found: "[path]/" + found[0].rstrip("/").rpartition("/")[2], text)
+    text = _IPV4.sub("[address]", text)
+    return _IPV6.sub("[address]", text)
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formats a record as one line of text or JSON, tracebacks included, and redacts it."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__("%(name)s: %(message)s")
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not self._as_json:
+            return redacted(super().format(record))
+        document = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": redacted(record.getMessage()),
+        }
+        if record.exc_info:
+            document["traceback"] = redacted(self.formatException(record.exc_info))
+        return json.dumps(document, ensure_ascii=False)
+
+
+def log_to_stderr(level: int = logging.WARNING) -> None:
+    """Send this process's log to standard error, redacted, in the form that the environment asks for."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter(as_json=os.environ.get(LOG_FORMAT_VARIABLE) == "json"))
+    logging.basicConfig(level=level, handlers=[handler])

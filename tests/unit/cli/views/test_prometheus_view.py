@@ -1,0 +1,88 @@
+"""Metrics for Prometheus: every number of a status file once, labels escaped, and no text but the state."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from p2prl.cli.commands.metrics_serve import metrics_server
+from p2prl.cli.views.prometheus_view import prometheus_text
+from tests.unit.house.source_tree import ROOT
+
+WORKER = {
+    "role": "volunteer",
+    "run": 'a"b\\c\n',
+    "seat": "seat-1",
+    "state": "sampling",
+    "running": True,
+    "pid": 7,
+    "time": 12.5,
+    "peer": "12D3KooW",
+    "reach": "/ip4/192.0.2.1/tcp/1",
+    "tokens_per_s": 3.5,
+    "reward_recent": None,
+    "peers": {"learner": 1},
+    "groups": {"verified": 2, "rejected": 0},
+    "step/wall-time": 4,
+}
+
+
+def test_every_number_is_one_sample() -> None:
+    text = prometheus_text([WORKER, {"role": "learner", "tokens_per_s": float("inf")}])
+    samples = dict(re.findall(r"^(p2prl_\w+(?:\{.*\})) (\S+)$", text, re.MULTILINE))
+    labels = r'role="volunteer",run="a\"b\\c\n",seat="seat-1"'
+    assert samples == {
+        f"p2prl_running{{{labels}}}": "1.0",
+        f'p2prl_state{{{labels},state="sampling"}}': "1.0",
+        f"p2prl_last_report_timestamp_seconds{{{labels}}}": "12.5",
+        f"p2prl_tokens_per_s{{{labels}}}": "3.5",
+        f'p2prl_peers{{{labels},role_of_peers="learner"}}': "1",
+        f'p2prl_groups{{{labels},state="verified"}}': "2",
+        f'p2prl_groups{{{labels},state="rejected"}}': "0",
+        f"p2prl_step_wall_time{{{labels}}}": "4",
+        'p2prl_running{role="learner",run="",seat=""}': "0.0",
+        'p2prl_tokens_per_s{role="learner",run="",seat=""}': "+Inf",
+    }
+    assert text.count("# TYPE p2prl_running gauge") == 1
+    assert "192.0.2.1" not in text
+    assert "12D3KooW" not in text
+    assert prometheus_text([]) == ""
+
+
+def test_metrics_answer_this_machine_alone_and_at_one_path() -> None:
+    with metrics_server(0, lambda: "p2prl_running 1\n") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+
+        def status(path: str, host: str | None = None) -> int:
+            request = urllib.request.Request(url + path, headers={} if host is None else {"Host": host})
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    assert answer.read() == b"p2prl_running 1\n"
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code
+
+        try:
+            assert status("/metrics") == 200
+            assert status("/metrics", "localhost:9464") == 200
+            assert status("/metrics", "evil.example:9464") == 421
+            assert status("/") == 404
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("panel", json.loads((ROOT / "docs" / "grafana.json").read_text())["panels"])
+def test_the_dashboard_asks_for_keys_of_status_files(panel: dict[str, object]) -> None:
+    documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    (target,) = panel["targets"]  # type: ignore[misc]
+    (name,) = re.findall(r"p2prl_([a-z_]+)", target["expr"])  # type: ignore[has-type]
+    assert name in documented | {"last_report_timestamp_seconds"}

@@ -1,0 +1,61 @@
+"""Redaction: no address, host or path of a log line is left, in text and in JSON, tracebacks included."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2prl.redaction import RedactingFormatter, redacted
+
+SECRETS = [
+    "192.0.2.17",
+    "192.0.2.17:4001",
+    "2001:db8::1",
+    "[2001:db8::1]:4001",
+    "fe80::1ff:fe23:4567:890a",
+    "/ip4/192.0.2.17/tcp/4001/p2p/12D3KooW",
+    "/dns4/home.example.org/udp/4001/quic-v1",
+    "https://home.example.org/x",
+    "/home/alice/.local/share/p2prl/seat-1/key.json",
+    "/Users/alice/run",
+    "~/runs/mine",
+]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("line", ["{}", "cannot dial {}", "peer {}: refused", "('{}', 7)", "no file '{}', again"])
+def test_nothing_that_locates_a_machine_is_left(line: str, secret: str) -> None:
+    clean = redacted(line.format(secret))
+    for part in ("192.0", "2001", "fe80", "home.example", "alice", "/runs/", "4001"):
+        assert part not in clean
+    assert redacted(clean) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["group 8790 rejected: seed_mismatch", "12:30:01 v121 loaded in 3.2 s", "p2prl 0.1.0", "50/50 groups", "a/b"],
+)
+def test_other_text_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_record_is_redacted_with_its_traceback(as_json: bool) -> None:
+    try:
+        (Path("/nowhere") / "192.0.2.17").read_text()
+    except OSError:
+        info = sys.exc_info()
+    record = logging.LogRecord("p2prl.net", logging.WARNING, __file__, 1, "peer %s left", ("192.0.2.18",), info)
+    line = RedactingFormatter(as_json=as_json).format(record)
+    assert "192.0.2" not in line
+    assert "FileNotFoundError" in line
+    assert "[path]/test_redaction.py" in line
+    if as_json:
+        document = json.loads(line)
+        assert (document["level"], document["logger"]) == ("warning", "p2prl.net")
+        assert document["message"] == "peer [address] left"
+        assert "\n" not in line
