@@ -55,10 +55,10 @@ class EventStreams:
                 return Response(media_type=_MEDIA_TYPE)
             if self._open >= MAX_STREAMS:
                 return error_response(503, f"{MAX_STREAMS} streams are open", "Ask /api/v1/ledger/head now and then.")
-            return StreamingResponse(self._events(request.headers.get("last-event-id")), media_type=_MEDIA_TYPE)
+            return StreamingResponse(self.events(request.headers.get("last-event-id")), media_type=_MEDIA_TYPE)
 
-    async def _events(self, seen: str | None) -> AsyncIterator[str]:
-        """The events; `seen` is the id of the last one that the visitor got from an earlier stream."""
+    async def events(self, seen: str | None) -> AsyncIterator[str]:
+        """The text of one stream; `seen` is the id of the last one that the visitor got from an earlier stream."""
         self._open += 1
         try:
             yield "retry: 3000\n\n"

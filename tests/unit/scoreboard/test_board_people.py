@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -19,6 +21,7 @@ from p2prl.scoreboard.documents.profile_view import profile_document
 from p2prl.scoreboard.ledger_dump import verify_dump, write_dump
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.cached_source import FRESH_S, CachedSource
+from p2prl.scoreboard.web.events import EventStreams, state_tag
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_contributor, render_feed, render_page
 from p2prl.scoreboard.web.qr_code import QUIET, drawn
 from p2prl.scoreboard.web.static_site import write_site
@@ -262,3 +265,46 @@ def test_colors_have_the_contrast_of_wcag_aa_in_both_modes() -> None:
         for name in ("s0", "s1", "s2", "s3", "s4", "s5", "rest"):
             assert _contrast(color[name], color["card"]) >= 3, name
         assert _contrast(color["warn"], color["warn-ground"]) >= 4.5
+
+
+def test_events_tell_of_each_change_and_end_with_the_board() -> None:
+    writer = sample_run(0, steps=2)
+    streams = EventStreams(MemorySource(writer))
+
+    async def listen() -> list[str]:
+        found: list[str] = []
+        async for text in streams.events("an older state"):
+            found.append(text)
+            if len(found) == 2:
+                streams.close()
+        return found
+
+    retry, change = asyncio.run(listen())
+    assert retry == "retry: 3000\n\n"
+    identifier, kind, data, *_ = change.split("\n")
+    assert identifier == f"id: {state_tag(MemorySource(writer).snapshot())}"
+    assert kind == "event: change"
+    assert json.loads(data.removeprefix("data: ")) == {"height": len(writer.entries), "head": writer.head.hex()}
+
+
+def test_the_state_tag_differs_whenever_the_page_does() -> None:
+    def tag(**changes: Any) -> str:
+        return state_tag(MemorySource(WRITER, **changes).snapshot())
+
+    changes: list[dict[str, Any]] = [
+        {},
+        {"finished": True},
+        {"incident": "broken"},
+        {"learner_offline_since": 1.0},
+        {"policy_version": 3},
+        {"learner_step": 3},
+        {"evaluations": ({},)},
+        {"known": False},
+    ]
+    assert len({tag(**change) for change in changes}) == len(changes)
+
+
+def test_a_head_request_of_the_events_ends() -> None:
+    answer = ask(create_app(MemorySource(WRITER)), "/api/v1/events", method="HEAD")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["content-type"].startswith("text/event-stream")
