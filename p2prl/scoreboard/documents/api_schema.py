@@ -222,7 +222,10 @@ class LeaderboardDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsDocument:
-    """Reward curve by column: item i of every column belongs to point i. Oldest first."""
+    """Reward curve by column: item i of every column belongs to point i. Oldest first.
+
+    It has this many fields because each is a column.
+    """
 
     steps_per_point: int
     """Learner steps in one point."""
