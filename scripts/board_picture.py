@@ -51,7 +51,7 @@ _FLAGS = (
 
 
 def evaluation(version: int, passed: int) -> dict[str, object]:
-    """A line of the learner's results: so many of 128 prompts are answered right."""
+    """A line of the learner's results, with `passed` of 128 prompts answered right."""
     outcomes = []
     for number in range(128):
         prompt, right, wrong = ANSWERS[number % len(ANSWERS)]

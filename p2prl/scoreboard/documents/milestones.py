@@ -21,7 +21,7 @@ _OWN_GROUPS = (100, 1_000, 10_000, 100_000, 1_000_000)
 """Groups at which a contributor is named: the first takes a small GPU an evening."""
 
 MAX_MILESTONES = 200
-"""The newest milestones that a board keeps: a feed reader asks more often than so many come."""
+"""The newest milestones that a board keeps: a feed reader asks long before this many more have come."""
 
 
 def milestones_document(snapshot: Snapshot, *, limit: int) -> MilestonesDocument:
