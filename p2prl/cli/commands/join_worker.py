@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.owner_controls import PlannedLimits
@@ -21,8 +21,9 @@ from p2prl.cli.commands.worker_session import (
 from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
-from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
+from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
+from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder
@@ -179,34 +180,6 @@ class _Screen:
             self._view.phase(*phase)
             return
         self._view.update(
-            lambda: progress_panel(self._link.name, self._worker.identity, progress, rate),
+            lambda: WorkerScreen({**self.status.document, "tokens_per_s": rate}, now=time.time()),
             lambda: progress_line(progress, rate),
         )
-
-
-def progress_document(progress: Progress) -> dict[str, Any]:
-    """A volunteer's part of its status file and of `--json`."""
-    received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
-    return {
-        "state": progress.state,
-        "version": progress.version,
-        "announced_version": progress.announced_version,
-        "learner_step": progress.step,
-        "peers": dict(progress.peers),
-        "reach": progress.reach,
-        "groups": dict(progress.groups),
-        "reasons": dict(progress.reasons),
-        "verified_tokens": progress.verified_tokens,
-        "tokens_per_s": round(progress.tokens_per_s, 1),
-        "reward_recent": None if progress.reward_recent is None else round(progress.reward_recent, 4),
-        "weight_bytes_received": received,
-        "weight_bytes_from_learner": progress.weight_bytes_from_learner,
-        "weight_bytes_from_peers": progress.weight_bytes_from_peers,
-        "weight_bytes_sent": progress.weight_bytes_sent,
-        "patch_bytes": progress.patch_bytes,
-        "whole_bytes": progress.whole_bytes,
-        "brought_bytes": progress.brought_bytes,
-        "spared_bytes": progress.spared_bytes,
-        "network_resident_bytes": progress.network_resident_bytes,
-        "network_daemon_bytes": progress.network_daemon_bytes,
-    }
