@@ -25,6 +25,7 @@ from p2prl.cli.commands.seed import seed
 from p2prl.cli.commands.sim import sim
 from p2prl.cli.commands.status import status
 from p2prl.cli.commands.validate import validate
+from p2prl.cli.commands.volunteer_views import me, top, watch
 from p2prl.cli.examples import epilog
 
 VOLUNTEER, OPERATE, INSPECT = "Volunteer", "Operate", "Inspect"
@@ -61,6 +62,8 @@ app.command("seed", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl seed"))(seed
 app.command("validate", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl validate"))(validate)
 for _name, _command in (("pause", pause), ("resume", resume), ("finish", finish), ("stop", stop), ("limits", limits)):
     app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_command)
+for _name, _view in (("top", top), ("watch", watch), ("me", me)):
+    app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_view)
 config_app.command("show", epilog=epilog("p2prl config show"))(config_show)
 config_app.command("init", epilog=epilog("p2prl config init"))(config_init)
 app.add_typer(config_app, name="config", rich_help_panel=VOLUNTEER)

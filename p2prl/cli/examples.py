@@ -8,6 +8,7 @@ _EXAMPLES = {
         "p2prl join 'p2prl://NAME@…?b=…'",
         "p2prl join LINK --device cuda:1 --upload-mbit 5",
         "p2prl join LINK --disk-gb 20 --ram-gb 8",
+        "p2prl join LINK --events --json",
     ),
     "p2prl seed": (
         "p2prl seed LINK --upload-mbit 50 --monthly-gb 500",
@@ -24,6 +25,9 @@ _EXAMPLES = {
         "p2prl limits gpu.temp=75C gpu.power=200W idle=10m battery=never",
         "p2prl limits schedule='22:00-07:00, Sat-Sun' ram=default",
     ),
+    "p2prl top": ("p2prl top",),
+    "p2prl watch": ("p2prl watch", "p2prl watch my-run --follow"),
+    "p2prl me": ("p2prl me", "p2prl me --json"),
     "p2prl config show": ("p2prl config show", "p2prl config show --no-origin"),
     "p2prl config init": ("p2prl config init",),
     "p2prl init": (

@@ -43,6 +43,9 @@ MirrorLedger = Annotated[
     bool,
     typer.Option("--mirror-ledger", help="Keep a copy of the run's ledger and serve it, up to 256 MB of disk."),
 ]
+Events = Annotated[
+    bool, typer.Option("--events", help="Print a line of JSON for each event, on standard output; --json ends them.")
+]
 
 
 def make_join(
@@ -72,6 +75,7 @@ def make_join(
         base: Base = "",
         mirror_ledger: MirrorLedger = False,
         no_confinement: NoConfinement = False,
+        events: Events = False,
         as_json: AsJson = False,
     ) -> None:
         """Lend this machine to a run, until Ctrl-C or its end.
@@ -109,6 +113,7 @@ def make_join(
             slots=slots,
             planned=planned,
             mirrors=mirror_ledger,
+            events=events,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
             wrap_network=wrap_network,

@@ -20,7 +20,7 @@ from p2prl.protocol.manifests import RunManifest
 def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> None:
     """Print the learner of `run`, or every worker under `home`."""
     base = home or default_home()
-    workers = [_learner(run)] if run is not None else _workers(base)
+    workers = [_learner(run)] if run is not None else workers_of(base)
     if as_json:
         emit({"workers": workers, "time": time.time()})
         return
@@ -50,7 +50,7 @@ def _run_name(run: Path) -> str:
         raise ConfigError(f"{run} is not a run folder", remedy="Use a folder that `p2prl init` created.") from error
 
 
-def _workers(home: Path) -> list[dict[str, Any]]:
+def workers_of(home: Path) -> list[dict[str, Any]]:
     """Every run that a worker under `home` has worked for; running if the lock's holder wrote its status file."""
     workers = []
     for path in sorted(home.glob("*/*/status.json")):
