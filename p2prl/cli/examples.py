@@ -28,6 +28,16 @@ _EXAMPLES = {
     "p2prl top": ("p2prl top",),
     "p2prl watch": ("p2prl watch", "p2prl watch my-run --follow"),
     "p2prl me": ("p2prl me", "p2prl me --json"),
+    "p2prl doctor": (
+        "p2prl doctor",
+        "p2prl doctor 'p2prl://NAME@…?b=…'",
+        "p2prl doctor --fix --bundle report.txt",
+    ),
+    "p2prl service print": (
+        "p2prl service print LINK",
+        "p2prl service print LINK --run seed --options '--upload-mbit 20' --manager launchd",
+    ),
+    "p2prl service install": ("p2prl service install LINK --user",),
     "p2prl config show": ("p2prl config show", "p2prl config show --no-origin"),
     "p2prl config init": ("p2prl config init",),
     "p2prl init": (
@@ -48,6 +58,7 @@ _EXAMPLES = {
         "p2prl sim --partition 300:900 --loss 0.1",
         "p2prl sim --task guess --volunteers 4",
     ),
+    "p2prl bench machine": ("p2prl bench machine", "p2prl bench machine --models 494m --dtype bfloat16"),
     "p2prl bench staleness": (
         "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --seeds 1",
         "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --updates 320 --steady-state --sweep",
