@@ -1,1 +1,1 @@
-"""What a machine would give to a run: its sampling speed by model size, and the models that fit its memory."""
+"""Contribution of a machine before it joins: its speed by model size, and the models that fit its memory."""

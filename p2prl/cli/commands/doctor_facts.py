@@ -101,8 +101,8 @@ def nvidia() -> tuple[str, int]:
     """Version of the driver and the number of cards, from the kernel's files; empty and 0 without one."""
     driver = ""
     with suppress(OSError):
-        words = Path("/proc/driver/nvidia/version").read_text().split()
-        driver = next((word for word in words if word[0].isdigit() and "." in word), "")
+        parts = Path("/proc/driver/nvidia/version").read_text().split()
+        driver = next((part for part in parts if part[0].isdigit() and "." in part), "")
     cards = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if driver else 0
     return driver, cards
 

@@ -52,8 +52,7 @@ def make_join(
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> Callable[..., None]:
-    """Build the command. `wrap_sampler` and `wrap_network` replace the sampler and the volunteer's network in
-    experiments with dishonest volunteers."""
+    """Build the command. Experiments with dishonest volunteers wrap the sampler or the network."""
 
     def join(
         link: Link,
@@ -104,7 +103,7 @@ def make_join(
             controlled=True,
         )
         start = start_worker(request)
-        from p2prl.cli.commands.join_worker import join_run
+        from p2prl.cli.commands.join_worker import join_run  # after the confinement
 
         join_run(
             start,

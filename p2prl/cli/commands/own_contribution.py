@@ -1,4 +1,4 @@
-"""What the machine of this home has contributed, over all runs: from its own spools, so it needs no network."""
+"""Contribution of this home over all runs, from its own spools: it needs no network."""
 
 from __future__ import annotations
 

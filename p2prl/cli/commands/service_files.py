@@ -120,7 +120,7 @@ WantedBy=default.target
 
 def launchd_agent(label: str, command: list[str], home: Path) -> str:
     """A launchd agent of a user. launchd knows no exit codes: it starts again whatever did not end well."""
-    words = "\n".join(f"    <string>{escape(word)}</string>" for word in command)
+    arguments = "\n".join(f"    <string>{escape(word)}</string>" for word in command)
     log = escape(str(home / "service.log"))
     return f"""\
 <?xml version="1.0" encoding="UTF-8"?>
@@ -131,7 +131,7 @@ def launchd_agent(label: str, command: list[str], home: Path) -> str:
   <string>{escape(label)}</string>
   <key>ProgramArguments</key>
   <array>
-{words}
+{arguments}
   </array>
   <key>RunAtLoad</key>
   <true/>

@@ -75,7 +75,7 @@ def _obeyed(home: Path, worker: Mapping[str, Any], name: str) -> str:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """A function that waits for a key, at most so many seconds; an empty text when none came."""
+    """A function that waits for a key, for some seconds at most; an empty text when none came."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)

@@ -134,9 +134,9 @@ class WorkerScreen:
             return []  # what was heard last says nothing about now
         if (announced := worker.get("announced_version", -1)) > worker.get("version", -1):
             held, total = [*(worker.get("fetching") or ()), 0, 0][:2]
-            share = f"{_bar(held / total, ascii_only=ascii_only)} {held:,} of {total:,} chunks here" if total else ""
-            return [("next", f"v{announced} is out   {share}".rstrip())]
-        share = self._run.get("next_share")
+            here = f"{_bar(held / total, ascii_only=ascii_only)} {held:,} of {total:,} chunks here" if total else ""
+            return [("next", f"v{announced} is out   {here}".rstrip())]
+        share: float | None = self._run.get("next_share")
         if share is None or announced < 0:
             return []
         seconds = self._run.get("next_s")
