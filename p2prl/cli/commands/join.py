@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
 
+    WrapSampler = Callable[[Sampler], Sampler] | None
+    WrapNetwork = Callable[[NetworkPort], NetworkPort] | None
+
 
 Slots = Annotated[
     int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
@@ -48,10 +51,7 @@ Events = Annotated[
 ]
 
 
-def make_join(
-    wrap_sampler: Callable[[Sampler], Sampler] | None = None,
-    wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
-) -> Callable[..., None]:
+def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None) -> Callable[..., None]:
     """Build the command. Experiments with dishonest volunteers wrap the sampler or the network."""
 
     def join(
