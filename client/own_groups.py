@@ -110,6 +110,16 @@ class OwnGroups:
         query = "SELECT state, reason, COUNT(*) FROM groups GROUP BY state, reason"
         return {(str(row[0]), str(row[1])): int(row[2]) for row in self._read(partial(self._rows, query, ()))}
 
+    def credited_by_day(self) -> dict[str, int]:
+        """Credited tokens by the day (UTC, as 2026-11-23) on which their groups were sampled, oldest first."""
+        tokens = "COALESCE(r.tokens, g.tokens)" if self._has_receipts else "g.tokens"
+        joins = "LEFT JOIN receipts AS r ON r.digest = g.digest" if self._has_receipts else ""
+        query = (
+            f"SELECT date(g.created, 'unixepoch'), SUM({tokens}) FROM groups AS g {joins}"  # noqa: S608 - our own texts
+            " WHERE g.state = 'verified' GROUP BY 1 ORDER BY 1"
+        )
+        return {str(row[0]): int(row[1]) for row in self._read(partial(self._rows, query, ()))}
+
     def bytes_of(self, digest: bytes) -> tuple[bytes, bytes] | None:
         """The envelope and the body of a group; None when they are not here any more."""
         for query in (_WAITING, _KEPT)[: 2 if self._has_receipts else 1]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from p2prl.client.run_watch import RunView, RunWatch
 from p2prl.client.spool import Spool
 from p2prl.net.process import control
 
@@ -62,6 +63,10 @@ class Progress:
     """(bytes held, bytes in all) of the run's files and data."""
     reach: str = ""
     """How others reach it; empty while unknown."""
+    resting: bool = False
+    """Whether the owner's limits or commands let it do nothing now."""
+    run: RunView = field(default_factory=RunView)
+    """The run as seen from here."""
 
 
 NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -71,7 +76,10 @@ NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
 class ProgressReporter:
     """Keeps the figures that only progress reports need, and makes the reports."""
 
-    def __init__(self, spool: Spool, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, spool: Spool, on_progress: Callable[[Progress], None], author: bytes) -> None:
+        """`author` is this volunteer's public key."""
+        self.run = RunWatch(author)
+        """The run, by the messages that pass."""
         self._spool = spool
         self._on_progress = on_progress
         self._tokens_per_s = 0.0
@@ -80,17 +88,23 @@ class ProgressReporter:
         self._reward_recent: float | None = None
         self._add_rewards(spool.newest_rewards(_REMEMBERED_REWARDS))
         self._report_at = 0.0
-        self.peers: Mapping[str, int] = {}
-        """Links by the peers' role names."""
+        self._peers: Mapping[str, int] = {}
         self.announced_version = -1
         """Newest version announced by the learner."""
         self.announced_step = -1
         """Its learner step."""
 
-    def announce(self, version: int, step: int) -> None:
+    def announce(self, version: int, step: int, now: float) -> None:
         """Note a version announced by the learner, unless a newer one is known."""
         if version > self.announced_version:
             self.announced_version, self.announced_step = version, step
+            self.run.on_version(step, now)
+
+    def link(self, peers: Iterable[tuple[str, int]], now: float) -> Mapping[str, int]:
+        """Note the links by the peers' role names, and return them."""
+        self._peers = dict(peers)
+        self.run.on_links(self._peers, now)
+        return self._peers
 
     def add_decoding(self, rewards: Iterable[float], *, tokens: int, seconds: float) -> None:
         """Note a turn of decoding: the mean reward of each finished group, the tokens sampled and the time it took."""
@@ -103,9 +117,17 @@ class ProgressReporter:
             self._tokens, self._seconds = 0, 0.0
 
     def report(
-        self, now: float, *, state: str, version: int, status: control.Status | None, final: bool = False
+        self,
+        now: float,
+        *,
+        state: str,
+        version: int,
+        status: control.Status | None,
+        publish_every: int = 0,
+        resting: bool = False,
+        final: bool = False,
     ) -> None:
-        """Report, at most every `_REPORT_S` unless this is the final report."""
+        """Report, at most every `_REPORT_S` unless this is the final report. `publish_every` as in `RunWatch`."""
         if now < self._report_at and not final:
             return
         self._report_at = now + _REPORT_S
@@ -116,7 +138,7 @@ class ProgressReporter:
                 step=self.announced_step,
                 version=version,
                 announced_version=self.announced_version,
-                peers=self.peers,
+                peers=self._peers,
                 groups=self._spool.counts(),
                 reasons=self._spool.reasons(),
                 verified_tokens=self._spool.verified_tokens(),
@@ -134,6 +156,8 @@ class ProgressReporter:
                 network_daemon_bytes=network.daemon_bytes,
                 files=network.files,
                 reach=network.reach,
+                resting=resting,
+                run=self.run.view(now, publish_every=publish_every),
             )
         )
 

@@ -94,7 +94,7 @@ class Volunteer:
             on_rejected=self._on_rejected,
             on_notice=on_notice,
         )
-        self._progress = ProgressReporter(self._spool, on_progress)
+        self._progress = ProgressReporter(self._spool, on_progress, identity.public_key)
         self._sampler = SlotSampler(identity, run, clock, on_notice)
         self._network: NetworkPort | None = None
         self._parked = False
@@ -216,14 +216,14 @@ class Volunteer:
                 case control.RunKnown() | control.FileReady():
                     self.bootstrap.take(message)
                 case control.VersionAnnounced(version=version, step=step):
-                    self._progress.announce(version, step)
+                    self._progress.announce(version, step, self._clock.now())
                     self._run_end.on_policy(step)
                 case control.VersionReady(digest=digest, manifest=raw, path=path):
                     manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
                     self._agent.policy_ready(LocalPolicy(manifest, Digest(digest), path))
                     self._run_end.on_policy(manifest.step)
                 case control.EnvelopeArrived(envelope=raw):
-                    self._on_envelope(open_envelope(raw, now=None))
+                    self._on_envelope(open_envelope(raw, now=None), raw)
                 case control.GroupBodyWanted(digest=digest):
                     for answer in self._delivery.on_body_wanted(digest):
                         self._net.send(answer)
@@ -233,8 +233,8 @@ class Volunteer:
                     learner = self.bootstrap.manifest.learner
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
                 case control.Status(peers=peers):
-                    self._progress.peers = dict(peers)
-                    self._delivery.set_learner_in_reach(self._progress.peers.get("learner", 0) > 0)
+                    linked = self._progress.link(peers, self._clock.now())
+                    self._delivery.set_learner_in_reach(linked.get("learner", 0) > 0)
                 case control.Warned(message=text, remedy=remedy):
                     self._on_notice(f"{text}. {remedy}".strip())
                 case _:
@@ -242,11 +242,13 @@ class Volunteer:
         self.bootstrap.answer(self._net)
         self._agent.run_finished(self._run_end.is_over(self._clock.now()))
 
-    def _on_envelope(self, opened: Opened) -> None:
+    def _on_envelope(self, opened: Opened, raw: bytes) -> None:
         if opened.kind is Kind.STORAGE_RECEIPT:
             self._delivery.on_storage_receipt(body_of(opened, StorageReceipt))
         elif opened.kind is Kind.RECEIPTS:
-            self._delivery.on_receipts(body_of(opened, Receipts), opened.sent_ms)
+            receipts = body_of(opened, Receipts)
+            self._progress.run.on_receipts(receipts, envelope_digest(raw), self._clock.now())
+            self._delivery.on_receipts(receipts, opened.sent_ms)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
@@ -337,6 +339,8 @@ class Volunteer:
             state=action.reason if isinstance(action, Wait) else "sampling",
             version=-1 if loaded is None else loaded.manifest.version,
             status=self._net.status,
+            publish_every=0 if self.bootstrap.manifest is None else self.bootstrap.manifest.publish_every,
+            resting=self.owner.order.rests,
             final=final,
         )
 

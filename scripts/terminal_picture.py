@@ -19,9 +19,11 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from p2prl.cli.views.plain_text import wrapped
-from p2prl.cli.views.volunteer_view import progress_panel
+from p2prl.cli.views.volunteer_view import progress_document
 from p2prl.cli.views.worker_introduction import volunteer_introduction
+from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.client.progress import Progress
+from p2prl.client.run_watch import RunView
 from p2prl.config.presets import PRESETS
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import platform_home
@@ -56,6 +58,9 @@ THEME = TerminalTheme(
 
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
+NOW = 1_795_000_000.0
+"""The time of the picture, Unix seconds."""
+
 COMMAND = "$ p2prl join 'p2prl://chain-of-sums@2xg5…'"
 
 
@@ -87,6 +92,14 @@ def example_progress() -> Progress:
         patch_bytes=1_266_000,
         whole_bytes=118_080,
         brought_bytes=5_550_000,
+        reach="punched",
+        run=RunView(
+            step=95,
+            curve=tuple((step, 0.56 + 0.26 * (1 - 0.955 ** (step - 40))) for step in range(40, 96)),
+            rank=3,
+            machines=15,
+            since=NOW - 3_000.0,
+        ),
     )
 
 
@@ -116,7 +129,8 @@ def picture() -> str:
         for line in wrapped(text, COLUMNS):
             console.print(line, markup=False)
     console.print()
-    console.print(progress_panel(run.name, volunteer, progress, progress.tokens_per_s))
+    worker = {"run": run.name, "peer": volunteer.peer_id, **progress_document(progress)}
+    console.print(WorkerScreen(worker, now=NOW))
     console.print()  # or the frame cuts the last line's descenders
     return without_downloads(console.export_svg(title="p2prl join", theme=THEME, unique_id="join"))
 

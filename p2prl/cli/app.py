@@ -14,6 +14,7 @@ from p2prl.cli.commands.board import board
 from p2prl.cli.commands.certificate import certificate
 from p2prl.cli.commands.controls import config_app, config_init, config_show, finish, limits, pause, resume, stop
 from p2prl.cli.commands.demo import demo
+from p2prl.cli.commands.doctor import doctor
 from p2prl.cli.commands.eval import eval_
 from p2prl.cli.commands.export import export
 from p2prl.cli.commands.init import init
@@ -24,9 +25,11 @@ from p2prl.cli.commands.ledger import ledger_app
 from p2prl.cli.commands.metrics import metrics
 from p2prl.cli.commands.receipts import receipts_app
 from p2prl.cli.commands.seed import seed
+from p2prl.cli.commands.service import service_app, service_install, service_print
 from p2prl.cli.commands.sim import sim
 from p2prl.cli.commands.status import status
 from p2prl.cli.commands.validate import validate
+from p2prl.cli.commands.volunteer_views import me, top, watch
 from p2prl.cli.examples import epilog
 
 VOLUNTEER, OPERATE, INSPECT = "Volunteer", "Operate", "Inspect"
@@ -63,9 +66,15 @@ app.command("seed", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl seed"))(seed
 app.command("validate", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl validate"))(validate)
 for _name, _command in (("pause", pause), ("resume", resume), ("finish", finish), ("stop", stop), ("limits", limits)):
     app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_command)
+for _name, _view in (("top", top), ("watch", watch), ("me", me)):
+    app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_view)
+app.command("doctor", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl doctor"))(doctor)
 config_app.command("show", epilog=epilog("p2prl config show"))(config_show)
 config_app.command("init", epilog=epilog("p2prl config init"))(config_init)
 app.add_typer(config_app, name="config", rich_help_panel=VOLUNTEER)
+service_app.command("print", epilog=epilog("p2prl service print"))(service_print)
+service_app.command("install", epilog=epilog("p2prl service install"))(service_install)
+app.add_typer(service_app, name="service", rich_help_panel=VOLUNTEER)
 app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)
 app.command("init", rich_help_panel=OPERATE, epilog=epilog("p2prl init"))(init)
 app.command("learn", rich_help_panel=OPERATE, epilog=epilog("p2prl learn"))(make_learn())

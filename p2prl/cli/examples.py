@@ -8,6 +8,7 @@ _EXAMPLES = {
         "p2prl join 'p2prl://NAME@…?b=…'",
         "p2prl join LINK --device cuda:1 --upload-mbit 5",
         "p2prl join LINK --disk-gb 20 --ram-gb 8",
+        "p2prl join LINK --events --json",
     ),
     "p2prl seed": (
         "p2prl seed LINK --upload-mbit 50 --monthly-gb 500",
@@ -24,6 +25,19 @@ _EXAMPLES = {
         "p2prl limits gpu.temp=75C gpu.power=200W idle=10m battery=never",
         "p2prl limits schedule='22:00-07:00, Sat-Sun' ram=default",
     ),
+    "p2prl top": ("p2prl top",),
+    "p2prl watch": ("p2prl watch", "p2prl watch my-run --follow"),
+    "p2prl me": ("p2prl me", "p2prl me --json"),
+    "p2prl doctor": (
+        "p2prl doctor",
+        "p2prl doctor 'p2prl://NAME@…?b=…'",
+        "p2prl doctor --fix --bundle report.txt",
+    ),
+    "p2prl service print": (
+        "p2prl service print LINK",
+        "p2prl service print LINK --run seed --options '--upload-mbit 20' --manager launchd",
+    ),
+    "p2prl service install": ("p2prl service install LINK --user",),
     "p2prl config show": ("p2prl config show", "p2prl config show --no-origin"),
     "p2prl config init": ("p2prl config init",),
     "p2prl init": (
@@ -51,6 +65,7 @@ _EXAMPLES = {
         "p2prl sim --partition 300:900 --loss 0.1",
         "p2prl sim --task guess --volunteers 4",
     ),
+    "p2prl bench machine": ("p2prl bench machine", "p2prl bench machine --models 494m --dtype bfloat16"),
     "p2prl bench staleness": (
         "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --seeds 1",
         "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --updates 320 --steady-state --sweep",

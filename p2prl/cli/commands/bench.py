@@ -6,6 +6,7 @@ import typer
 
 from p2prl.cli.commands.bench_draw import bench_draw
 from p2prl.cli.commands.bench_engine import bench_engine
+from p2prl.cli.commands.bench_machine import bench_machine
 from p2prl.cli.commands.bench_pacing import bench_pacing
 from p2prl.cli.commands.bench_patch import bench_patch
 from p2prl.cli.commands.bench_ppo import bench_ppo
@@ -19,6 +20,7 @@ from p2prl.cli.commands.bench_trust import bench_trust
 from p2prl.cli.examples import epilog
 
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks that anyone can rerun.")
+bench_app.command("machine", epilog=epilog("p2prl bench machine"))(bench_machine)
 bench_app.command("staleness", epilog=epilog("p2prl bench staleness"))(bench_staleness)
 bench_app.command("rewards", epilog=epilog("p2prl bench rewards"))(bench_rewards)
 bench_app.command("ppo", epilog=epilog("p2prl bench ppo"))(bench_ppo)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
 
+    WrapSampler = Callable[[Sampler], Sampler] | None
+    WrapNetwork = Callable[[NetworkPort], NetworkPort] | None
+
 
 Slots = Annotated[
     int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
@@ -43,14 +46,13 @@ MirrorLedger = Annotated[
     bool,
     typer.Option("--mirror-ledger", help="Keep a copy of the run's ledger and serve it, up to 256 MB of disk."),
 ]
+Events = Annotated[
+    bool, typer.Option("--events", help="Print a line of JSON for each event, on standard output; --json ends them.")
+]
 
 
-def make_join(
-    wrap_sampler: Callable[[Sampler], Sampler] | None = None,
-    wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
-) -> Callable[..., None]:
-    """Build the command. `wrap_sampler` and `wrap_network` replace the sampler and the volunteer's network in
-    experiments with dishonest volunteers."""
+def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None) -> Callable[..., None]:
+    """Build the command. Experiments with dishonest volunteers wrap the sampler or the network."""
 
     def join(
         link: Link,
@@ -72,6 +74,7 @@ def make_join(
         base: Base = "",
         mirror_ledger: MirrorLedger = False,
         no_confinement: NoConfinement = False,
+        events: Events = False,
         as_json: AsJson = False,
     ) -> None:
         """Lend this machine to a run, until Ctrl-C or its end.
@@ -100,7 +103,7 @@ def make_join(
             controlled=True,
         )
         start = start_worker(request)
-        from p2prl.cli.commands.join_worker import join_run
+        from p2prl.cli.commands.join_worker import join_run  # after the confinement
 
         join_run(
             start,
@@ -109,6 +112,7 @@ def make_join(
             slots=slots,
             planned=planned,
             mirrors=mirror_ledger,
+            events=events,
             as_json=as_json,
             wrap_sampler=wrap_sampler,
             wrap_network=wrap_network,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.owner_controls import PlannedLimits
@@ -21,8 +21,10 @@ from p2prl.cli.commands.worker_session import (
 from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
-from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
+from p2prl.cli.views.event_lines import EventLines
+from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
+from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from p2prl.net.process.run_bootstrap import Prepare
     from p2prl.protocol.manifests import RunManifest
 
+_KEPT = "Stopped. Finished groups are kept and will be delivered at the next start."
+
 
 def join_run(
     start: WorkerStart,
@@ -49,13 +53,15 @@ def join_run(
     slots: int,
     planned: PlannedLimits,
     mirrors: bool,
+    events: bool,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> None:
     """Volunteer until interrupted or until the run ends."""
     request, link, worker, model = start.request, start.link, start.worker, start.base
-    view = LiveView(quiet=as_json)
+    lines = EventLines(asked=events)
+    view = LiveView(quiet=as_json, on_phase=lines.phase)
     limits = planned.machine
     controls = start.controls(planned.owner)
     with view.shown(), controls.running():
@@ -71,12 +77,14 @@ def join_run(
         use_threads(threads)
         chosen_engine = choose_engine(request.engine, chosen)
         has_base = model is not None
-        screen = _Screen(view, link, worker, str(chosen), chosen_engine, limits, has_base=has_base, mirrors=mirrors)
+        screen = _Screen(
+            view, lines, link, worker, str(chosen), chosen_engine, limits, has_base=has_base, mirrors=mirrors
+        )
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
         granted = int(planned.vram_gb * 1e9) or sampling_bytes
         prepare = partial(
             partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted),
-            on_notice=say,
+            on_notice=screen.tell,
             launch_tokenizer=start.launches.get(TOKENIZER),
         )
         volunteer = build_volunteer(
@@ -87,7 +95,7 @@ def join_run(
             base=model,
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
-            on_notice=say,
+            on_notice=screen.tell,
         )
         mirror = LedgerMirror(worker, link)
         screen.on_plan += [lambda plan: volunteer.limit_spool(plan.spool_bytes), mirror.begin]
@@ -106,8 +114,7 @@ def join_run(
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
             started = mirror.around(started) if mirrors else started
             finished = volunteer.run(started if wrap_network is None else wrap_network(started))
-    kept = "Stopped. Finished groups are kept and will be delivered at the next start."
-    end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=kept)
+    end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=_KEPT)
 
 
 def _wrapping(
@@ -125,11 +132,15 @@ def _wrapping(
 
 
 class _Screen:
-    """Shows a volunteer's progress in the live view and in its status file."""
+    """Shows a volunteer's progress in the live view, in its status file and as events.
+
+    It gets many arguments because the introduction of a run names everything that the run will use.
+    """
 
     def __init__(
         self,
         view: LiveView,
+        events: EventLines,
         link: JoinLink,
         worker: WorkerFolder,
         device: str,
@@ -141,6 +152,7 @@ class _Screen:
     ) -> None:
         self.status = StatusFile(worker, link, "volunteer")
         self._view = view
+        self._events = events
         self._link = link
         self._worker = worker
         self._device = device
@@ -171,42 +183,21 @@ class _Screen:
             settle(plan)
         return plan.network_bytes
 
+    def tell(self, text: str) -> None:
+        """A message for the owner."""
+        say(text)
+        self._events.notice(text)
+
     def on_progress(self, progress: Progress) -> None:
-        """Show the newest state: the startup phases first, then the panel."""
-        self.status.write(progress_document(progress))
+        """Show the newest state: the startup phases first, then the screen."""
+        document = progress_document(progress)
+        self.status.write(document)
+        self._events.progress(document)
         rate = self._speed.update(progress.tokens_per_s, time.monotonic())
         if phase := startup_phase(progress):
             self._view.phase(*phase)
             return
         self._view.update(
-            lambda: progress_panel(self._link.name, self._worker.identity, progress, rate),
+            lambda: WorkerScreen({**self.status.document, "tokens_per_s": rate}, now=time.time()),
             lambda: progress_line(progress, rate),
         )
-
-
-def progress_document(progress: Progress) -> dict[str, Any]:
-    """A volunteer's part of its status file and of `--json`."""
-    received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
-    return {
-        "state": progress.state,
-        "version": progress.version,
-        "announced_version": progress.announced_version,
-        "learner_step": progress.step,
-        "peers": dict(progress.peers),
-        "reach": progress.reach,
-        "groups": dict(progress.groups),
-        "reasons": dict(progress.reasons),
-        "verified_tokens": progress.verified_tokens,
-        "tokens_per_s": round(progress.tokens_per_s, 1),
-        "reward_recent": None if progress.reward_recent is None else round(progress.reward_recent, 4),
-        "weight_bytes_received": received,
-        "weight_bytes_from_learner": progress.weight_bytes_from_learner,
-        "weight_bytes_from_peers": progress.weight_bytes_from_peers,
-        "weight_bytes_sent": progress.weight_bytes_sent,
-        "patch_bytes": progress.patch_bytes,
-        "whole_bytes": progress.whole_bytes,
-        "brought_bytes": progress.brought_bytes,
-        "spared_bytes": progress.spared_bytes,
-        "network_resident_bytes": progress.network_resident_bytes,
-        "network_daemon_bytes": progress.network_daemon_bytes,
-    }

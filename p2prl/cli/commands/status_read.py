@@ -33,7 +33,7 @@ def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> Non
 
 def status_documents(run: Path | None, home: Path) -> list[dict[str, Any]]:
     """The learner of `run`, or every worker under `home`."""
-    return [_learner(run)] if run is not None else _workers(home)
+    return [_learner(run)] if run is not None else workers_of(home)
 
 
 def _learner(run: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _run_name(run: Path) -> str:
         raise ConfigError(f"{run} is not a run folder", remedy="Use a folder that `p2prl init` created.") from error
 
 
-def _workers(home: Path) -> list[dict[str, Any]]:
+def workers_of(home: Path) -> list[dict[str, Any]]:
     """Every run that a worker under `home` has worked for; running if the lock's holder wrote its status file."""
     workers = []
     for path in sorted(home.glob("*/*/status.json")):

@@ -46,8 +46,10 @@ class LiveView:
     Without a terminal it prints one line per phase, then occasional progress lines.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, on_phase: Callable[[str, str], None] = lambda *_: None) -> None:
+        """`on_phase` gets the name and the detail of each phase when it begins."""
         self._quiet = quiet
+        self._on_phase = on_phase
         self._live: Live | None = None
         self._startup = StartupPhases(time.monotonic)
         self._last_line = ""
@@ -70,6 +72,8 @@ class LiveView:
     def phase(self, name: str, detail: str = "") -> None:
         """Show the startup phase in progress; on a terminal, below the finished ones and with its duration."""
         is_new = self._startup.begin(name, detail)
+        if is_new:
+            self._on_phase(name, detail)
         if self._live is not None:
             self._live.update(self._startup, refresh=is_new)
         else:

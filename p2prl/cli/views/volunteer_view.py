@@ -1,38 +1,18 @@
-"""Panel, progress line and startup phases of a running volunteer."""
+"""Progress line, startup phases and status document of a running volunteer."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from p2prl.cli.views.quantities import (
-    peers_text,
-    rate_text,
-    reach_text,
-    received_text,
-    reward_text,
-    share_text,
-    state_text,
-    version_text,
-)
-from p2prl.cli.views.rejections import rejection_lines
-from p2prl.config.requirements import size_text
-from p2prl.protocol.identity import Identity
-from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
+from p2prl.cli.views.quantities import rate_text, reward_text, share_text, state_text, version_text
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
+    from p2prl.client.run_watch import RunView
 
 _RATE_MEMORY_S = 15.0
 """Time constant of the displayed rate, seconds."""
-
-HOW_TO_STOP = "Ctrl-C finishes the current groups, twice stops now; finished groups are kept"
-
-HOW_TO_PAUSE = "p2prl pause frees the memory at once, p2prl resume goes on"
 
 
 class SmoothRate:
@@ -86,44 +66,54 @@ def progress_line(progress: Progress, tokens_per_s: float) -> str:
     )
 
 
-def progress_panel(name: str, identity: Identity, progress: Progress, tokens_per_s: float) -> RenderableType:
-    """A volunteer's state, redrawn in place."""
-    table = Table.grid(padding=(0, 2))
-    table.add_row(name, f"{display_name(identity.public_key)} ({identity.peer_id[-8:]})")
-    table.add_row("now", f"{_state(progress)}   {rate_text(tokens_per_s)}")
-    table.add_row("policy", _policy(progress))
-    groups = progress.groups
-    verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
-    table.add_row("credit", f"{verified:,} groups verified, {progress.verified_tokens:,} tokens credited")
-    if verified:
-        escrow = f"the newest {min(verified, ESCROW_GROUPS):,} groups, until more are verified or the run ends"
-        table.add_row("in escrow", escrow)
-    table.add_row("groups", f"{_waiting(progress):,} waiting for a verdict   {rejected:,} rejected")
-    for line in rejection_lines(progress.reasons):
-        table.add_row("rejected", line)
-    if progress.reward_recent is not None:
-        table.add_row("reward", f"{reward_text(progress.reward_recent)}, mean of your recent groups")
-    table.add_row("peers", peers_text(progress.peers))
-    if reach := reach_text(progress.reach):
-        table.add_row("reach", reach)
-    received = received_text(progress.weight_bytes_from_learner, progress.weight_bytes_from_peers)
-    table.add_row("weights", f"{received}; {size_text(progress.weight_bytes_sent)} sent to others")
-    table.add_row("stop", HOW_TO_STOP)
-    table.add_row("pause", HOW_TO_PAUSE)
-    return table
-
-
 def _state(progress: Progress) -> str:
     return state_text(progress.state, progress.peers)
 
 
-def _policy(progress: Progress) -> str:
-    text = version_text(progress.version)
-    if progress.announced_version > progress.version:
-        _, held, total = progress.fetching
-        text += f", v{progress.announced_version} is out" + (f" ({held:,} of {total:,} chunks)" if total else "")
-    return text + (f"   the run is at learner step {progress.step:,}" if progress.step >= 0 else "")
-
-
 def _waiting(progress: Progress) -> int:
     return progress.groups.get("generated", 0) + progress.groups.get("delivered", 0)
+
+
+def progress_document(progress: Progress) -> dict[str, Any]:
+    """A volunteer's part of its status file and of `--json`."""
+    received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
+    return {
+        "state": progress.state,
+        "version": progress.version,
+        "announced_version": progress.announced_version,
+        "learner_step": progress.step,
+        "peers": dict(progress.peers),
+        "reach": progress.reach,
+        "resting": progress.resting,
+        "fetching": list(progress.fetching[1:]),
+        "groups": dict(progress.groups),
+        "reasons": dict(progress.reasons),
+        "verified_tokens": progress.verified_tokens,
+        "tokens_per_s": round(progress.tokens_per_s, 1),
+        "reward_recent": None if progress.reward_recent is None else round(progress.reward_recent, 4),
+        "weight_bytes_received": received,
+        "weight_bytes_from_learner": progress.weight_bytes_from_learner,
+        "weight_bytes_from_peers": progress.weight_bytes_from_peers,
+        "weight_bytes_sent": progress.weight_bytes_sent,
+        "patch_bytes": progress.patch_bytes,
+        "whole_bytes": progress.whole_bytes,
+        "brought_bytes": progress.brought_bytes,
+        "spared_bytes": progress.spared_bytes,
+        "network_resident_bytes": progress.network_resident_bytes,
+        "network_daemon_bytes": progress.network_daemon_bytes,
+        "run_progress": run_document(progress.run),
+    }
+
+
+def run_document(run: RunView) -> dict[str, Any]:
+    """The run as this machine sees it, as a JSON value."""
+    return {
+        "step": run.step,
+        "curve": [[step, round(reward, 4)] for step, reward in run.curve],
+        "rank": run.rank,
+        "machines": run.machines,
+        "since": run.since,
+        "next_share": None if run.next_share is None else round(run.next_share, 4),
+        "next_s": None if run.next_s is None else round(run.next_s, 1),
+        "cut_off_since": run.cut_off_since,
+    }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from p2prl.cli.commands.join_worker import progress_document
 from p2prl.cli.commands.sim_run import simulation_document
 from p2prl.cli.commands.validate_worker import audit_document
+from p2prl.cli.views.volunteer_view import progress_document
 from p2prl.client.progress import Progress
 from p2prl.clock import SystemClock
 from p2prl.config.run_settings import RunFolder, open_run

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
-from p2prl.cli.commands.join_worker import progress_document
 from p2prl.cli.commands.validate_worker import audit_document
 from p2prl.cli.commands.worker_session import StatusFile
+from p2prl.cli.views.volunteer_view import progress_document
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.config import EvaluationConfig

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from p2prl.cli.views.validator_view import audit_line
-from p2prl.cli.views.volunteer_view import SmoothRate, progress_line, progress_panel, startup_phase
+from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import seeder_introduction, validator_introduction, volunteer_introduction
+from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
@@ -54,7 +55,8 @@ BUSY = Progress(
 
 def panel(progress: Progress, rate: float) -> str:
     output = io.StringIO()
-    Console(file=output, width=80).print(progress_panel("chain", IDENTITY, progress, rate))
+    worker = {"run": "chain", "peer": IDENTITY.peer_id, **progress_document(progress), "tokens_per_s": rate}
+    Console(file=output, width=80).print(WorkerScreen(worker, now=0.0))
     return output.getvalue()
 
 
@@ -88,29 +90,31 @@ def test_measured_figures_are_shown() -> None:
         "v7 (v8 2/4 chunks)  sampling  verified 3 (9 tokens)  waiting 1  rejected 0  reward 0.00  1,234 tokens/s"
     )
     shown = panel(BUSY, 1234.4)
-    assert "v7, v8 is out (2 of 4 chunks)" in shown
+    assert "v8 is out" in shown
+    assert "2 of 4 chunks here" in shown
     assert "75% from volunteers" in shown
     assert "1 learner, 2 volunteers" in shown
     assert "the run is at learner step 14" in shown
     assert "3 groups verified, 9 tokens credited" in shown
-    assert "the newest 3 groups, until more are verified or the run ends" in shown
-    assert "0 B sent to others" in shown
-    assert "Ctrl-C finishes the current groups, twice stops now" in shown
+    assert "the newest 3 in escrow until more are verified or the run ends" in shown
+    assert "0 B of weights sent to others" in shown
+    assert "Ctrl-C ends after the current groups, twice at once" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_rejections_are_explained_in_words() -> None:
-    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 2, "not_sendable": 1, "[red]x": 1}), 9.0).split())
-    assert "2: The policy that sampled the group was too old" in shown
-    assert "1: No peer would accept it" in shown
-    assert "1: A reason that this release does not know." in shown
+    shown = " ".join(panel(replace(BUSY, reasons={"too_stale": 3, "[red]x": 2, "not_sendable": 1}), 9.0).split())
+    assert "3: The policy that sampled the group was too old" in shown
+    assert "2: A reason that this release does not know." in shown
+    assert "1: No peer" not in shown, "the two most frequent are enough"
+    assert "p2prl receipts explain" in shown
     assert "[red]" not in shown
 
 
 def test_sampling_without_a_learner_looks_different() -> None:
     alone = replace(BUSY, peers={"volunteer": 2})
-    for text in (progress_line(alone, 9.0), panel(alone, 9.0)):
-        assert "sampling; learner unreachable, groups wait on disk" in text
+    assert "sampling; learner unreachable, groups wait on disk" in progress_line(alone, 9.0)
+    assert "unreachable; finished groups wait on disk" in panel(alone, 9.0)
     for text in (progress_line(BUSY, 9.0), panel(BUSY, 9.0)):
         assert "unreachable" not in text
 

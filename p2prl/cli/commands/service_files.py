@@ -1,0 +1,186 @@
+"""Service files of a worker: a hardened systemd user unit, or a launchd agent. Texts are pure; `install` writes one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from p2prl.cli.views.console import emit, say
+from p2prl.config.worker_folder import default_home
+from p2prl.disk_full import write_error
+from p2prl.errors import ConfigError
+from p2prl.protocol.join_link import parse_link
+
+_WORKERS = ("join", "seed", "validate")
+
+_NOT_AGAIN = (2, 3, 4, 5, 6, 9, 10)
+"""Exit codes after which a restart would only repeat itself (docs/cli.md)."""
+
+_RESTART_S = 30
+
+_STOP_S = 180
+"""A worker finishes its groups in this time, or leaves them on disk."""
+
+_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServicePlan:
+    """A service file, and where it belongs."""
+
+    manager: str
+    name: str
+    path: Path
+    text: str
+
+    def instructions(self) -> list[str]:
+        """What to type after the file is there."""
+        if self.manager == "launchd":
+            return [f"Start it:  launchctl bootstrap gui/$(id -u) {shlex.quote(str(self.path))}"]
+        return [
+            f"Save it as {self.path} (p2prl service install --user does), then:",
+            f"  systemctl --user daemon-reload && systemctl --user enable --now {self.name}",
+            "  loginctl enable-linger      # go on after you log out",
+            f"  journalctl --user -u {self.name} -f",
+        ]
+
+
+def planned_service(link: str, *, run: str, options: str, manager: str, home: Path | None) -> ServicePlan:
+    """The service of one worker. `ConfigError` for an option, a link or a manager that is none."""
+    if run not in _WORKERS:
+        raise ConfigError(f"--run {run!r} is no worker", remedy=f"Workers: {', '.join(_WORKERS)}.")
+    name = f"p2prl-{_NAME.sub('-', parse_link(link).name)[:40]}-{run}"
+    chosen = manager or ("launchd" if sys.platform == "darwin" else "systemd")
+    if chosen not in ("systemd", "launchd"):
+        raise ConfigError(f"--manager {chosen!r} is not known", remedy="Managers: systemd, launchd.")
+    try:
+        extra = shlex.split(options)
+    except ValueError as error:
+        raise ConfigError(f"--options cannot be read: {error}", remedy="Close its quotation marks.") from error
+    base = (home or default_home()).absolute()
+    command = [sys.executable, "-m", "p2prl", run, link, "--home", str(base), *extra]
+    if any(not argument.isprintable() for argument in command):
+        raise ConfigError("an argument of the service has a line break", remedy="Give it on one line.")
+    if chosen == "launchd":
+        label = f"org.p2prl.{name}"
+        path = Path.home() / "Library" / "LaunchAgents" / f"{label}.plist"
+        return ServicePlan(manager=chosen, name=label, path=path, text=launchd_agent(label, command, base))
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = config / "systemd" / "user" / f"{name}.service"
+    return ServicePlan(manager=chosen, name=name, path=path, text=systemd_unit(command, base))
+
+
+def systemd_unit(command: list[str], home: Path) -> str:
+    """A user unit. It restarts what may work again, and keeps the worker from the rest of the system."""
+    return f"""\
+[Unit]
+Description=p2prl {command[3]}: lends this machine to a training run
+Documentation=man:p2prl
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=3600
+StartLimitBurst=20
+
+[Service]
+ExecStart={" ".join(_systemd_word(word) for word in command)}
+Restart=on-failure
+RestartSec={_RESTART_S}
+RestartPreventExitStatus={" ".join(map(str, _NOT_AGAIN))}
+SuccessExitStatus=9 130
+KillSignal=SIGTERM
+KillMode=mixed
+TimeoutStopSec={_STOP_S}
+Nice=10
+CPUWeight=20
+IOSchedulingClass=idle
+UMask=0077
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths={_systemd_word(str(home))}
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectControlGroups=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+SystemCallArchitectures=native
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def launchd_agent(label: str, command: list[str], home: Path) -> str:
+    """A launchd agent of a user. launchd knows no exit codes: it starts again whatever did not end well."""
+    arguments = "\n".join(f"    <string>{escape(word)}</string>" for word in command)
+    log = escape(str(home / "service.log"))
+    return f"""\
+<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
+<plist version="1.0">
+<dict>
+  <key>Label</key>
+  <string>{escape(label)}</string>
+  <key>ProgramArguments</key>
+  <array>
+{arguments}
+  </array>
+  <key>RunAtLoad</key>
+  <true/>
+  <key>KeepAlive</key>
+  <dict>
+    <key>SuccessfulExit</key>
+    <false/>
+  </dict>
+  <key>ThrottleInterval</key>
+  <integer>{_RESTART_S}</integer>
+  <key>ExitTimeOut</key>
+  <integer>{_STOP_S}</integer>
+  <key>ProcessType</key>
+  <string>Background</string>
+  <key>LowPriorityIO</key>
+  <true/>
+  <key>Nice</key>
+  <integer>10</integer>
+  <key>Umask</key>
+  <integer>63</integer>
+  <key>StandardOutPath</key>
+  <string>{log}</string>
+  <key>StandardErrorPath</key>
+  <string>{log}</string>
+</dict>
+</plist>
+"""
+
+
+def install_service(plan: ServicePlan, *, user: bool, as_json: bool) -> None:
+    """Write the file, never over another one."""
+    if not user:
+        raise ConfigError("a service of the whole system needs root, and p2prl does not", remedy="Add --user.")
+    if plan.path.exists() and plan.path.read_text() != plan.text:
+        raise ConfigError(f"{plan.path} is there already and differs", remedy="Delete it first, if it may go.")
+    try:
+        plan.path.parent.mkdir(parents=True, exist_ok=True)
+        plan.path.write_text(plan.text)
+    except OSError as error:
+        raise write_error(error, plan.path) from error
+    if as_json:
+        emit({"path": str(plan.path), "name": plan.name, "manager": plan.manager})
+        return
+    say(f"Wrote {plan.path}.", unwrapped=True)
+    for line in plan.instructions()[-3:]:
+        say(line, unwrapped=True)
+
+
+def _systemd_word(word: str) -> str:
+    """A word of a unit file: quoted, with its specifiers and variables taken literally."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return text if re.fullmatch(r"[\w./:=@%$+-]+", text) else f'"{text}"'

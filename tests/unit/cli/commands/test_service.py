@@ -1,0 +1,96 @@
+"""`p2prl service`: files that start exactly the command that was asked for, and no root."""
+
+from __future__ import annotations
+
+import json
+import plistlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2prl.cli.commands.service_files import launchd_agent, planned_service, systemd_unit
+from p2prl.errors import ConfigError
+from tests.command_doc import json_keys
+from tests.unit.cli.invocation import invoke
+
+PEER = "12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"
+LINK = f"p2prl://chain@{'a' * 52}?b=/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
+
+
+def words_of(unit: str) -> list[str]:
+    """The command of a unit as systemd reads it: its quoting, specifiers and variables undone."""
+    (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    found = re.findall(r'"((?:[^"\\]|\\.)*)"|(\S+)', line)
+    quoted = [re.sub(r"\\(.)", r"\1", first) if first else second for first, second in found]
+    return [word.replace("%%", "%").replace("$$", "$") for word in quoted]
+
+
+def settings(unit: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
+
+
+def test_the_unit_starts_the_very_command_and_is_hardened(tmp_path: Path) -> None:
+    plan = planned_service(LINK, run="join", options="--device cuda:1", manager="systemd", home=tmp_path)
+    expected = [sys.executable, "-m", "p2prl", "join", LINK, "--home", str(tmp_path), "--device", "cuda:1"]
+    assert words_of(plan.text) == expected
+    unit = settings(plan.text)
+    assert unit["RestartPreventExitStatus"].split() == ["2", "3", "4", "5", "6", "9", "10"]
+    assert unit["ReadWritePaths"] == str(tmp_path)
+    for setting in ("NoNewPrivileges", "PrivateTmp", "ProtectKernelTunables", "RestrictSUIDSGID", "LockPersonality"):
+        assert unit[setting] == "yes"
+    assert unit["ProtectSystem"] == "strict"
+    assert "User" not in unit
+    assert plan.name == "p2prl-chain-join"
+
+
+@pytest.mark.parametrize("word", ["a b", 'say "x"', "100%", "$HOME", "back\\slash", "%h"])
+def test_words_reach_the_command_as_they_are(word: str, tmp_path: Path) -> None:
+    command = ["python", "-m", "p2prl", "join", word]
+    assert words_of(systemd_unit(command, tmp_path)) == command
+    agent = plistlib.loads(launchd_agent("org.p2prl.x", command, tmp_path).encode())
+    assert agent["ProgramArguments"] == command
+
+
+def test_the_agent_starts_again_only_after_a_failure(tmp_path: Path) -> None:
+    plan = planned_service(LINK, run="seed", options="", manager="launchd", home=tmp_path)
+    agent = plistlib.loads(plan.text.encode())
+    assert agent["KeepAlive"] == {"SuccessfulExit": False}
+    assert agent["Umask"] == 0o077
+    assert agent["Label"] == plan.name == "org.p2prl.p2prl-chain-seed"
+    assert plan.path.name == f"{plan.name}.plist"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"run": "learn"}, "no worker"),
+        ({"manager": "cron"}, "not known"),
+        ({"options": "'open"}, "cannot be read"),
+        ({"options": "'a\nExecStartPre=b'"}, "line break"),
+        ({"link": "p2prl://x"}, ""),
+    ],
+)
+def test_wrong_requests_are_refused(changes: dict[str, str], words: str, tmp_path: Path) -> None:
+    request = {"link": LINK, "run": "join", "options": "", "manager": "systemd", **changes}
+    link = request.pop("link")
+    with pytest.raises(ConfigError, match=words):
+        planned_service(link, **request, home=tmp_path)  # type: ignore[arg-type]
+
+
+def test_print_changes_nothing_and_install_writes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    options = ["--manager", "systemd", "--home", str(tmp_path)]
+    shown = invoke("service", "print", LINK, *options)
+    assert shown.stdout.startswith("[Unit]")
+    assert "systemctl --user" in shown.stderr
+    assert not (tmp_path / "config").exists()
+    assert isinstance(invoke("service", "install", LINK, *options).exception, ConfigError), "without --user"
+    for _ in range(2):
+        done = invoke("service", "install", LINK, "--user", *options, "--json")
+        document = json.loads(done.stdout)
+        assert set(document) == json_keys("p2prl service install")
+        assert Path(document["path"]).read_text() == shown.stdout
+    Path(document["path"]).write_text("mine")
+    assert isinstance(invoke("service", "install", LINK, "--user", *options).exception, ConfigError)

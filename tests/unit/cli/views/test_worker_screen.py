@@ -1,0 +1,77 @@
+"""The screen of `p2prl join`: its states as committed text, and what each of them must not hide."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from p2prl.cli.views.worker_screen import WIDE, WorkerScreen
+from scripts.worker_screens import FOLDER, NOW, SAMPLING, STATES, WIDTHS, screen
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("state", STATES)
+def test_screens_are_those_committed(state: str, columns: int) -> None:
+    """After a change of the view: python -m scripts.worker_screens, and read what has changed."""
+    assert screen(state, columns) == (FOLDER / f"{state}-{columns}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("columns", [60, *WIDTHS, 200])
+@pytest.mark.parametrize("state", STATES)
+def test_no_line_is_wider_than_the_terminal(state: str, columns: int) -> None:
+    assert max(map(len, screen(state, columns).splitlines())) <= columns
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_screen_fits_a_terminal_of_24_lines(state: str) -> None:
+    assert len(screen(state, 80).splitlines()) <= 24
+
+
+def test_states_differ_in_words_and_not_in_color_alone() -> None:
+    headings = {state: screen(state, 80).splitlines()[0] for state in STATES}
+    assert headings["sampling"].endswith("● online")
+    assert headings["offline"].endswith("○ OFFLINE")
+    assert headings["paused"].endswith("○ RESTING")
+    assert headings["learner-away"].endswith("○ online, no learner")
+    assert "no peer answers for 4 min" in screen("offline", 120)
+    assert "in about" not in screen("offline", 80), "the last pace says nothing while nobody answers"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_screen_says_how_to_stop(state: str) -> None:
+    text = screen(state, 80)
+    assert "Ctrl-C" in text
+    assert ("p2prl resume ends a pause" in text) == (state == "paused")
+
+
+def test_two_columns_begin_at_their_width() -> None:
+    narrow, wide = screen("sampling", WIDE - 1), screen("sampling", WIDE)
+    assert "next     v47" in narrow.splitlines()[3]
+    assert "next     v47" in wide.splitlines()[1]
+
+
+def test_a_terminal_without_blocks_gets_ascii() -> None:
+    written = io.BytesIO()
+    output = io.TextIOWrapper(written, encoding="ascii")
+    Console(file=output, width=120, color_system=None).print(WorkerScreen(SAMPLING, now=NOW))
+    Console(file=output, width=80, color_system=None).print(WorkerScreen(SAMPLING, now=NOW))
+    output.flush()
+    assert "* online" in written.getvalue().decode("ascii")
+
+
+def test_a_worker_that_looks_for_its_run_is_not_offline() -> None:
+    output = io.StringIO()
+    worker = {"run": "chain", "state": "looking for the run", "peers": {}}
+    Console(file=output, width=80).print(WorkerScreen(worker, now=NOW))
+    assert "starting" in output.getvalue().splitlines()[0]
+    assert "OFFLINE" not in output.getvalue()
+
+
+def test_hostile_names_print_no_control_characters() -> None:
+    output = io.StringIO()
+    worker = {"run": "[red]x[/red]\x1b[2J", "state": "sampl\x07ing", "peers": {"learner": 1}}
+    Console(file=output, width=80, force_terminal=True, color_system=None).print(WorkerScreen(worker, now=NOW))
+    assert "[red]x[/red][2J" in output.getvalue()
+    assert not {"\x1b", "\x07"} & set(output.getvalue())
