@@ -6,8 +6,9 @@ that nothing is padded before a completion.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2prl.bench.training.decoder_shape import DecoderShape
 from p2prl.errors import ConfigError
@@ -17,6 +18,13 @@ from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
 
 _SPECIAL_TOKENS = 2
 """Token ids after the symbols: beginning of a text and end of a completion."""
+
+LONG_TOKENS = 128
+"""Longer completions are trained and evaluated in smaller batches, or one update would take seconds."""
+
+_SIZED = re.compile(r"(?P<task>.+)@(?P<width>[1-9][0-9]{0,3})x(?P<layers>[1-9][0-9]?)", re.ASCII)
+_HEAD_WIDTH = 24
+"""Width of an attention head of a model whose size is given; that of the small models' default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +45,35 @@ class Environment:
     """Peak learning rate of the warm start."""
     result_version: int = 1
     """Incremented when the task, its scoring or anything above changes: results of an older version are not reused."""
+    size: str = ""
+    """WIDTHxLAYERS of a decoder that is not the task's own; empty for its own."""
     origin: str = ""
     """Digest of the file the task comes from; empty for an installed task. Results of another digest are not reused."""
+
+    @property
+    def name(self) -> str:
+        """The text that `environment_by_name` makes this environment of."""
+        return f"{self.task.name}@{self.size}" if self.size else self.task.name
+
+    @property
+    def is_long(self) -> bool:
+        """Whether completions may be so long that batches are small."""
+        return self.max_new_tokens > LONG_TOKENS
+
+    @property
+    def prompts_per_update(self) -> int:
+        """Prompts of one learner update under delay, a multiple of the four samplers; 8 completions each."""
+        return 4 if self.is_long else 16
+
+    @property
+    def warm_batch(self) -> int:
+        """Demonstrations of one update of the warm start."""
+        return 16 if self.is_long else 128
+
+    @property
+    def evaluated_prompts(self) -> tuple[int, int]:
+        """Fresh prompts of an evaluation, and of each of the last ones, unless a plan says otherwise."""
+        return (32, 128) if self.is_long else (256, 1024)
 
     @property
     def begin_token(self) -> int:
@@ -67,7 +102,14 @@ class Environment:
 
 
 def environment_by_name(name: str) -> Environment:
-    """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked."""
+    """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked.
+
+    `NAME@WIDTHxLAYERS` is the task with a decoder of another size, heads of 24 and feed-forward layers of four times
+    the width: `chain4@96x3`.
+    """
+    sized = _SIZED.fullmatch(name)
+    if sized is not None:
+        return _resized(environment_by_name(sized["task"]), int(sized["width"]), int(sized["layers"]))
     spec = task_by_name(name)
     if spec.small_model is None or spec.demonstration is None:
         raise ConfigError(
@@ -98,3 +140,12 @@ def environment_by_name(name: str) -> Environment:
         result_version=spec.result_version,
         origin=TASKS.origin(name),
     )
+
+
+def _resized(environment: Environment, width: int, layers: int) -> Environment:
+    if width % _HEAD_WIDTH:
+        raise ConfigError(
+            f"a width of {width} is not a multiple of {_HEAD_WIDTH}", remedy="Write a size such as chain4@96x3."
+        )
+    shape = replace(environment.shape, width=width, feedforward=4 * width, layers=layers, heads=width // _HEAD_WIDTH)
+    return replace(environment, shape=shape, size=f"{width}x{layers}")
