@@ -189,7 +189,16 @@ class DelayedTraining:
             sequence_N = log_ratios_BGT.sum(dim=-1).flatten()
             kl = -log_ratios_BGT.sum() / mask_BGT.sum()
             losses.append(output.loss)
-            factors.append(self._method.rate_factor(kl, sequence_N, done=done))
+            delays_S = batch.delays[index]
+            factors.append(
+                self._method.rate_factor(
+                    kl,
+                    sequence_N,
+                    done=done,
+                    age=sum(delays_S) / len(delays_S),
+                    is_offline=min(delays_S) == update > 0,
+                )
+            )
             if logged:
                 self._log.trained(index, output, sequence_N, kl)
         return torch.stack(losses).sum(), factors

@@ -35,7 +35,8 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
     reported, tuned = list(reporting_rows(results, parts)), list(tuning_rows(results, parts))
     lines = ["## Reporting seeds", ""]
     if reported:
-        lines += ["Losses are of greedy reward, against runs on policy: its own, GRPO's and the best of any.", "", *_REPORTED, *reported]
+        lines += ["Losses are of greedy reward, against runs on policy: its own, GRPO's and the best of any.", ""]
+        lines += [*_REPORTED, *reported]
     else:
         lines.append("None yet: no method has been tuned to the end.")
     lines += ["", f"## Development seeds, under {TUNING_LAW[0]}, {TUNING_LAW[1]} updates", ""]
