@@ -140,7 +140,7 @@ def surprisal_trust(
     −log q of the sampled token estimates the entropy it was drawn with: certain tokens get little room.
     """
     terms = terms_of(policy_logprobs_BGT, batch)
-    moved_BGT = terms.log_ratio_BGT.detach() * terms.advantages_BG1.sign()
+    moved_BGT = terms.log_ratio_BGT.detach() * terms.advantages_BGT.sign()
     outside_BGT = moved_BGT > cfg.trust - cfg.slope * terms.behavior_BGT
     kept_BGT = torch.where(outside_BGT, 0.0, _sharpened(terms))
     return _finish(terms.sequence_BG.unsqueeze(-1), kept_BGT, terms, batch, aggregation)
@@ -255,7 +255,7 @@ def _finish(
     log_weight_BG = terms.policy_mean_BG.detach() - log_expectation_of(terms, batch)
     log_weight_BG1 = log_weight_BG.clamp(max=math.log(CAP)).unsqueeze(-1)
     log_bound = log_bound.detach().clamp(max=0.0)
-    tapered = (terms.advantages_BG1 < 0) & (log_bound < log_weight_BG1)
+    tapered = (terms.advantages_BGT < 0) & (log_bound < log_weight_BG1)
     weights = torch.where(tapered, log_bound, log_weight_BG1).exp() * factors
     return weighted_logprob(weights, tapered | (factors == 0), terms, batch, aggregation)
 

@@ -7,17 +7,24 @@ that nothing is padded before a completion.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from p2prl.bench.training.decoder_shape import DecoderShape
+from p2prl.bench.training.march512 import MARCH512
+from p2prl.bench.training.split4 import SPLIT4
+from p2prl.bench.training.strict8 import STRICT8
 from p2prl.errors import ConfigError
 from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import TASKS, task_by_name
-from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
+from p2prl.tasks.task_spec import Demonstration, TaskSpec, TurnsDemonstration
 
 _SPECIAL_TOKENS = 2
 """Token ids after the symbols: beginning of a text and end of a completion."""
+
+BENCHMARK_TASKS: Mapping[str, TaskSpec] = MappingProxyType({spec.name: spec for spec in (STRICT8, SPLIT4, MARCH512)})
+"""Tasks for benchmarks alone: no run can name one, so peers need not agree on them."""
 
 LONG_TOKENS = 128
 """Longer completions are trained and evaluated in smaller batches, or one update would take seconds."""
@@ -110,7 +117,7 @@ def environment_by_name(name: str) -> Environment:
     sized = _SIZED.fullmatch(name)
     if sized is not None:
         return _resized(environment_by_name(sized["task"]), int(sized["width"]), int(sized["layers"]))
-    spec = task_by_name(name)
+    spec = BENCHMARK_TASKS.get(name) or task_by_name(name)
     if spec.small_model is None or spec.demonstration is None:
         raise ConfigError(
             f"task {name!r} cannot be benchmarked: it has no small model or no demonstrations",
@@ -138,7 +145,7 @@ def environment_by_name(name: str) -> Environment:
             heads=model.heads,
         ),
         result_version=spec.result_version,
-        origin=TASKS.origin(name),
+        origin="" if name in BENCHMARK_TASKS else TASKS.origin(name),
     )
 
 

@@ -121,7 +121,7 @@ def bench_staleness(
     if failed:
         raise P2PRLError(
             f"{failed} of {len(report.verdicts)} criteria are not met or not measured",
-            remedy="Criteria need 5 seeds or more: see docs/benchmarks/staleness.md.",
+            remedy="Criteria need 5 seeds or more: see docs/benchmarks/staleness_200.md.",
         )
 
 
