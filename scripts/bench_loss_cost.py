@@ -22,7 +22,6 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
-from p2prl.algorithms.loss_selection import CHOICES
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.probation import ProbationConfig
@@ -109,12 +108,10 @@ def step_cost(model: GPT2LMHeadModel, steps: int) -> float:
 def measured_losses() -> dict[str, LossPipelineConfig]:
     """Every loss as a run uses it, and the default with every guard."""
     found = {
-        name: LossPipelineConfig(objectives={name: build_loss(name, max_completion_tokens=TOKENS)})
-        for name in BUILTIN_LOSSES
+        name: LossPipelineConfig(objective=build_loss(name, max_completion_tokens=TOKENS)) for name in BUILTIN_LOSSES
     }
-    found["auto"] = LossPipelineConfig(objectives={name: build_loss(name) for name in CHOICES})
     found["gepo_t with all guards and probation"] = LossPipelineConfig(
-        objectives={"gepo_t": build_loss("gepo_t")},
+        objective=build_loss("gepo_t"),
         guards=GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.5),
         probation=ProbationConfig(probation_groups=4, loss="asympo"),
         probation_loss=build_loss("asympo"),

@@ -63,7 +63,7 @@ def clip_cov(
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
-        terms.log_ratio_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        terms.log_ratio_BGT, terms.advantages_BGT, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     covariance_BGT = _covariance(terms)
     candidates_BGT = (covariance_BGT > cfg.cov_low) & (covariance_BGT < cfg.cov_high) & terms.mask_BGT & ~clipped_BGT
@@ -99,7 +99,7 @@ def kl_cov(
     pulled_BGT[terms.mask_BGT] = pulled_N
     ratio_BGT = bounded_exp(terms.log_ratio_BGT)
     within_BGT = terms.log_ratio_BGT.detach().abs() <= LOG_RATIO_BOUND
-    loss_BGT = -ratio_BGT * terms.advantages_BG1 + cfg.penalty * on_mask(terms.log_ratio_BGT.abs(), pulled_BGT)
+    loss_BGT = -ratio_BGT * terms.advantages_BGT + cfg.penalty * on_mask(terms.log_ratio_BGT.abs(), pulled_BGT)
     return summarize(loss_BGT, on_mask(ratio_BGT.detach(), within_BGT), ~within_BGT, terms, batch, aggregation)
 
 
@@ -108,7 +108,7 @@ def _covariance(terms: Terms) -> Tensor:
     tokens = terms.lengths_BG.sum()
     policy_BGT = terms.policy_BGT.detach()
     mean_advantage = (terms.lengths_BG * terms.advantages_BG).sum() / tokens
-    centered_BGT = (terms.advantages_BG1 - mean_advantage) * (policy_BGT - policy_BGT.sum() / tokens)
+    centered_BGT = (terms.advantages_BGT - mean_advantage) * (policy_BGT - policy_BGT.sum() / tokens)
     return on_mask(centered_BGT, terms.mask_BGT)
 
 

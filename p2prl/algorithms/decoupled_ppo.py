@@ -84,7 +84,7 @@ def _decoupled(
     dropped_BGT = log_behind_BGT > math.log(cfg.behavior_cap)
     behind_BGT = torch.where(dropped_BGT, torch.zeros_like(log_behind_BGT), bounded_exp(log_behind_BGT))
     loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
-        terms.policy_BGT - proximal_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        terms.policy_BGT - proximal_BGT, terms.advantages_BGT, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     return summarize(
         behind_BGT * loss_BGT, behind_BGT * weights_BGT, clipped_BGT | dropped_BGT, terms, batch, aggregation

@@ -158,14 +158,12 @@ def _bounded_surrogate(
     outside_BG1 = log_weight_BG1.detach().abs() > bound
     log_weight_BG1 = log_weight_BG1.clamp(-bound, bound)
     if clip is None:
-        weight_BG1 = log_weight_BG1.exp()
-        loss_BG1, clipped_BG1 = -weight_BG1 * terms.advantages_BG1, outside_BG1
+        weight = log_weight_BG1.exp()
+        loss_BGT, clipped = -weight * terms.advantages_BGT, outside_BG1
     else:
-        loss_BG1, weight_BG1, clipped_BG1 = clipped_minimum(
-            log_weight_BG1, terms.advantages_BG1, clip_low=clip, clip_high=clip
-        )
-    effective_BG1 = torch.where(outside_BG1, torch.zeros_like(weight_BG1), weight_BG1)
-    return summarize(loss_BG1, effective_BG1, clipped_BG1 | outside_BG1, terms, batch, aggregation)
+        loss_BGT, weight, clipped = clipped_minimum(log_weight_BG1, terms.advantages_BGT, clip_low=clip, clip_high=clip)
+    effective = torch.where(outside_BG1, torch.zeros_like(weight), weight)
+    return summarize(loss_BGT, effective, clipped | outside_BG1, terms, batch, aggregation)
 
 
 def _released_surrogate(
@@ -178,18 +176,18 @@ def _released_surrogate(
     extra_metrics: dict[str, Tensor] | None = None,
 ) -> LossOutput:
     outside_BG1 = log_weight_BG1.detach().abs() > cfg.log_weight_bound
-    loss_BG1, weight_BG1, clipped_BG1 = clipped_minimum(
+    loss_BGT, weight_BGT, clipped_BGT = clipped_minimum(
         log_weight_BG1.clamp(-cfg.log_weight_bound, cfg.log_weight_bound),
-        terms.advantages_BG1,
+        terms.advantages_BGT,
         clip_low=cfg.clip_low,
         clip_high=cfg.clip_high,
     )
-    effective_BG1 = torch.where(outside_BG1, torch.zeros_like(weight_BG1), weight_BG1)
+    effective_BGT = torch.where(outside_BG1, torch.zeros_like(weight_BGT), weight_BGT)
     penalty_BG = mean_k3(-terms.log_ratio_BGT, terms.mask_BGT, bound=cfg.log_ratio_bound)
     metrics = {"kl_penalty": penalty_BG.detach().mean(), **(extra_metrics or {})}
-    token_loss_BG1 = loss_BG1 + cfg.kl_beta * penalty_BG.unsqueeze(-1)
+    token_loss_BGT = loss_BGT + cfg.kl_beta * penalty_BG.unsqueeze(-1)
     return summarize(
-        token_loss_BG1, effective_BG1, clipped_BG1 | outside_BG1, terms, batch, aggregation, extra_metrics=metrics
+        token_loss_BGT, effective_BGT, clipped_BGT | outside_BG1, terms, batch, aggregation, extra_metrics=metrics
     )
 
 

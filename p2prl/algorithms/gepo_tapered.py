@@ -100,7 +100,7 @@ def _capped_and_tapered(
     log_weights, tapered = taper_negatives(log_weight_BG.clamp(max=log_cap), terms, cfg.taper)
     tapered_BGT = tapered.expand(terms.mask_BGT.shape) & terms.mask_BGT
     extra_metrics["tapered_fraction"] = tapered_BGT.sum() / terms.lengths_BG.sum()
-    weights = torch.where(terms.advantages_BG1 < 0, cfg.negatives * log_weights.exp(), log_weights.exp())
+    weights = torch.where(terms.advantages_BGT < 0, cfg.negatives * log_weights.exp(), log_weights.exp())
     if cfg.sharpness > 0:
         weights = weights * (-terms.policy_mean_BG.detach()).clamp(min=cfg.nll_floor).unsqueeze(-1) ** -cfg.sharpness
     return weighted_logprob(weights, capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)

@@ -42,16 +42,16 @@ def gmpo(
     `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
-    ratio_BGT, advantages_BG1 = terms.log_ratio_BGT, terms.advantages_BG1
-    high_BGT = (advantages_BG1 > 0) & (ratio_BGT > cfg.log_clip_high)
-    low_BGT = (advantages_BG1 < 0) & (ratio_BGT < -cfg.log_clip_low)
+    ratio_BGT, advantages_BGT = terms.log_ratio_BGT, terms.advantages_BGT
+    high_BGT = (advantages_BGT > 0) & (ratio_BGT > cfg.log_clip_high)
+    low_BGT = (advantages_BGT < 0) & (ratio_BGT < -cfg.log_clip_low)
     clipped_BGT = torch.where(high_BGT, torch.full_like(ratio_BGT, cfg.log_clip_high), ratio_BGT)
     clipped_BGT = torch.where(low_BGT, torch.full_like(ratio_BGT, -cfg.log_clip_low), clipped_BGT)
     mean_BG1 = (clipped_BGT.sum(dim=-1) / terms.lengths_BG).unsqueeze(-1)
     weight_BG1 = bounded_exp(mean_BG1)
     free_BGT = ~(high_BGT | low_BGT) & (mean_BG1.detach().abs() <= LOG_RATIO_BOUND)
     weights_BGT = on_mask(weight_BG1.detach().expand(free_BGT.shape), free_BGT)
-    return summarize(-weight_BG1 * advantages_BG1, weights_BGT, high_BGT | low_BGT, terms, batch, aggregation)
+    return summarize(-weight_BG1 * advantages_BGT, weights_BGT, high_BGT | low_BGT, terms, batch, aggregation)
 
 
 GMPO = LossSpec(name="gmpo", function=gmpo, config_type=GmpoConfig, advantage="mean_std")

@@ -63,7 +63,7 @@ def grpo(
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     token_loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
-        terms.log_ratio_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        terms.log_ratio_BGT, terms.advantages_BGT, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     return summarize(token_loss_BGT, weights_BGT, clipped_BGT, terms, batch, aggregation)
 
@@ -114,7 +114,7 @@ def two_sided(
     beyond_BGT = terms.log_ratio_BGT.detach() > log_delta
     capped_BGT = torch.where(beyond_BGT, torch.full_like(terms.log_ratio_BGT, log_delta), terms.log_ratio_BGT)
     token_loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
-        capped_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        capped_BGT, terms.advantages_BGT, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     weights_BGT = torch.where(beyond_BGT, torch.zeros_like(weights_BGT), weights_BGT)
     return summarize(token_loss_BGT, weights_BGT, clipped_BGT | beyond_BGT, terms, batch, aggregation)

@@ -41,7 +41,7 @@ def gspo(
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     token_loss_BG1, weights_BG1, clipped_BG1 = clipped_minimum(
-        terms.geometric_BG.unsqueeze(-1), terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        terms.geometric_BG.unsqueeze(-1), terms.advantages_BGT, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     return summarize(token_loss_BG1, weights_BG1, clipped_BG1, terms, batch, aggregation)
 

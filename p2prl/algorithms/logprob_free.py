@@ -64,9 +64,9 @@ def asymre(
     Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
-    token_loss_BGT = -(terms.advantages_BG1 - cfg.delta_v) * terms.policy_BGT
-    ones_BG1 = torch.ones_like(terms.advantages_BG1)
-    return summarize(token_loss_BGT, ones_BG1, ones_BG1 > 1, terms, batch, aggregation)
+    token_loss_BGT = -(terms.advantages_BGT - cfg.delta_v) * terms.policy_BGT
+    ones_BGT = torch.ones_like(terms.advantages_BGT)
+    return summarize(token_loss_BGT, ones_BGT, ones_BGT > 1, terms, batch, aggregation)
 
 
 ASYMPO = LossSpec(

@@ -58,7 +58,7 @@ def m2po(
     terms = terms_of(policy_logprobs_BGT, batch)
     keep_BGT = second_moment_keep(terms.log_ratio_BGT, terms.mask_BGT, budget=cfg.budget)
     ratio_BGT = torch.where(keep_BGT, bounded_exp(terms.log_ratio_BGT), torch.zeros_like(terms.log_ratio_BGT))
-    token_loss_BGT = -ratio_BGT * terms.advantages_BG1
+    token_loss_BGT = -ratio_BGT * terms.advantages_BGT
     return summarize(token_loss_BGT, on_mask(ratio_BGT, keep_BGT), ~keep_BGT, terms, batch, aggregation)
 
 
@@ -73,11 +73,11 @@ def m2po_clip(
     (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
-    outward_BGT = terms.mask_BGT & (terms.advantages_BG1 * terms.log_ratio_BGT.detach() > 0)
+    outward_BGT = terms.mask_BGT & (terms.advantages_BGT * terms.log_ratio_BGT.detach() > 0)
     width = second_moment_width(terms.log_ratio_BGT[outward_BGT], budget=cfg.budget)
     token_loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
         terms.log_ratio_BGT,
-        terms.advantages_BG1,
+        terms.advantages_BGT,
         clip_low=max(-math.expm1(-width), cfg.least_low),
         clip_high=max(math.expm1(width), cfg.least_high),
     )

@@ -94,7 +94,7 @@ def opsm(
     terms = terms_of(policy_logprobs_BGT, batch)
     keep_BG1 = negative_tail_keep(terms.geometric_BG, terms.advantages_BG, bound_nats=cfg.bound_nats).unsqueeze(-1)
     loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
-        terms.log_ratio_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        terms.log_ratio_BGT, terms.advantages_BGT, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     return summarize(keep_BG1 * loss_BGT, keep_BG1 * weights_BGT, clipped_BGT | ~keep_BG1, terms, batch, aggregation)
 
@@ -110,8 +110,8 @@ def dppo(
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     change_BGT = terms.policy_BGT.detach().exp() - terms.behavior_BGT.exp()
-    rose_BGT = (terms.advantages_BG1 > 0) & (change_BGT > cfg.mask_high)
-    fell_BGT = (terms.advantages_BG1 < 0) & (change_BGT < -cfg.mask_low)
+    rose_BGT = (terms.advantages_BGT > 0) & (change_BGT > cfg.mask_high)
+    fell_BGT = (terms.advantages_BGT < 0) & (change_BGT < -cfg.mask_low)
     return _masked_and_pulled(rose_BGT | fell_BGT, cfg.kl_tau, terms, batch, aggregation)
 
 
@@ -148,7 +148,7 @@ def _masked_and_pulled(
     """−r A of the tokens that are not dropped, and τ ℓ² of all."""
     ratio_BGT = on_mask(bounded_exp(terms.log_ratio_BGT), ~dropped_BGT)
     squares_BGT = terms.log_ratio_BGT.square()
-    token_loss_BGT = -ratio_BGT * terms.advantages_BG1 + kl_tau * squares_BGT
+    token_loss_BGT = -ratio_BGT * terms.advantages_BGT + kl_tau * squares_BGT
     metrics = {"squared_log_ratio": squares_BGT.detach().sum() / terms.lengths_BG.sum()}
     return summarize(token_loss_BGT, ratio_BGT, dropped_BGT, terms, batch, aggregation, extra_metrics=metrics)
 

@@ -35,5 +35,5 @@ def taper_negatives(log_weights_BG: Tensor, terms: Terms, taper: Taper) -> tuple
             log_bound = terms.log_ratio_BGT
     log_bound = log_bound.detach().clamp(max=0.0)
     log_weights = log_weights_BG.detach().unsqueeze(-1)
-    tapered = (terms.advantages_BG1 < 0) & (log_bound < log_weights)
+    tapered = (terms.advantages_BGT < 0) & (log_bound < log_weights)
     return torch.where(tapered, log_bound, log_weights), tapered

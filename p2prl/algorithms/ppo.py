@@ -61,7 +61,7 @@ def ppo(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: PpoConfig, aggreg
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     loss_BGT, weights_BGT, clipped_BGT = clipped_minimum(
-        terms.log_ratio_BGT, terms.advantages_BG1, clip_low=cfg.clip_low, clip_high=cfg.clip_high
+        terms.log_ratio_BGT, terms.advantages_BGT, clip_low=cfg.clip_low, clip_high=cfg.clip_high
     )
     return summarize(loss_BGT, weights_BGT, clipped_BGT, terms, batch, aggregation)
 

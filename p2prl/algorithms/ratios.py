@@ -29,8 +29,8 @@ class Terms:
     """Completion length |y|, tokens, in the computing dtype."""
     advantages_BG: Tensor
     """In the computing dtype."""
-    advantages_BG1: Tensor
-    """The same, to broadcast over tokens; of each token, (B, G, T), where the batch has `token_advantages_BGT`."""
+    advantages_BGT: Tensor
+    """Of each token: that of its completion, or the batch's `token_advantages_BGT`, 0 off the mask."""
     policy_BGT: Tensor
     """Nats; 0 off the mask."""
     behavior_BGT: Tensor
@@ -60,16 +60,16 @@ def terms_of(policy_logprobs_BGT: Tensor, batch: RolloutBatch) -> Terms:
     behavior_BGT = on_mask(batch.behavior_logprobs_BGT.detach().to(dtype), mask_BGT)
     log_ratio_BGT = policy_BGT - behavior_BGT
     advantages_BG = batch.advantages_BG.detach().to(dtype)
-    advantages_BG1 = advantages_BG.unsqueeze(-1)
+    advantages_BGT = advantages_BG.unsqueeze(-1).expand(mask_BGT.shape)
     if batch.token_advantages_BGT is not None:
-        advantages_BG1 = on_mask(batch.token_advantages_BGT.detach().to(dtype), mask_BGT)
+        advantages_BGT = on_mask(batch.token_advantages_BGT.detach().to(dtype), mask_BGT)
     lengths_BG = mask_BGT.sum(dim=-1).to(dtype)
     sequence_BG = log_ratio_BGT.sum(dim=-1)
     return Terms(
         mask_BGT=mask_BGT,
         lengths_BG=lengths_BG,
         advantages_BG=advantages_BG,
-        advantages_BG1=advantages_BG1,
+        advantages_BGT=advantages_BGT,
         policy_BGT=policy_BGT,
         behavior_BGT=behavior_BGT,
         log_ratio_BGT=log_ratio_BGT,

@@ -99,8 +99,8 @@ def reinforce(
     Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
-    ones_BG1 = torch.ones_like(terms.advantages_BG1)
-    return weighted_logprob(ones_BG1, ones_BG1 > 1, terms, batch, aggregation)
+    ones_BGT = torch.ones_like(terms.advantages_BGT)
+    return weighted_logprob(ones_BGT, ones_BGT > 1, terms, batch, aggregation)
 
 
 def tis(policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: TisConfig, aggregation: AggregationConfig) -> LossOutput:
@@ -161,10 +161,10 @@ def topr(
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     ratio_BG1 = bounded_exp(terms.sequence_BG.detach()).unsqueeze(-1)
-    negative_BG1 = terms.advantages_BG1 < 0
+    negative_BGT = terms.advantages_BGT < 0
     tapered_BG1 = ratio_BG1.clamp(cfg.negative_low, cfg.negative_high)
-    weights_BG1 = torch.where(negative_BG1, tapered_BG1, torch.ones_like(ratio_BG1))
-    return weighted_logprob(weights_BG1, negative_BG1 & (tapered_BG1 != ratio_BG1), terms, batch, aggregation)
+    weights_BG1 = torch.where(negative_BGT, tapered_BG1, torch.ones_like(ratio_BG1))
+    return weighted_logprob(weights_BG1, negative_BGT & (tapered_BG1 != ratio_BG1), terms, batch, aggregation)
 
 
 def seq_mis(

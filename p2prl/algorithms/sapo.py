@@ -42,12 +42,12 @@ def sapo(
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     ratio_BGT = bounded_exp(terms.log_ratio_BGT)
-    tau_BG1 = by_sign(terms.advantages_BG1, positive=cfg.tau_pos, other=cfg.tau_neg)
-    gate_BGT = torch.sigmoid(tau_BG1 * (ratio_BGT - 1))
+    tau_BGT = by_sign(terms.advantages_BGT, positive=cfg.tau_pos, other=cfg.tau_neg)
+    gate_BGT = torch.sigmoid(tau_BGT * (ratio_BGT - 1))
     slope_BGT = (4 * gate_BGT * (1 - gate_BGT) * ratio_BGT).detach()
     within_BGT = terms.log_ratio_BGT.detach().abs() <= LOG_RATIO_BOUND
     return summarize(
-        -4 / tau_BG1 * gate_BGT * terms.advantages_BG1,
+        -4 / tau_BGT * gate_BGT * terms.advantages_BGT,
         on_mask(slope_BGT, within_BGT),
         ~within_BGT,
         terms,

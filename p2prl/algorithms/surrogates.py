@@ -39,7 +39,7 @@ def weighted_logprob(
 ) -> LossOutput:
     """−sg(w) · A · log p per token: gradient of the policy scaled by a detached weight that broadcasts to (B, G, T)."""
     weights = weights.detach()
-    token_loss_BGT = -weights * terms.advantages_BG1 * terms.policy_BGT
+    token_loss_BGT = -weights * terms.advantages_BGT * terms.policy_BGT
     return summarize(token_loss_BGT, weights, bounded, terms, batch, aggregation, extra_metrics=extra_metrics)
 
 
@@ -88,7 +88,7 @@ def summarize(
         "weight_variance": on_mask((weights_BGT - mean).square(), terms.mask_BGT).sum() / tokens,
         "bounded_fraction": bounded_BGT.sum() / tokens,
         "kl_k1": -terms.sequence_BG.detach().sum() / tokens,
-        "zero_advantage_groups": (terms.advantages_BG1 == 0).all(dim=-1).all(dim=-1).sum(),
+        "zero_advantage_groups": (terms.advantages_BGT == 0).all(dim=-1).all(dim=-1).sum(),
         **(extra_metrics or {}),
     }
     return LossOutput(loss=loss, metrics=metrics, weights_BGT=weights_BGT, bounded_BGT=bounded_BGT)

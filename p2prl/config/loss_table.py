@@ -10,7 +10,6 @@ from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
 from p2prl.algorithms.config_checks import require_choice, suggestion
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, LOSSES, build_loss, loss_by_name
-from p2prl.algorithms.loss_selection import CHOICES, SelectionConfig
 from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.algorithms.step_credit import STEP_ADVANTAGES
@@ -22,8 +21,8 @@ from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.protocol.manifests import Sampling
 
-AUTO = "auto"
-"""Name that lets measurements choose the loss (`p2prl.algorithms.loss_selection`)."""
+_REMOVED = "auto"
+"""A name that earlier versions had: it chose by measured drift, and did worse than one loss for the whole run."""
 
 _FOR_PROBATION = ("asympo", "asymre")
 """Built-in losses for groups on probation. `reinforce` reads no log-probs either, but it collapses under delay."""
@@ -56,7 +55,7 @@ class LossConfig:
     """The loss that trains the policy, with its guards, probation and reference."""
 
     name: str = "gepo_t"
-    """A name of `p2prl.algorithms.loss_registry`, or `auto`."""
+    """A name of `p2prl.algorithms.loss_registry`."""
     options: dict[str, object] = field(default_factory=dict)
     """Options of that loss (docs/algorithms.md)."""
     advantage: str = ""
@@ -74,25 +73,22 @@ class LossConfig:
     """Probation of peers without history."""
     reference: ReferenceTable = field(default_factory=ReferenceTable)
     """Reference policy."""
-    auto: SelectionConfig = field(default_factory=SelectionConfig)
-    """Thresholds of `auto`'s choice."""
 
     def build(self, sampling: Sampling, reward: RewardConfig) -> LossPipelineConfig:
         """The loss pipeline for a run with this sampling and reward. ConfigError names the conflicting setting."""
-        objectives = self._objectives(sampling)
-        self._check_reward(reward, objectives)
-        self._check_combination(sampling, objectives)
-        credits_steps = self._credits_steps(reward, objectives)
+        objective = self._objective(sampling)
+        self._check_reward(reward, objective)
+        self._check_combination(sampling, objective)
+        credits_steps = self._credits_steps(reward, objective)
         probation_loss = None
         if self.trust.loss:
             probation_loss = build_loss(self.trust.loss, max_completion_tokens=sampling.max_new_tokens)
         return LossPipelineConfig(
-            objectives=objectives,
+            objective=objective,
             guards=self.guards,
             probation=self.trust,
             probation_loss=probation_loss,
             reference=ReferencePenaltyConfig(beta=self.reference.beta),
-            selection=self.auto,
             credits_steps=credits_steps,
             value=self.value if self.has_value_head else None,
         )
@@ -108,18 +104,13 @@ class LossConfig:
             return None
         return ReferenceConfig(ema_rate=self.reference.ema_rate if self.reference.kind == "ema" else 0.0)
 
-    def _objectives(self, sampling: Sampling) -> dict[str, Objective]:
+    def _objective(self, sampling: Sampling) -> Objective:
         longest = sampling.max_new_tokens
-        if self.name == AUTO:
-            if self.options or self.advantage or self.aggregation:
-                raise ConfigError(
-                    'loss.options, advantage and aggregation have no meaning with loss.name = "auto"',
-                    remedy=f"Remove them, or name one of the losses it chooses from: {', '.join(CHOICES)}.",
-                )
-            return {name: build_loss(name, max_completion_tokens=longest) for name in CHOICES}
         if self.name not in LOSSES.names():
-            known = [*LOSSES.names(), AUTO]
-            raise ConfigError(f"loss.name = {self.name!r} is not known", remedy=suggestion(self.name, known))
+            remedy = suggestion(self.name, LOSSES.names())
+            if self.name == _REMOVED:
+                remedy = f'Set loss.name = "{LossConfig().name}", the default, which stays stable at any staleness.'
+            raise ConfigError(f"loss.name = {self.name!r} is not known", remedy=remedy)
         advantage = aggregation = None
         if self.advantage:
             require_choice("loss.advantage", self.advantage, get_args(AdvantageKind))
@@ -127,42 +118,40 @@ class LossConfig:
         if self.aggregation:
             require_choice("loss.aggregation", self.aggregation, get_args(AggregationKind))
             aggregation = AggregationConfig(kind=cast(AggregationKind, self.aggregation), max_completion_tokens=longest)
-        objective = build_loss(
+        return build_loss(
             self.name,
             options=self.options,
             advantage=advantage,
             aggregation=aggregation,
             max_completion_tokens=longest,
         )
-        return {self.name: objective}
 
-    def _credits_steps(self, reward: RewardConfig, objectives: dict[str, Objective]) -> bool:
+    def _credits_steps(self, reward: RewardConfig, objective: Objective) -> bool:
         """Whether tokens are credited with the rewards of steps. ConfigError where the loss cannot do so."""
         judges_steps = reward.process_weight > 0.0
         if self.credit == "step" and not judges_steps:
             _refuse('loss.credit = "step"', "this run's reward judges no steps", 'Remove it, or set "completion".')
         if self.credit == "completion" or not judges_steps:
             return False
-        for name, objective in objectives.items():
-            if not objective.spec.token_advantages:
-                able = [each for each in BUILTIN_LOSSES if loss_by_name(each).token_advantages]
-                raise ConfigError(
-                    f"loss.name = {name!r} takes one advantage per completion, and this run's reward judges steps",
-                    remedy='Set loss.credit = "completion", which gives every token the sum of its completion, or name'
-                    f" one of: {', '.join(able)}.",
-                )
-            if objective.advantage.kind not in STEP_ADVANTAGES and not self.has_value_head:
-                raise ConfigError(
-                    f"loss.advantage = {objective.advantage.kind!r} has no meaning for the rewards of steps",
-                    remedy='Set loss.advantage = "mean", or loss.credit = "completion".',
-                )
+        if not objective.spec.token_advantages:
+            able = [each for each in BUILTIN_LOSSES if loss_by_name(each).token_advantages]
+            raise ConfigError(
+                f"loss.name = {self.name!r} takes one advantage per completion, and this run's reward judges steps",
+                remedy='Set loss.credit = "completion", which gives every token the sum of its completion, or name'
+                f" one of: {', '.join(able)}.",
+            )
+        if objective.advantage.kind not in STEP_ADVANTAGES and not self.has_value_head:
+            raise ConfigError(
+                f"loss.advantage = {objective.advantage.kind!r} has no meaning for the rewards of steps",
+                remedy='Set loss.advantage = "mean", or loss.credit = "completion".',
+            )
         return True
 
-    def _check_reward(self, reward: RewardConfig, objectives: dict[str, Objective]) -> None:
+    def _check_reward(self, reward: RewardConfig, objective: Objective) -> None:
         """Refuse the `beta` advantage where the reward may lie outside 0..1."""
         # Scores added to the success reward may be negative or exceed 1 with it, so only bare success is sure to fit.
         bare = reward.outcome_weight == 0.0 and reward.process_weight == 0.0 and reward.success_weight <= 1.0
-        if bare or all(each.advantage.kind != "beta" for each in objectives.values()):
+        if bare or objective.advantage.kind != "beta":
             return
         remedy = 'Set loss.advantage = "mean"'
         if self.name == "bnpo":
@@ -171,7 +160,7 @@ class LossConfig:
             'loss.advantage = "beta" needs a reward within 0..1, and this run\'s may lie outside', remedy=f"{remedy}."
         )
 
-    def _check_combination(self, sampling: Sampling, objectives: dict[str, Objective]) -> None:
+    def _check_combination(self, sampling: Sampling, objective: Objective) -> None:
         """Refuse settings that would have no effect, or another one than they name."""
         guards, trust, reference = self.guards, self.trust, self.reference
         if self.name == "m2po" and guards.second_moment is not None:
@@ -195,13 +184,10 @@ class LossConfig:
             _refuse("loss.reference.kind", f"{self.name} does not read a reference", "Set loss.reference.beta above 0.")
         if reference.kind != "ema" and reference.ema_rate != ReferenceTable().ema_rate:
             _refuse("loss.reference.ema_rate", "only a moving average has a rate", 'Remove it, or set kind = "ema".')
-        if self.name != AUTO and self.auto != SelectionConfig():
-            _refuse("loss.auto", f"{self.name} is the only loss", 'Remove it, or set loss.name = "auto".')
-        for objective in objectives.values():
-            if getattr(objective.config, "sharpness", None) == 0.0 and "nll_floor" in self.options:
-                _refuse("loss.options.nll_floor", "without sharpness nothing is divided", "Set sharpness above 0.")
+        if getattr(objective.config, "sharpness", None) == 0.0 and "nll_floor" in self.options:
+            _refuse("loss.options.nll_floor", "without sharpness nothing is divided", "Set sharpness above 0.")
         if sampling.group_size == 1:
-            self._check_single(objectives)
+            self._check_single(objective)
 
     def _check_probation(self) -> None:
         """Refuse probation bounds and a probation loss that would never be used."""
@@ -222,17 +208,16 @@ class LossConfig:
                 why = "groups on probation train with loss.trust.loss, which has no such bound"
                 _refuse(f"loss.trust.{name}", why, "Remove it, or loss.trust.loss.")
 
-    def _check_single(self, objectives: dict[str, Objective]) -> None:
+    def _check_single(self, objective: Objective) -> None:
         """Refuse losses that cannot learn from one completion per prompt."""
         alone = "with one completion per prompt every baseline is the reward itself"
-        if self.name in (AUTO, "asymre"):
+        if self.name == "asymre":
             _refuse(f"loss.name = {self.name!r}", alone, _LARGER)
         if self.name == "dpo":
             _refuse("loss.name = 'dpo'", "with one completion per prompt there are no pairs", _LARGER)
         if self.trust.loss:
             _refuse("loss.trust.loss", alone, "Remove it, or make a run with --group-size 2 or more.")
-        lone = any(each.advantage.kind not in GROUPLESS for each in objectives.values())
-        if lone and not self.has_value_head:
+        if objective.advantage.kind not in GROUPLESS and not self.has_value_head:
             _refuse("loss.advantage", alone, _SINGLE)
 
 

@@ -28,7 +28,7 @@ warmup_updates = 10
 [loss]
 name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
 options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
-                          # other losses, "auto", guards, probation and a reference: docs/algorithms.md
+                          # other losses, guards, probation and a reference: docs/algorithms.md
 
 [network]
 listen = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]

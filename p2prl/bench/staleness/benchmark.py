@@ -26,8 +26,9 @@ from p2prl.errors import ConfigError, MachineError, require
 Run = tuple[str, str, str, TrainingPlan]
 """Task, method, delay law and plan."""
 
-_SEEDS_AT_ONCE = 5
-"""Seeds trained side by side; with more, the old policies' weights no longer fit a core's caches."""
+SEEDS_AT_ONCE = 5
+"""Seeds trained side by side; with more, the old policies' weights no longer fit a core's caches. Of a task with long
+completions one seed at a time: its batches are large by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ def _run_missing(
     batches = [
         (task, method, delay, plan, batch)
         for task, method, delay, plan in dict.fromkeys(runs)
-        for batch in _batches(results.missing(Setting.of(task, method, delay, plan), seeds))
+        for batch in _batches(results.missing(Setting.of(task, method, delay, plan), seeds), seeds_at_once(task))
     ]
     work = sum(plan.updates * len(batch) for *_, plan, batch in batches)
     done = 0
@@ -189,15 +190,20 @@ def _run_missing(
             on_progress(prefix + stage, (before + share * size) / work)
 
         tell(0.0)
-        _run_batch(results, environment_by_name(task), method, delay, plan, batch, out, tell)
+        run_batch(results, environment_by_name(task), method, delay, plan, batch, out, tell)
         done += size
 
 
-def _batches(seeds: Sequence[int]) -> list[list[int]]:
-    return [list(seeds[start : start + _SEEDS_AT_ONCE]) for start in range(0, len(seeds), _SEEDS_AT_ONCE)]
+def seeds_at_once(task: str) -> int:
+    """Seeds of a task that are trained side by side."""
+    return 1 if environment_by_name(task).is_long else SEEDS_AT_ONCE
 
 
-def _run_batch(
+def _batches(seeds: Sequence[int], size: int) -> list[list[int]]:
+    return [list(seeds[start : start + size]) for start in range(0, len(seeds), size)]
+
+
+def run_batch(
     results: ResultFile,
     environment: Environment,
     method: str,
@@ -207,8 +213,9 @@ def _run_batch(
     out: Path,
     tell: Callable[..., None],
 ) -> None:
+    """Train one batch of seeds from their warm starts under `out`, and add its results."""
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
     start_MW = warm_start_of(environment, seeds, out, on_step=lambda _: tell(0.0, "warm start for "))
     kind = BandedTraining if "band" in parsed.additions else DelayedTraining
     training = kind(environment, parsed, parse_law(delay), plan, seeds, start_MW)
-    results.add(Setting.of(environment.task.name, method, delay, plan), training.run(on_progress=tell))
+    results.add(Setting.of(environment.name, method, delay, plan), training.run(on_progress=tell))

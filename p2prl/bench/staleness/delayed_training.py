@@ -35,7 +35,6 @@ RESULT_VERSION = 1
 """Incremented when a change here, or in code all losses share (guards, advantages, aggregation, the decoder, the
 optimizer), affects figures: results of an older version are not reused."""
 
-_PROMPTS = 16
 _GROUP = 8
 _WARMUP_UPDATES = 10
 _SEEDS_PER_RUN = 1 << 40
@@ -98,8 +97,9 @@ class DelayedTraining:
             [self._delay.delay(rng.random(), update, sampler) for sampler in range(SAMPLERS)]
             for rng in self._delay_rngs
         ]
+        count = self._environment.prompts_per_update
         prompts = [
-            [self._environment.task.prompt(seed * _SEEDS_PER_RUN + update * _PROMPTS + i) for i in range(_PROMPTS)]
+            [self._environment.task.prompt(seed * _SEEDS_PER_RUN + update * count + i) for i in range(count)]
             for seed in self._seeds
         ]
         tokens_MBP = torch.tensor([[self._environment.prompt_tokens(p) for p in row] for row in prompts])
@@ -145,13 +145,14 @@ class DelayedTraining:
         """Completions (M, B, G, T): each sampler, with its own old policy, completes a quarter of the prompts or, under
         a law within groups, a quarter of every group."""
         seeds, within = len(self._seeds), self._delay.within_groups
+        count = tokens_MBP.shape[1]
         old_MSW = torch.stack(
             [self._history[update - delay][index] for index, row in enumerate(delays) for delay in row]
         )
         if within:
             per_sampler = tokens_MBP.repeat_interleave(SAMPLERS, dim=0)
         else:
-            per_sampler = tokens_MBP.reshape(seeds * SAMPLERS, _PROMPTS // SAMPLERS, -1)
+            per_sampler = tokens_MBP.reshape(seeds * SAMPLERS, count // SAMPLERS, -1)
         sampled = sample(
             self._environment.shape,
             old_MSW,
@@ -161,12 +162,12 @@ class DelayedTraining:
             end_token=self._environment.end_token,
             uniforms=seeded_uniforms(self._seeds, _SAMPLING, update),
         )
-        shape = (seeds, _PROMPTS, _GROUP)
+        shape = (seeds, count, _GROUP)
 
         def together(values: Tensor) -> Tensor:
             if not within:
                 return values.view(*shape, *values.shape[3:])
-            parts = values.view(seeds, SAMPLERS, _PROMPTS, _GROUP // SAMPLERS, *values.shape[3:])
+            parts = values.view(seeds, SAMPLERS, count, _GROUP // SAMPLERS, *values.shape[3:])
             return parts.transpose(1, 2).reshape(*shape, *values.shape[3:])
 
         return Completions(
@@ -188,7 +189,16 @@ class DelayedTraining:
             sequence_N = log_ratios_BGT.sum(dim=-1).flatten()
             kl = -log_ratios_BGT.sum() / mask_BGT.sum()
             losses.append(output.loss)
-            factors.append(self._method.rate_factor(kl, sequence_N, done=done))
+            delays_S = batch.delays[index]
+            factors.append(
+                self._method.rate_factor(
+                    kl,
+                    sequence_N,
+                    done=done,
+                    age=sum(delays_S) / len(delays_S),
+                    is_offline=min(delays_S) == update > 0,
+                )
+            )
             if logged:
                 self._log.trained(index, output, sequence_N, kl)
         return torch.stack(losses).sum(), factors
@@ -205,11 +215,11 @@ class DelayedTraining:
         advantages_BG = self._method.advantages(
             batch.rewards_MBG[index], mask_BGT.sum(dim=-1), log_ratios_BGT.sum(dim=-1), norms_BG
         )
-        delays_S = torch.tensor(batch.delays[index])
+        delays_S, count = torch.tensor(batch.delays[index]), mask_BGT.shape[0]
         if self._delay.within_groups:
-            staleness_BG = delays_S.repeat_interleave(_GROUP // SAMPLERS).expand(_PROMPTS, _GROUP)
+            staleness_BG = delays_S.repeat_interleave(_GROUP // SAMPLERS).expand(count, _GROUP)
         else:
-            staleness_BG = delays_S.repeat_interleave(_PROMPTS // SAMPLERS).unsqueeze(1).expand(_PROMPTS, _GROUP)
+            staleness_BG = delays_S.repeat_interleave(count // SAMPLERS).unsqueeze(1).expand(count, _GROUP)
         rollouts = RolloutBatch(
             behavior_logprobs_BGT=behavior_BGT,
             mask_BGT=mask_BGT,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from p2prl.errors import LocalProtocolError
 
-MEASURES_VERSION = 1
+MEASURES_VERSION = 2
 """Incremented when a measure changes its meaning or a new one is kept: results without it are not reused."""
 
 PASS_K = 8
@@ -46,13 +46,19 @@ class Evaluation:
     """Share of sampled completions with an end token within the limit."""
     calibration: float
     """Expected calibration error of the greedy completion's probability as a forecast that it is right."""
+    greedy_seen: float = 0.0
+    """Mean reward of the greedy completions of prompts that the seed was trained on; `greedy` less than this is memory,
+    where a task has a training split, and else noise."""
     kl: float = 0.0
     """Mean of log q − log p over the batches since the last evaluation, nats a token: distance to the samplers."""
     grad_norm: float = 0.0
     """Median gradient norm before the clip since the last evaluation; 0 at update 0."""
 
 
-MEASURES = ("sampled", "greedy", "pass_at_8", "entropy", "nll", "length", "finished", "calibration", "kl", "grad_norm")
+MEASURES = (
+    *("sampled", "greedy", "greedy_seen", "pass_at_8", "entropy", "nll", "length", "finished", "calibration", "kl"),
+    "grad_norm",
+)
 """The fields of `Evaluation` that have a curve."""
 
 

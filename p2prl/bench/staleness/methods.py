@@ -18,6 +18,7 @@ from p2prl.algorithms.loss_registry import loss_by_name
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.objective import Objective, build_objective
 from p2prl.bench.staleness.ablated_loss import ABLATED
+from p2prl.bench.staleness.new_ideas import NEW_IDEAS
 from p2prl.bench.staleness.rejected_losses import REJECTED_LOSSES
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.errors import ConfigError
@@ -31,6 +32,8 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
     {
         "brake": 0.05,
         "vcpo": None,
+        "age": 64.0,
+        "patience": 0.1,
         "opob": None,
         "average": 0.95,
         "published": 0.95,
@@ -45,6 +48,8 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
 
 brake: learning rate × min(1, √(value/KL)).
 vcpo: learning rate × √(ESS/n).
+age: learning rate × 1/√(1 + a/value), a the mean age of the batch in updates.
+patience: learning rate × value while every rollout is the starting policy's, which says nothing new after a while.
 opob: the baseline is VCPO's, with the least variance of the gradient off policy; for the advantages mean and mean_std.
 average: the evaluated policy is an exponential moving average of the weights with decay `value`.
 published: the same, and samplers use it too.
@@ -55,13 +60,13 @@ band: samplers use bf16 weights, each updated only when it differs from the lear
 rounds.
 lr: the method's own learning rate, instead of the plan's."""
 
-_BELOW_ONE = ("average", "published", "decay", "beta2", "lr")
+_BELOW_ONE = ("average", "published", "decay", "beta2", "patience", "lr")
 _WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
 """Legal values of additions that take an integer."""
 
 _UNUSABLE = {"dpo": "it needs a reference policy", "ppo": "it needs a value head"}
 _CHOICES = ("advantage", "aggregation")
-_OWN_LOSSES: Mapping[str, LossSpec] = MappingProxyType({**REJECTED_LOSSES, ABLATED.name: ABLATED})
+_OWN_LOSSES: Mapping[str, LossSpec] = MappingProxyType({**REJECTED_LOSSES, **NEW_IDEAS, ABLATED.name: ABLATED})
 """Losses of the benchmark that no run can use."""
 
 
@@ -96,13 +101,29 @@ class Method:
             centered_BG = centered_BG / (rewards_BG.std(dim=-1, keepdim=True) + cfg.std_epsilon)
         return torch.where(found.zero_variance_B.unsqueeze(-1), torch.zeros_like(centered_BG), centered_BG)
 
-    def rate_factor(self, kl_per_token: Tensor, sequence_log_ratios: Tensor, *, done: float = 0.0) -> float:
-        """Factor on the learning rate, in (0, 1], after a fraction `done` of the updates (product over additions)."""
+    def rate_factor(
+        self,
+        kl_per_token: Tensor,
+        sequence_log_ratios: Tensor,
+        *,
+        done: float = 0.0,
+        age: float = 0.0,
+        is_offline: bool = False,
+    ) -> float:
+        """Factor on the learning rate, in (0, 1], after a fraction `done` of the updates (product over additions).
+
+        `age` is the batch's mean delay in updates; `is_offline`: after the first update, all of it is the starting
+        policy's.
+        """
         factor = 1.0
         if "brake" in self.additions:
             factor *= float(kl_brake(kl_per_token, target_kl=self.additions["brake"]))
         if "vcpo" in self.additions:
             factor *= float(vcpo_factor(sequence_log_ratios))
+        if "age" in self.additions:
+            factor /= math.sqrt(1 + age / self.additions["age"])
+        if "patience" in self.additions and is_offline:
+            factor *= self.additions["patience"]
         if "decay" in self.additions:
             least = self.additions["decay"]
             factor *= least + (1 - least) * (1 + math.cos(math.pi * done)) / 2

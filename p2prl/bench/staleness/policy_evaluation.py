@@ -32,6 +32,9 @@ _SEEDS_PER_RUN = 1 << 40
 _SAMPLED, _PASSED = 2, 3
 """Purposes of the noise; training uses the two before."""
 
+_SEEN_SHARE = 4
+"""One training prompt for this many fresh ones: the difference of two means needs no more."""
+
 
 def evaluate(
     environment: Environment, weights_MW: Tensor, seeds: Sequence[int], *, update: int, prompts: int
@@ -46,7 +49,24 @@ def evaluate(
         _chunk(environment, weights_MW, seeds, firsts, update, range(start, min(prompts, start + _CHUNK)))
         for start in range(0, prompts, _CHUNK)
     ]
-    return [_evaluation([chunk[index] for chunk in chunks], update) for index in range(len(seeds))]
+    seen = _seen(environment, weights_MW, seeds, max(1, prompts // _SEEN_SHARE))
+    return [_evaluation([chunk[i] for chunk in chunks], update, seen[i]) for i in range(len(seeds))]
+
+
+def _seen(environment: Environment, weights_MW: Tensor, seeds: Sequence[int], count: int) -> list[float]:
+    """Mean greedy reward of each seed on the first prompts that it was trained on."""
+    prompts = [[environment.task.prompt(seed * _SEEDS_PER_RUN + i) for i in range(count)] for seed in seeds]
+    greedy = sample(
+        environment.shape,
+        weights_MW,
+        torch.tensor([[environment.prompt_tokens(p) for p in row] for row in prompts]),
+        group_size=1,
+        max_new_tokens=environment.max_new_tokens,
+        end_token=environment.end_token,
+        uniforms=None,
+    )
+    means: list[float] = success_rewards(environment, prompts, greedy).double().flatten(1).mean(dim=1).tolist()
+    return means
 
 
 class _Counts:
@@ -98,7 +118,7 @@ def _chunk(
     return counts
 
 
-def _evaluation(chunks: Sequence[_Counts], update: int) -> Evaluation:
+def _evaluation(chunks: Sequence[_Counts], update: int, greedy_seen: float) -> Evaluation:
     def mean(name: str) -> float:
         values = [value for chunk in chunks for value in getattr(chunk, name)]
         return storable(float(torch.tensor(values, dtype=torch.float64).mean()))
@@ -108,6 +128,7 @@ def _evaluation(chunks: Sequence[_Counts], update: int) -> Evaluation:
         update=update,
         sampled=mean("sampled"),
         greedy=mean("greedy"),
+        greedy_seen=greedy_seen,
         pass_at_8=mean("passes"),
         entropy=storable(sum(chunk.entropy for chunk in chunks) / sum(sum(chunk.lengths) for chunk in chunks)),
         nll=mean("nlls"),

@@ -1,6 +1,6 @@
 """Losses that were compared with GEPO-T and rejected, kept so that their figures can be reproduced.
 
-All are GEPO-T (`p2prl/algorithms/gepo_tapered.py`) with one change; `docs/benchmarks/staleness.md` gives their figures.
+All are GEPO-T (`p2prl/algorithms/gepo_tapered.py`) with one change; `docs/benchmarks/staleness_200.md` has figures.
 They are not in the registry, so a run cannot use them.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
@@ -214,7 +214,7 @@ def _tapered(
 ) -> LossOutput:
     """−sg(w) A log p with w capped, tapered by the ratios of `tapering` and the negatives scaled, as in GEPO-T."""
     log_weights, tapered = taper_negatives(log_weight_BG.clamp(max=math.log(cfg.cap)), tapering or terms, cfg.taper)
-    weights = torch.where(terms.advantages_BG1 < 0, cfg.negatives * log_weights.exp(), log_weights.exp())
+    weights = torch.where(terms.advantages_BGT < 0, cfg.negatives * log_weights.exp(), log_weights.exp())
     return weighted_logprob(weights, tapered, terms, batch, aggregation)
 
 

@@ -127,8 +127,8 @@ class SweepPlan:
         on_policy = self._tried(results, method, (ON_POLICY,))
         return Choice(
             method=method,
-            chosen=_best(delayed),
-            on_policy=_best(on_policy),
+            chosen=best_of(delayed),
+            on_policy=best_of(on_policy),
             tried=tuple(delayed),
             tried_on_policy=tuple(on_policy),
         )
@@ -154,7 +154,8 @@ class SweepPlan:
         return rows
 
 
-def _best(tried: Sequence[Tried]) -> str:
+def best_of(tried: Sequence[Tried]) -> str:
+    """The setting to choose: no collapse first, then greedy, then sampled reward."""
     # Of equals the first, which is the one nearest the defaults.
     return max(tried, key=lambda row: (not row.collapsed, row.greedy, row.sampled)).method
 

@@ -6,17 +6,32 @@ that nothing is padded before a completion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from p2prl.bench.training.decoder_shape import DecoderShape
+from p2prl.bench.training.march512 import MARCH512
+from p2prl.bench.training.split4 import SPLIT4
+from p2prl.bench.training.strict8 import STRICT8
 from p2prl.errors import ConfigError
 from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import TASKS, task_by_name
-from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
+from p2prl.tasks.task_spec import Demonstration, TaskSpec, TurnsDemonstration
 
 _SPECIAL_TOKENS = 2
 """Token ids after the symbols: beginning of a text and end of a completion."""
+
+BENCHMARK_TASKS: Mapping[str, TaskSpec] = MappingProxyType({spec.name: spec for spec in (STRICT8, SPLIT4, MARCH512)})
+"""Tasks for benchmarks alone: no run can name one, so peers need not agree on them."""
+
+LONG_TOKENS = 128
+"""Longer completions are trained and evaluated in smaller batches, or one update would take seconds."""
+
+_SIZED = re.compile(r"(?P<task>.+)@(?P<width>[1-9][0-9]{0,3})x(?P<layers>[1-9][0-9]?)", re.ASCII)
+_HEAD_WIDTH = 24
+"""Width of an attention head of a model whose size is given; that of the small models' default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +52,35 @@ class Environment:
     """Peak learning rate of the warm start."""
     result_version: int = 1
     """Incremented when the task, its scoring or anything above changes: results of an older version are not reused."""
+    size: str = ""
+    """WIDTHxLAYERS of a decoder that is not the task's own; empty for its own."""
     origin: str = ""
     """Digest of the file the task comes from; empty for an installed task. Results of another digest are not reused."""
+
+    @property
+    def name(self) -> str:
+        """The text that `environment_by_name` makes this environment of."""
+        return f"{self.task.name}@{self.size}" if self.size else self.task.name
+
+    @property
+    def is_long(self) -> bool:
+        """Whether completions may be so long that batches are small."""
+        return self.max_new_tokens > LONG_TOKENS
+
+    @property
+    def prompts_per_update(self) -> int:
+        """Prompts of one learner update under delay, a multiple of the four samplers; 8 completions each."""
+        return 4 if self.is_long else 16
+
+    @property
+    def warm_batch(self) -> int:
+        """Demonstrations of one update of the warm start."""
+        return 16 if self.is_long else 128
+
+    @property
+    def evaluated_prompts(self) -> tuple[int, int]:
+        """Fresh prompts of an evaluation, and of each of the last ones, unless a plan says otherwise."""
+        return (32, 128) if self.is_long else (256, 1024)
 
     @property
     def begin_token(self) -> int:
@@ -67,8 +109,15 @@ class Environment:
 
 
 def environment_by_name(name: str) -> Environment:
-    """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked."""
-    spec = task_by_name(name)
+    """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked.
+
+    `NAME@WIDTHxLAYERS` is the task with a decoder of another size, heads of 24 and feed-forward layers of four times
+    the width: `chain4@96x3`.
+    """
+    sized = _SIZED.fullmatch(name)
+    if sized is not None:
+        return _resized(environment_by_name(sized["task"]), int(sized["width"]), int(sized["layers"]))
+    spec = BENCHMARK_TASKS.get(name) or task_by_name(name)
     if spec.small_model is None or spec.demonstration is None:
         raise ConfigError(
             f"task {name!r} cannot be benchmarked: it has no small model or no demonstrations",
@@ -96,5 +145,14 @@ def environment_by_name(name: str) -> Environment:
             heads=model.heads,
         ),
         result_version=spec.result_version,
-        origin=TASKS.origin(name),
+        origin="" if name in BENCHMARK_TASKS else TASKS.origin(name),
     )
+
+
+def _resized(environment: Environment, width: int, layers: int) -> Environment:
+    if width % _HEAD_WIDTH:
+        raise ConfigError(
+            f"a width of {width} is not a multiple of {_HEAD_WIDTH}", remedy="Write a size such as chain4@96x3."
+        )
+    shape = replace(environment.shape, width=width, feedforward=4 * width, layers=layers, heads=width // _HEAD_WIDTH)
+    return replace(environment, shape=shape, size=f"{width}x{layers}")

@@ -33,7 +33,6 @@ SEED_LIMIT = 1 << 20
 UNWRITABLE = "Set --out to a writable folder on a disk with free space."
 """Remedy when results cannot be written."""
 
-_BATCH = 128
 _WARMUP_STEPS = 40
 _SEEDS_PER_RUN = 1 << 40
 """Demonstrations of different seeds never share a prompt seed."""
@@ -98,19 +97,19 @@ def _rate(environment: Environment, step: int) -> float:
 
 
 def _demonstrations(environment: Environment, seeds: Sequence[int], step: int) -> tuple[Tensor, Tensor, Tensor]:
-    prompts, completions = [], []
+    size, prompts, completions = environment.warm_batch, [], []
     for seed in seeds:
-        for i in range(_BATCH):
-            prompt, completion = environment.demonstration(seed * _SEEDS_PER_RUN + step * _BATCH + i)
+        for i in range(size):
+            prompt, completion = environment.demonstration(seed * _SEEDS_PER_RUN + step * size + i)
             prompts.append(environment.prompt_tokens(prompt))
             completions.append([*environment.encode(completion), environment.end_token])
     longest = max(map(len, completions))
     padded = [row + [environment.end_token] * (longest - len(row)) for row in completions]
     lengths = torch.tensor([len(row) for row in completions])
-    mask = (torch.arange(longest) < lengths.unsqueeze(1)).view(len(seeds), _BATCH, 1, longest)
+    mask = (torch.arange(longest) < lengths.unsqueeze(1)).view(len(seeds), size, 1, longest)
     return (
-        torch.tensor(prompts).view(len(seeds), _BATCH, -1),
-        torch.tensor(padded).view(len(seeds), _BATCH, 1, longest),
+        torch.tensor(prompts).view(len(seeds), size, -1),
+        torch.tensor(padded).view(len(seeds), size, 1, longest),
         mask,
     )
 
@@ -118,7 +117,7 @@ def _demonstrations(environment: Environment, seeds: Sequence[int], step: int) -
 def warm_path(environment: Environment, seed: int, cache: Path) -> Path:
     """File of a seed's warm start. Its name includes the version, so that each version has its own file."""
     version = RESULT_VERSION, environment.result_version
-    stem = f"{environment.task.name}-{seed}"
+    stem = f"{environment.name}-{seed}"
     earlier = cache / f"{stem}-{_DIGEST_NAMES.get(version, 'none')}.safetensors"
     named = f"{stem}-v{version[0]}.{version[1]}" + (f"-{environment.origin}" if environment.origin else "")
     return earlier if earlier.exists() else cache / f"{named}.safetensors"

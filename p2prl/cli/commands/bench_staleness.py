@@ -68,7 +68,10 @@ def bench_staleness(
     seeds: _Seeds = None,
     updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
     learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
-    task: Annotated[str, typer.Option("--task", help="chain4 or walk12.")] = "chain4",
+    task: Annotated[
+        str,
+        typer.Option("--task", help="chain4, walk12, strict8, split4 or march512; NAME@WIDTHxLAYERS for another size."),
+    ] = "chain4",
     task_file: _TaskFile = None,
     step_s: Annotated[
         float | None,
@@ -87,19 +90,22 @@ def bench_staleness(
     from p2prl.bench.staleness.benchmark import StalenessConfig, run_staleness
     from p2prl.bench.staleness.method_sets import expanded
     from p2prl.bench.staleness.sweep import REPORTING_SEEDS
+    from p2prl.bench.training.environments import environment_by_name
     from p2prl.bench.training.task_file import offer_task_file
     from p2prl.bench.training.training_plan import TrainingPlan
     from p2prl.models.device import use_threads
 
     began = time.monotonic()
+    name = task if task_file is None else offer_task_file(task_file)
+    usual, final = environment_by_name(name).evaluated_prompts
     config = StalenessConfig(
         methods=expanded(listed(methods)),
         delays=listed(delays),
         seeds=seeds or (REPORTING_SEEDS if sweep else 5),
         first_seed=seed,
-        task=task if task_file is None else offer_task_file(task_file),
+        task=name,
         step_s=step_s,
-        plan=TrainingPlan(updates=updates, learning_rate=learning_rate),
+        plan=TrainingPlan(updates=updates, learning_rate=learning_rate, evaluation_prompts=usual, final_prompts=final),
         check=check,
         sweep=sweep,
         steady_state=steady_state,
@@ -115,7 +121,7 @@ def bench_staleness(
     if failed:
         raise P2PRLError(
             f"{failed} of {len(report.verdicts)} criteria are not met or not measured",
-            remedy="Criteria need 5 seeds or more: see docs/benchmarks/staleness.md.",
+            remedy="Criteria need 5 seeds or more: see docs/benchmarks/staleness_200.md.",
         )
 
 

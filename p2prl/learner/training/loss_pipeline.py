@@ -1,4 +1,4 @@
-"""Loss pipeline: from log-probs to one scalar to minimize, through guards, probation, reference pull and loss choice.
+"""Loss pipeline: from log-probs to one scalar to minimize, through guards, probation and reference pull.
 
 It combines the loss with every optional part and collects their metrics. The state is a few plain numbers, kept in the
 checkpoint. Apart from it the result depends on the batch alone, so a replay reproduces it.
@@ -20,7 +20,6 @@ from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.diagnostics import StalenessDiagnostics, diagnose
 from p2prl.algorithms.guards import spread
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig, reference_penalty
-from p2prl.algorithms.loss_selection import SelectionConfig, SelectionState, observe
 from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.ppo import gae
 from p2prl.algorithms.ratios import masked_mean, on_mask, terms_of
@@ -35,8 +34,8 @@ from p2prl.learner.training.value_head import TokenValues, ValueHeadConfig
 class LossPipelineConfig:
     """A loss and the optional parts around it."""
 
-    objectives: Mapping[str, Objective]
-    """The loss; or, with `loss.name = "auto"`, every loss to choose from, by name."""
+    objective: Objective
+    """The loss."""
     guards: GuardConfig = field(default_factory=GuardConfig)
     """Masks, brakes and the warning."""
     probation: ProbationConfig = field(default_factory=ProbationConfig)
@@ -45,8 +44,6 @@ class LossPipelineConfig:
     """The loss of groups on probation; None: the run's own."""
     reference: ReferencePenaltyConfig = field(default_factory=ReferencePenaltyConfig)
     """KL penalty towards a reference policy."""
-    selection: SelectionConfig = field(default_factory=SelectionConfig)
-    """Thresholds of the choice, when there is one."""
     credits_steps: bool = False
     """Whether tokens answer for the rewards of their own and later steps, instead of the completion's sum."""
     value: ValueHeadConfig | None = None
@@ -84,7 +81,7 @@ class Estimate:
     metrics: dict[str, Any]
     """For the log (`docs/metrics.md`)."""
     notices: tuple[str, ...]
-    """Messages for the user: a choice and its reason, a warning and its remedy."""
+    """Messages for the user: a warning and its remedy."""
 
 
 class LossPipeline:
@@ -92,15 +89,12 @@ class LossPipeline:
 
     def __init__(self, config: LossPipelineConfig) -> None:
         self._config = config
-        self._choice: SelectionState | None = None
-        if len(config.objectives) > 1:
-            self._choice = SelectionState()
         self._watch = EssWatch()
 
     @classmethod
     def plain(cls, objective: Objective) -> LossPipeline:
         """A pipeline of the loss alone."""
-        return cls(LossPipelineConfig(objectives={objective.spec.name: objective}))
+        return cls(LossPipelineConfig(objective=objective))
 
     @property
     def probation(self) -> ProbationConfig:
@@ -119,22 +113,17 @@ class LossPipeline:
 
     @property
     def objective(self) -> Objective:
-        """The loss in use."""
-        objectives = self._config.objectives
-        return next(iter(objectives.values())) if self._choice is None else objectives[self._choice.loss]
+        """The loss."""
+        return self._config.objective
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint: plain numbers and names."""
-        choice = None if self._choice is None else asdict(self._choice)
-        return {"ess_watch": asdict(self._watch), "choice": choice}
+        """State for a checkpoint: plain numbers."""
+        return {"ess_watch": asdict(self._watch)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Load a checkpoint's state. A choice that this run no longer allows is ignored."""
+        """Load a checkpoint's state; what this version does not know is ignored."""
         if "ess_watch" in state:
             self._watch = EssWatch(**state["ess_watch"])
-        choice = state.get("choice")
-        if self._choice is not None and choice and choice["loss"] in self._config.objectives:
-            self._choice = SelectionState(**choice)
 
     def estimate(
         self, policy_logprobs_BGT: Tensor, rollouts: Rollouts, *, values: TokenValues | None = None
@@ -144,14 +133,9 @@ class LossPipeline:
         Raises LocalProtocolError where the batch holds NaN, infinity or an empty completion.
         """
         notices: list[str] = []
-        plain, returns_BGT = self._batch(self.objective, rollouts, values)
-        chosen_before = self.objective
-        reliable_B = self._reliable(policy_logprobs_BGT, plain, rollouts)
-        if self._choice is not None:
-            notices += self._choose(policy_logprobs_BGT[reliable_B], _select_groups(plain, reliable_B))
         objective, config = self.objective, self._config
-        if objective is not chosen_before:
-            plain, _ = self._batch(objective, rollouts, values)
+        plain, returns_BGT = self._batch(objective, rollouts, values)
+        reliable_B = self._reliable(policy_logprobs_BGT, plain, rollouts)
         batch, counts = self._guarded(plain, policy_logprobs_BGT, rollouts, reliable_B)
         output = self._output(objective, policy_logprobs_BGT, rollouts, batch)
         loss = output.loss
@@ -213,7 +197,7 @@ class LossPipeline:
         return batch, returns_BGT
 
     def _reliable(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
-        """(B,): groups whose log-probs may decide the learning rate, the masks and the choice of the loss.
+        """(B,): groups whose log-probs may decide the learning rate and the masks.
 
         Groups on probation are excluded when they are out of bounds, and always when they train without log-probs. If
         that leaves no group, all count.
@@ -223,15 +207,6 @@ class LossPipeline:
         if self._config.probation_loss is None and bool(on_probation_B.any()):
             reliable_B = self._config.probation.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
         return reliable_B if bool(reliable_B.any()) else torch.ones_like(reliable_B)
-
-    def _choose(self, policy_logprobs_BGT: Tensor, plain: RolloutBatch) -> list[str]:
-        """Choose the loss from the batch before training on it, so that the choice fits this batch."""
-        assert self._choice is not None
-        seen = _diagnose_all(policy_logprobs_BGT, plain, _no_output(policy_logprobs_BGT))
-        self._choice, reason = observe(
-            self._choice, ess_fraction=seen.ess_fraction, kl_per_token=seen.kl_k3, config=self._config.selection
-        )
-        return [reason] if reason else []
 
     def _guarded(
         self, batch: RolloutBatch, policy_logprobs_BGT: Tensor, rollouts: Rollouts, reliable_B: Tensor
@@ -322,9 +297,3 @@ def _select_output(output: LossOutput, inside_B: Tensor) -> LossOutput:
 def _diagnose_all(policy_logprobs_BGT: Tensor, batch: RolloutBatch, output: LossOutput) -> StalenessDiagnostics:
     """Diagnostics of the batch as one bucket."""
     return diagnose(policy_logprobs_BGT, replace(batch, staleness_BG=None), output, edges=(0,))[0]
-
-
-def _no_output(policy_logprobs_BGT: Tensor) -> LossOutput:
-    """A loss output of zeros, for diagnostics before the loss is chosen."""
-    zeros_BGT = torch.zeros_like(policy_logprobs_BGT.detach())
-    return LossOutput(loss=zeros_BGT.sum(), metrics={}, weights_BGT=zeros_BGT, bounded_BGT=zeros_BGT.bool())

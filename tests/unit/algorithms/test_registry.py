@@ -208,8 +208,8 @@ class Config:
 
 def unit_scaled(policy_logprobs_BGT, batch, cfg, aggregation):
     terms = terms_of(policy_logprobs_BGT, batch)
-    ones_BG1 = terms.advantages_BG1 * 0 + cfg.scale
-    return weighted_logprob(ones_BG1, ones_BG1 < 0, terms, batch, aggregation)
+    ones_BGT = terms.advantages_BGT * 0 + cfg.scale
+    return weighted_logprob(ones_BGT, ones_BGT < 0, terms, batch, aggregation)
 
 UNIT_SCALED = LossSpec(name="unit_scaled", function=unit_scaled, config_type=Config)
 """

@@ -67,13 +67,13 @@ def out(tmp_path: Path) -> Path:
 
 def test_a_rerun_does_only_what_is_missing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str, tuple[int, ...]]] = []
-    inner = benchmark._run_batch
+    inner = benchmark.run_batch
 
     def watched(results, environment, method, delay, plan, seeds, *rest):  # type: ignore[no-untyped-def]
         ran.append((method, delay, tuple(seeds)))
         inner(results, environment, method, delay, plan, seeds, *rest)
 
-    monkeypatch.setattr(benchmark, "_run_batch", watched)
+    monkeypatch.setattr(benchmark, "run_batch", watched)
     shares: list[float] = []
     first = StalenessConfig(methods=("gepo_t",), delays=("const:2",), seeds=2, plan=PLAN)
     report = run_staleness(first, out, on_progress=lambda _, share: shares.append(share))

@@ -32,7 +32,7 @@ POLICY = Evaluation(
 )
 DONE = SeedResult(seed=0, evaluations=(POLICY,) * 3, grad_norm_max=1, weight_max=1, ess_min=1, kl_mean=0, kl_max=0)
 SEEDS = range(1)
-ONE = "measures=1 training=1 warm_start=1 environment=1 loss=1"
+ONE = "measures=2 training=1 warm_start=1 environment=1 loss=1"
 
 
 def line(version: str) -> str:
@@ -65,7 +65,7 @@ def test_results_of_later_measures_are_not_used(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "results.jsonl"
     ResultFile(path).add(Setting.of("chain4", "grpo", "const:8", TrainingPlan()), [DONE])
     assert ResultFile(path).of(Setting.of("chain4", "grpo", "const:8", TrainingPlan()), SEEDS) == [DONE]
-    monkeypatch.setattr("p2prl.bench.staleness.results.MEASURES_VERSION", 2)
+    monkeypatch.setattr("p2prl.bench.staleness.results.MEASURES_VERSION", 3)
     assert missing(path, "grpo") == [0]
 
 

@@ -160,7 +160,7 @@ def test_a_sweep_reports_its_choices_on_reporting_seeds_only(tmp_path: Path, mon
         results.add(Setting.of("chain4", method, delay, plan), [result(seed, greedy) for seed in seeds])
         tell(1.0)
 
-    monkeypatch.setattr(benchmark, "_run_batch", trained)
+    monkeypatch.setattr(benchmark, "run_batch", trained)
     shares: list[float] = []
     config = StalenessConfig(methods=("tis",), delays=("const:8",), seeds=2, sweep=True)
     report = run_staleness(config, tmp_path, on_progress=lambda _, share: shares.append(share))

@@ -78,10 +78,10 @@ def metrics_of_settings() -> set[str]:
     """Keys that only a run with a reference policy writes, or with a value head."""
     (batch,) = batches(1)
     pipeline = LossPipeline(
-        LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")}, reference=ReferencePenaltyConfig(beta=0.01))
+        LossPipelineConfig(objective=build_loss("gepo_t"), reference=ReferencePenaltyConfig(beta=0.01))
     )
     model = tiny_model(seed=2).model
-    values = LossPipeline(LossPipelineConfig(objectives={"ppo": build_loss("ppo")}, value=ValueHeadConfig()))
+    values = LossPipeline(LossPipelineConfig(objective=build_loss("ppo"), value=ValueHeadConfig()))
     head = set(Trainer(tiny_model(seed=2).model, values, CONFIG, temperature=1.0).update(batch))
     return head | set(Trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
 

@@ -12,7 +12,6 @@ import pytest
 from p2prl.algorithms.advantages import GROUPLESS, AdvantageKind
 from p2prl.algorithms.aggregation import AggregationKind
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
-from p2prl.algorithms.loss_selection import SelectionConfig
 from p2prl.config.loss_table import ReferenceTable
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.probation import ProbationConfig
@@ -66,7 +65,6 @@ def test_every_kind_is_documented(title: str, kind: Any) -> None:
         ("loss.guards", GuardConfig),
         ("loss.trust", ProbationConfig),
         ("loss.reference", ReferenceTable),
-        ("loss.auto", SelectionConfig),
     ],
 )
 def test_every_key_is_documented_with_its_default(title: str, kind: type[Any]) -> None:

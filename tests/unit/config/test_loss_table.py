@@ -7,7 +7,6 @@ import tomllib
 import pytest
 
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
-from p2prl.algorithms.loss_selection import CHOICES
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.run_settings import RunSettings
 from p2prl.config.toml_tables import parse
@@ -25,7 +24,7 @@ def built(text: str, sampling: Sampling = SAMPLING, reward: str = "success") -> 
 
 @pytest.mark.parametrize("name", BUILTIN_LOSSES)
 def test_every_loss_can_be_named_in_a_run(name: str) -> None:
-    (objective,) = built(f'[loss]\nname = "{name}"').objectives.values()
+    objective = built(f'[loss]\nname = "{name}"').objective
     assert objective.spec.name == name
     assert objective.advantage.kind == loss_by_name(name).advantage
     if objective.aggregation.kind == "fixed_length":
@@ -45,7 +44,8 @@ def test_options_and_guards_are_applied() -> None:
         reference = {kind = "ema", beta = 0.01, ema_rate = 0.002}
         """
     )
-    objective = config.objectives["gex"]
+    objective = config.objective
+    assert objective.spec.name == "gex"
     assert (objective.config.cap, objective.config.taper) == (3.0, "token")
     assert (objective.advantage.kind, objective.aggregation.kind) == ("mean_std", "delta_l")
     assert objective.aggregation.max_completion_tokens == 8
@@ -60,15 +60,12 @@ def test_probation_loss_is_applied() -> None:
     assert probation_loss.spec.name == "asymre"
 
 
-def test_auto_builds_all_its_losses() -> None:
-    assert tuple(built('[loss]\nname = "auto"\nauto = {near_ess = 0.9}').objectives) == CHOICES
-
-
 @pytest.mark.parametrize(
     ("text", "named", "remedy"),
     [
         ('name = "gepot"', "loss.name", "gepo_t"),
-        ('name = "zzz"', "loss.name", "auto"),
+        ('name = "zzz"', "loss.name", "gepo_t"),
+        ('name = "auto"', "loss.name", "gepo_t"),
         ("options = {capp = 2}", "capp", "cap"),
         ("options = {cap = -1}", "cap", "within"),
         ('options = {cap = "two"}', "cap", "number"),
@@ -78,8 +75,6 @@ def test_auto_builds_all_its_losses() -> None:
         ("guards = {kl_break = 0.05}", "kl_break", "kl_brake"),
         ("guards = {kl_brake = 0}", "loss.guards.kl_brake", "above 0"),
         ("trust = {cap = 9}", "loss.trust.cap", "trusted_cap"),
-        ('name = "auto"\noptions = {cap = 2}', "loss.options", "Remove"),
-        ('name = "auto"\nadvantage = "mean"', "advantage", "Remove"),
         ('name = "asymre"\nadvantage = "mean_std"', "advantage.kind", "mean"),
         ('name = "dpo"\naggregation = "token_mean"', "aggregation.kind", "seq_mean"),
         ('name = "m2po"\nguards = {second_moment = 0.04}', "second_moment", "budget"),
@@ -93,7 +88,6 @@ def test_auto_builds_all_its_losses() -> None:
         ("trust = {max_fall_nats = 1.0}", "loss.trust.max_fall_nats", "probation_groups"),
         ('trust = {probation_groups = 8, loss = "asympo", cap = 0.5}', "loss.trust.cap", "loss.trust.loss"),
         ('trust = {probation_groups = 8, loss = "asympo", max_rise_nats = 0.2}', "max_rise_nats", "loss.trust.loss"),
-        ("auto = {near_ess = 0.9}", "loss.auto", "auto"),
         ('reference = {kind = "first", beta = 0.1, ema_rate = 0.01}', "loss.reference.ema_rate", "ema"),
         ("options = {nll_floor = 0.1}", "nll_floor", "sharpness"),
         ("reference = {beta = 0.1}", "loss.reference.beta", "kind"),
@@ -121,7 +115,6 @@ def test_one_completion_per_prompt_has_no_baseline() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        'name = "auto"',
         'name = "asymre"',
         'name = "dpo"\nadvantage = "none"',
         'advantage = "none"\ntrust = {probation_groups = 8, loss = "asympo"}',
@@ -161,7 +154,6 @@ def test_steps_are_credited_where_the_reward_judges_them() -> None:
     assert built("", reward=STEPS).credits_steps is True
     assert built('[loss]\ncredit = "completion"', reward=STEPS).credits_steps is False
     assert built('[loss]\ncredit = "completion"\nname = "gspo"', reward=STEPS).credits_steps is False
-    assert built('[loss]\nname = "auto"', reward=STEPS).credits_steps is True
     with pytest.raises(ConfigError, match="judges no steps"):
         built('[loss]\ncredit = "step"')
     with pytest.raises(ConfigError, match="judges no steps"):

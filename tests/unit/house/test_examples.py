@@ -75,7 +75,7 @@ def test_the_registries_list_them() -> None:
 
 def test_the_loss_trains_from_run_settings() -> None:
     table = LossConfig(name="fresh_reinforce", options={"half_life": 4.0})
-    (objective,) = table.build(Sampling(1.0, 6, 4), RewardConfig()).objectives.values()
+    objective = table.build(Sampling(1.0, 6, 4), RewardConfig()).objective
     batch = RolloutBatch(
         behavior_logprobs_BGT=torch.full((1, 2, 3), -1.0),
         mask_BGT=torch.ones(1, 2, 3, dtype=torch.bool),

@@ -152,7 +152,7 @@ def make_learner(
             training=training,
             layout=small_run.layout,
             replaying=ReplayTools(TransformersScorer(policy), work),
-            loss=LossPipeline(around or LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")})),
+            loss=LossPipeline(around or LossPipelineConfig(objective=build_loss("gepo_t"))),
             memory=memory,
             config=LearnerConfig(**config),
             clock=TickingClock(),

@@ -28,7 +28,7 @@ TOKENS = 30
 
 
 def pipeline(loss: str = "gepo_t", **parts: Any) -> LossPipeline:
-    return LossPipeline(LossPipelineConfig(objectives={loss: build_loss(loss, max_completion_tokens=9)}, **parts))
+    return LossPipeline(LossPipelineConfig(objective=build_loss(loss, max_completion_tokens=9), **parts))
 
 
 def rollouts(model: Any, rewards: Tensor | None = None) -> Rollouts:

@@ -22,9 +22,9 @@ from tests.unit.learner.scripted_swarm import fresh_runs, make_learner, metrics_
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 REWARD = "success+0.5*process"
-STEPS = LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")}, credits_steps=True)
-VALUES = LossPipelineConfig(objectives={"ppo": build_loss("ppo")}, credits_steps=True, value=ValueHeadConfig())
-SUMS = LossPipelineConfig(objectives={"gepo_t": build_loss("gepo_t")})
+STEPS = LossPipelineConfig(objective=build_loss("gepo_t"), credits_steps=True)
+VALUES = LossPipelineConfig(objective=build_loss("ppo"), credits_steps=True, value=ValueHeadConfig())
+SUMS = LossPipelineConfig(objective=build_loss("gepo_t"))
 
 
 @pytest.fixture

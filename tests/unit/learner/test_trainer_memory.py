@@ -24,7 +24,6 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
 
 CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
-CHOICES = ("grpo", "gex", "gepo_t")
 
 
 def batches(count: int) -> list[list[TrainingGroup]]:
@@ -43,9 +42,8 @@ def batches(count: int) -> list[list[TrainingGroup]]:
     return [[group() for _ in range(3)] for _ in range(count)]
 
 
-def loss(*, auto: bool = False) -> LossPipeline:
-    names = CHOICES if auto else ("gepo_t",)
-    return LossPipeline(LossPipelineConfig(objectives={name: build_loss(name) for name in names}))
+def loss() -> LossPipeline:
+    return LossPipeline(LossPipelineConfig(objective=build_loss("gepo_t")))
 
 
 def trainer(
@@ -53,7 +51,6 @@ def trainer(
     tokens: int,
     *,
     precision: Precision = "fp32",
-    auto: bool = False,
     reference: bool = False,
     log: MicroBatchLog | None = None,
 ) -> Trainer:
@@ -62,7 +59,7 @@ def trainer(
         log.change(MicroBatchRule(tokens=tokens), from_step=0)
     return Trainer(
         model,
-        loss(auto=auto),
+        loss(),
         CONFIG,
         temperature=1.0,
         reference=ReferenceConfig(ema_rate=0.0 if precision in PURE_BF16 else 0.1) if reference else None,
@@ -91,7 +88,7 @@ def small_machine(model: Any, *, rows: int, error: Callable[[], Exception]) -> N
 
 def test_out_of_memory_halves_micro_batches_and_repeats_the_step() -> None:
     work = batches(3)
-    pressed = trainer(tiny_model(seed=2).model, 10_000, auto=True, reference=True)
+    pressed = trainer(tiny_model(seed=2).model, 10_000, reference=True)
     pressed.update(work[0])
     small_machine(pressed.model, rows=3, error=lambda: torch.OutOfMemoryError("out of memory"))
     metrics = [pressed.update(batch) for batch in work[1:]]
@@ -101,7 +98,7 @@ def test_out_of_memory_halves_micro_batches_and_repeats_the_step() -> None:
     log.change(MicroBatchRule(tokens=10_000), from_step=0)
     log.change(pressed._rules.at(1), from_step=1)
     assert log.at(1).tokens <= 3 * 11
-    roomy = trainer(tiny_model(seed=2).model, 0, auto=True, reference=True, log=log)
+    roomy = trainer(tiny_model(seed=2).model, 0, reference=True, log=log)
     assert [roomy.update(batch) for batch in work][1:] == metrics
     assert state(roomy) == state(pressed)
 

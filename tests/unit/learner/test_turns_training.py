@@ -62,7 +62,7 @@ def test_no_loss_reads_log_probs_of_the_environment(name: str) -> None:
         assert batch.reference_logprobs_BGT is not None
         reference = torch.where(mask, batch.reference_logprobs_BGT, noise)
         config = LossPipelineConfig(
-            objectives={name: build_loss(name, max_completion_tokens=9)},
+            objective=build_loss(name, max_completion_tokens=9),
             guards=GuardConfig(kl_brake=0.05, vcpo=True, second_moment=0.04, negative_tail=0.2),
             reference=ReferencePenaltyConfig(beta=0.1),
         )

@@ -33,7 +33,7 @@ PROMPT, RIGHT, WRONG = (14, 1, 2), (3, 4, 5), (6, 7)
 
 
 def pipeline(value: ValueHeadConfig = VALUE) -> LossPipeline:
-    return LossPipeline(LossPipelineConfig(objectives={"ppo": build_loss("ppo")}, value=value))
+    return LossPipeline(LossPipelineConfig(objective=build_loss("ppo"), value=value))
 
 
 def head_with_opinions(hidden: int) -> ValueHead:

@@ -1,0 +1,229 @@
+"""The published experiment: tasks, methods, laws and seeds, cut into batches that a rerun continues after.
+
+Reduced so that two cores finish it, and honest about how: every method is tuned on development seeds under one law per
+task, over its learning rate and, at the plan's rate, over its clip or cap; the setting chosen there is used under every
+law and on policy. Reporting seeds are used for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from p2prl.bench.staleness.bases import ON_POLICY
+from p2prl.bench.staleness.method_sets import NAMED
+from p2prl.bench.staleness.methods import parse_method
+from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, RATES, Tried, best_of, grid
+from p2prl.bench.training.environments import environment_by_name
+from p2prl.bench.training.training_plan import TrainingPlan
+
+DEFAULT = "gepo_t:sharpness=1"
+"""The preset's default."""
+
+VARIANTS = (NAMED["without_expectation"], "gepo_t", "gepo")
+"""The default without its group expectation, without its division by NLL, and GEPO itself."""
+
+RIVALS = ("asympo", "topr", "tis", "gspo", "oapl")
+"""The published losses that lost least in earlier runs, and the one that claims the longest lags."""
+
+METHODS = (DEFAULT, "grpo", *RIVALS, *VARIANTS)
+LONG_METHODS = (DEFAULT, "grpo", "asympo", NAMED["with_geometric_taper"], NAMED["with_token_taper"])
+FEW = (DEFAULT, "grpo", "asympo", "topr")
+
+LAWS = (("const:64", 320), ("const:128", 640), ("lognorm:256", 1280), ("const:256", 1280), ("const:512", 2560))
+"""(law, updates): five times the longest delay."""
+
+TUNING_LAW = LAWS[0]
+"""Settings are chosen under this law alone: under a longer one the sweep would cost more than the report."""
+
+LEARNING_RATE = 5e-4
+EVALUATIONS = 16
+"""Evaluations of a run; the last three are what is reported."""
+
+REPORTING = (range(5), range(5, 10))
+"""Reporting seeds, in the order in which they are used."""
+
+_DIGITS = 5
+"""Significant digits kept of every figure; more would double the committed file and mean nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One task with the methods and laws that it is run under."""
+
+    task: str
+    methods: tuple[str, ...] = METHODS
+    laws: tuple[tuple[str, int], ...] = LAWS
+    halves: int = len(REPORTING)
+    """How many of the groups of reporting seeds are used."""
+    seconds: float
+    """Rough CPU seconds of an update of one seed on an idle core; a run corrects them by what it measures."""
+
+
+PARTS = (
+    Part(task="strict8", seconds=0.03),
+    Part(task="split4", laws=(LAWS[0], LAWS[2], LAWS[4]), seconds=0.025),
+    Part(task="chain4", laws=(LAWS[0], LAWS[4]), seconds=0.02),
+    Part(task="march512", methods=LONG_METHODS, laws=LAWS[:1], halves=1, seconds=0.35),
+    Part(task="strict8@96x3", methods=FEW, laws=LAWS[:1], halves=1, seconds=0.1),
+)
+"""Three short tasks with everything, one of long completions, and a larger model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One batch of seeds of one setting."""
+
+    part: Part
+    method: str
+    law: str
+    updates: int
+    seeds: tuple[int, ...]
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """See `plan_of`."""
+        return plan_of(self.part.task, self.updates)
+
+    @property
+    def seconds(self) -> float:
+        """Expected CPU seconds."""
+        return self.part.seconds * self.updates * len(self.seeds)
+
+
+def plan_of(task: str, updates: int) -> TrainingPlan:
+    """The plan of every run of this many updates: sixteen evaluations, of half the usual number of prompts."""
+    usual, final = environment_by_name(task).evaluated_prompts
+    return TrainingPlan(
+        updates=updates,
+        learning_rate=LEARNING_RATE,
+        evaluate_every=updates // EVALUATIONS,
+        evaluation_prompts=usual // 2,
+        final_prompts=final // 2,
+    )
+
+
+def settings_tried(task: str, method: str) -> list[str]:
+    """The settings that a method is tuned over: its own clip at three learning rates, then other clips at the plan's.
+
+    Of the grid of `sweep.grid` these are one row and one column.
+    """
+    limit = environment_by_name(task).max_new_tokens
+    every = grid(method, plan_of(task, TUNING_LAW[1]), max_completion_tokens=limit)
+    rates = len(RATES)
+    return every[:rates] + every[rates::rates]
+
+
+def choice_of(results: ResultFile, task: str, method: str) -> str | None:
+    """The best setting on the development seeds; None until all have been tried on all."""
+    tried = []
+    law, updates = TUNING_LAW
+    for setting in settings_tried(task, method):
+        found = results.of(Setting.of(task, setting, law, plan_of(task, updates)), DEVELOPMENT_SEEDS)
+        if len(found) < len(DEVELOPMENT_SEEDS):
+            return None
+        tried.append(tried_of(setting, found))
+    return best_of(tried)
+
+
+def tried_of(setting: str, found: Sequence[SeedResult]) -> Tried:
+    """One setting's figures on the development seeds."""
+    return Tried(
+        method=setting,
+        greedy=fmean(result.last_of("greedy") for result in found),
+        sampled=fmean(result.last for result in found),
+        collapsed=any(result.collapsed_at is not None for result in found),
+    )
+
+
+def tuning_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[Job]:
+    """Missing runs on the development seeds: every method's own setting first, so that early results compare all."""
+    law, updates = TUNING_LAW
+    for part in parts:
+        lists = [settings_tried(part.task, method) for method in part.methods]
+        for index in range(max(map(len, lists))):
+            for settings in lists:
+                if index < len(settings):
+                    yield from _missing(results, part, settings[index], law, updates, DEVELOPMENT_SEEDS)
+
+
+def reporting_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[Job]:
+    """Missing runs on the reporting seeds, for methods whose setting is chosen; under a law and on policy.
+
+    Half of the seeds under every law come before the other half, and short delays before long ones.
+    """
+    for half, seeds in enumerate(REPORTING):
+        for law, updates in LAWS:
+            for part in parts:
+                used = half < part.halves and (law, updates) in part.laws
+                for method in part.methods if used else ():
+                    chosen = choice_of(results, part.task, method)
+                    for delay in (law, ON_POLICY) if chosen is not None else ():
+                        yield from _missing(results, part, str(chosen), delay, updates, seeds)
+
+
+def next_job(results: ResultFile, parts: Sequence[Part] = PARTS) -> Job | None:
+    """The next batch to run; None when the experiment is complete.
+
+    A task is tuned before it is reported, and the first task is reported in full for its first law before the next one
+    is tuned.
+    """
+    for part in parts:
+        job = next(tuning_jobs(results, [part]), None) or next(
+            reporting_jobs(results, [replace(part, laws=part.laws[:1])]), None
+        )
+        if job is not None:
+            return job
+    return next(reporting_jobs(results, parts), None)
+
+
+def remaining_seconds(results: ResultFile, parts: Sequence[Part] = PARTS) -> float:
+    """Expected CPU seconds of all missing runs; a method without a choice needs all of its reporting runs."""
+    # On-policy runs of one length are shared by the laws of that length.
+    jobs = dict.fromkeys((*tuning_jobs(results, parts), *reporting_jobs(results, parts)))
+    total = sum(job.seconds for job in jobs)
+    for part in parts:
+        waiting = sum(choice_of(results, part.task, method) is None for method in part.methods)
+        lengths = [updates for _, updates in part.laws]
+        total += waiting * part.seconds * (sum(lengths) + sum(set(lengths))) * part_seeds(part)
+    return total
+
+
+def part_seeds(part: Part) -> int:
+    """Reporting seeds of a part."""
+    return sum(map(len, REPORTING[: part.halves]))
+
+
+def _missing(
+    results: ResultFile, part: Part, method: str, law: str, updates: int, seeds: Iterable[int]
+) -> Iterator[Job]:
+    parse_method(method, max_completion_tokens=environment_by_name(part.task).max_new_tokens)
+    left = results.missing(Setting.of(part.task, method, law, plan_of(part.task, updates)), seeds)
+    if left:
+        yield Job(part=part, method=method, law=law, updates=updates, seeds=tuple(left))
+
+
+class CompactResults(ResultFile):
+    """A file of results with figures of five digits, small enough to commit."""
+
+    def __init__(self, path: Path) -> None:
+        """Read `path`; see `SeedFile`."""
+        super().__init__(path)
+
+    def add(self, setting: Setting, results: Iterable[SeedResult]) -> None:
+        """Append rounded results of one batch."""
+        super().add(setting, [rounded(result) for result in results])
+
+
+def rounded(result: SeedResult) -> SeedResult:
+    """The result with five significant digits of every figure."""
+
+    def short(values: dict[str, object]) -> dict[str, object]:
+        return {name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if isinstance(value, float)}
+
+    evaluations = tuple(replace(each, **short(vars(each))) for each in result.evaluations)
+    return replace(result, evaluations=evaluations, **short(vars(result)))

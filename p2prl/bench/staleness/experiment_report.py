@@ -1,0 +1,127 @@
+"""Tables of the published experiment: what is finished, against every base, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean, stdev
+
+from p2prl.bench.staleness.bases import ON_POLICY, Base, base_of, best_on_policy
+from p2prl.bench.staleness.experiment import (
+    PARTS,
+    REPORTING,
+    TUNING_LAW,
+    Part,
+    choice_of,
+    part_seeds,
+    plan_of,
+    settings_tried,
+)
+from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS
+
+_REPORTED = (
+    "| task | law | method, as tuned | seeds | greedy | own base | GRPO's | best base | pass@8 | entropy | collapsed |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+)
+_TUNED = (
+    "| task | setting | seeds | greedy | sampled | pass@8 | entropy | KL | collapsed |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
+    """Markdown: the reporting seeds, the development seeds, and what is missing."""
+    reported, tuned = list(reporting_rows(results, parts)), list(tuning_rows(results, parts))
+    lines = ["## Reporting seeds", ""]
+    if reported:
+        lines += ["Losses are of greedy reward, against runs on policy: its own, GRPO's and the best of any.", ""]
+        lines += [*_REPORTED, *reported]
+    else:
+        lines.append("None yet: no method has been tuned to the end.")
+    lines += ["", f"## Development seeds, under {TUNING_LAW[0]}, {TUNING_LAW[1]} updates", ""]
+    lines += [*_TUNED, *tuned] if tuned else ["None yet."]
+    return "\n".join([*lines, "", "## Missing", "", *missing_lines(results, parts)]) + "\n"
+
+
+def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
+    """One row of the table for each task, law and method with results on reporting seeds."""
+    seeds = [seed for half in REPORTING for seed in half]
+    for part in parts:
+        grpo = choice_of(results, part.task, "grpo")
+        for law, updates in part.laws:
+            plan = plan_of(part.task, updates)
+            for method in part.methods:
+                chosen = choice_of(results, part.task, method)
+                found = [] if chosen is None else results.of(Setting.of(part.task, chosen, law, plan), seeds)
+                if chosen is None or not found:
+                    continue
+                own = [result.seed for result in found]
+                bases = [
+                    Setting.of(part.task, chosen, ON_POLICY, plan),
+                    None if grpo is None else Setting.of(part.task, grpo, ON_POLICY, plan),
+                    best_on_policy(results, part.task, plan, own),
+                ]
+                losses = [
+                    loss_text(None if base is None else base_of(base, results.of(base, own), found)) for base in bases
+                ]
+                yield (
+                    f"| {part.task} | `{law}` | `{chosen}` | {len(found)} | {spread_text(found, 'greedy')} "
+                    f"| {' | '.join(losses)} | {spread_text(found, 'pass_at_8')} | {spread_text(found, 'entropy')} "
+                    f"| {_collapsed(found)} |"
+                )
+
+
+def tuning_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
+    """One row for each setting with results on development seeds."""
+    law, updates = TUNING_LAW
+    for part in parts:
+        for method in part.methods:
+            for setting in settings_tried(part.task, method):
+                found = results.of(Setting.of(part.task, setting, law, plan_of(part.task, updates)), DEVELOPMENT_SEEDS)
+                if found:
+                    figures = [spread_text(found, name) for name in ("greedy", "sampled", "pass_at_8", "entropy", "kl")]
+                    yield (
+                        f"| {part.task} | `{setting}` | {len(found)} | {' | '.join(figures)} | {_collapsed(found)} |"
+                    )
+
+
+def missing_lines(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
+    """For each task how much has been run, of how much."""
+    law, updates = TUNING_LAW
+    halves = [seed for half in REPORTING for seed in half]
+    for part in parts:
+        settings = [setting for method in part.methods for setting in settings_tried(part.task, method)]
+        plan = plan_of(part.task, updates)
+        tuned = sum(len(results.of(Setting.of(part.task, s, law, plan), DEVELOPMENT_SEEDS)) for s in settings)
+        chosen = [choice for method in part.methods if (choice := choice_of(results, part.task, method))]
+        reported = sum(
+            len(results.of(Setting.of(part.task, choice, law, plan_of(part.task, updates)), halves))
+            for choice in chosen
+            for law, updates in part.laws
+        )
+        yield (
+            f"* `{part.task}`: {tuned} of {len(settings) * len(DEVELOPMENT_SEEDS)} development runs, {reported} of "
+            f"{len(part.methods) * len(part.laws) * part_seeds(part)} reporting runs under delay."
+        )
+
+
+def spread_text(found: Sequence[SeedResult], measure: str) -> str:
+    """Mean and standard error over seeds."""
+    values = [result.last_of(measure) for result in found]
+    if len(values) < 2:
+        return f"{fmean(values):.3f}"
+    return f"{fmean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def loss_text(base: Base | None) -> str:
+    """Loss of greedy reward, in percent; a dash where the base is missing or earns nothing."""
+    if base is None or base.greedy_loss is None:
+        return "–"
+    error = "" if base.greedy_loss_error is None else f" ± {100 * base.greedy_loss_error:.1f}"
+    return f"{100 * base.greedy_loss:.1f} %{error}"
+
+
+def _collapsed(found: Sequence[SeedResult]) -> str:
+    seeds = [str(result.seed) for result in found if result.collapsed_at is not None]
+    return ", ".join(seeds) or "none"
