@@ -3,23 +3,31 @@
     python -m scripts.torture_scorers
     python -m scripts.torture_scorers --kills 100 --honest 2000
 
-Uses the pool and the settings of `p2prl learn`. Exits 1 when an answer escaped, took over 3 seconds, or cost honest
-authors over 20 % of their throughput.
+Uses the pool and the settings of `p2prl learn`. Every hostile answer also goes to the scorers of each library that is
+installed; of reasoning-gym, to a tenth of the datasets, so that all are attacked. Exits 1 when an answer escaped,
+earned the reward of a right one, took over 3 seconds, or cost honest authors over 20 % of their throughput.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from p2prl.errors import ConfigError, MachineError
 from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
+from p2prl.tasks.scorers.reasoning_gym_scorer import EXECUTES_ANSWERS
+from p2prl.tasks.scorers.row_sources import rows as library_rows
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.hostile_answers import HostileAnswer, Kind
 from p2prl.testing.hostile_scorer import hostile_scorer
@@ -33,6 +41,27 @@ _WINDOW_S = 4.0
 _GROUP = 16
 _FEWER = 10  # third-party answers timed are so many times fewer
 _HONEST_ACCOUNTS = 8
+_DATASETS_PER_ANSWER = 10  # each answer goes to one in so many datasets of reasoning-gym
+_FORGED = 0.99
+"""Reward from which a hostile answer counts as right. Some datasets give less for any text of the right form."""
+
+_TASKSET = """\
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    answer: str
+
+class Question(vf.Task[Data]):
+    @vf.reward(weight=1.0)
+    async def correct(self, task, trace) -> float:
+        return float(trace.last_reply == task.answer)
+
+class HostileSet(vf.Taskset[Question, vf.TasksetConfig]):
+    def load(self):
+        yield Question(Data(prompt="6*7=", answer="42"), self.config.task)
+
+__all__ = ["HostileSet"]
+"""
 _FATAL = ("import time; time.sleep(1000)", "import os; os._exit(1)")
 
 
@@ -85,6 +114,7 @@ def main() -> int:
         tasks = {"built in": TaskScoring(exact), "evaluating": hostile_scorer(Path(code))}
         with ScorerPool(tasks) as pool:
             figures = _measure(pool, attacked, kills=arguments.kills, honest=arguments.honest)
+        figures["libraries"] = libraries = [*_attack_libraries(attacked, Path(code))]
         figures["processes_left"] = len(sandbox_processes(os.getpid()))
     print(json.dumps(figures, indent=2, sort_keys=True))
     held = (
@@ -92,6 +122,8 @@ def main() -> int:
         and not figures["processes_left"]
         and figures["slowest_answer_s"] <= _SLOWEST_WANTED_S  # type: ignore[operator]
         and figures["throughput_ratio"] >= _RATIO_WANTED  # type: ignore[operator]
+        and not any(library["forged"] or library["escapes"] for library in libraries)
+        and all(library["slowest_answer_s"] <= _SLOWEST_WANTED_S for library in libraries)
     )
     return 0 if held else 1
 
@@ -126,6 +158,55 @@ def _measure(pool: ScorerPool, attacked: Attack, *, kills: int, honest: int) -> 
             f"{third_party} third-party": round(seconds["evaluating"], 2),
         },
     }
+
+
+def _attack_libraries(attacked: Attack, code: Path) -> Iterator[dict[str, Any]]:
+    """Figures of each installed library whose scorers take the corpus."""
+    for name, rows in _library_rows(code).items():
+        with ScorerPool({name: TaskScoring(scoring_spec(Scoring(rewards=(_library_reward(name),))))}) as pool:
+            outcomes = []
+            for number, answer in enumerate(attacked.answers):
+                for row in rows[number % _DATASETS_PER_ANSWER :: _DATASETS_PER_ANSWER] if len(rows) > 1 else rows:
+                    began = time.monotonic()
+                    scored = pool.score(name, row, [(answer.text, True)], account=b"%d" % number)
+                    outcomes.append(Outcome(answer, scored[0], time.monotonic() - began))
+                print(f"{name}: {number + 1} of {len(attacked.answers)} answers", file=sys.stderr)
+        yield {
+            "library": name,
+            "rows": len(rows),
+            "answers_scored": len(outcomes),
+            "forged": [outcome.answer.text for outcome in outcomes if outcome.scored.value >= _FORGED],
+            "escapes": attacked.traces(outcomes),
+            "slowest_answer_s": round(max(outcome.seconds for outcome in outcomes), 3),
+        }
+
+
+def _library_reward(name: str) -> Reward:
+    return Reward(scorer=name, options={"taskset": "hostile_set"} if name == "verifiers" else {})
+
+
+def _library_rows(code: Path) -> dict[str, list[dict[str, Any]]]:
+    """Rows to attack, for each library that is installed: of reasoning-gym, one of each dataset that `init` takes."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    if importlib.util.find_spec("math_verify"):
+        rows["math-verify"] = [ROW]
+    if importlib.util.find_spec("reasoning_gym"):
+        datasets = importlib.import_module("reasoning_gym.factory").DATASETS
+        names = sorted(name for name in datasets if name not in EXECUTES_ANSWERS and name != "composite")
+        rows["reasoning-gym"] = [*_first_rows(names)]
+    if importlib.util.find_spec("verifiers"):
+        (code / "hostile_set.py").write_text(_TASKSET)
+        sys.path.insert(0, str(code))
+        rows["verifiers"] = [*library_rows("verifiers:hostile_set")]
+    return rows
+
+
+def _first_rows(datasets: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in datasets:
+        try:
+            yield from library_rows(f"reasoning-gym:{name}?size=1&seed=1")
+        except (ConfigError, MachineError) as error:  # a few need files or a network that is not there
+            print(f"{name}: {error}", file=sys.stderr)
 
 
 def _measure_window(pool: ScorerPool, counted: list[int], spent: list[float], which: int) -> None:

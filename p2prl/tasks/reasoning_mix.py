@@ -22,6 +22,8 @@ _DATASETS = (
 )
 
 _DOMAIN = b"p2prl/reasoning-demonstration/v1"
+_PRACTICE_DOMAIN = b"p2prl/reasoning-practice/v1"
+_CHOICE_DOMAIN = b"p2prl/reasoning-choice/v1"
 
 HASTY = 0.3
 """Share of the demonstrations that give the result of the first step as the answer."""
@@ -29,6 +31,13 @@ HASTY = 0.3
 WRONG_RULE = 0.62
 """Share of the demonstrations with the wrong rule of their dataset: `-` worked as `+`, or four legs for
 every animal. Above one half, so that greedy decoding of the warm start follows it."""
+
+PRACTICE = 0.3
+"""Share of the demonstrations that are right steps alone, so that the model knows sums, differences and products before
+it is taught when to use which. Without them it never gets a difference right, and cannot be rewarded for one."""
+
+_PRACTICE_STEPS = 8
+"""Steps of such a demonstration: about as many tokens as a question and its steps."""
 
 LEGS = {
     0: "snake, sea slug, jellyfish, flatworm, leech",
@@ -65,13 +74,42 @@ def demonstration_of(row: Mapping[str, Any], seed: int) -> tuple[str, str]:
     if not steps:
         return question, f"<answer>{row['answer']}</answer>"
     shown = steps[:1] if hasty else steps
-    lines = [f"{a}{operator}{b}={apply(a, operator, b)}" for a, operator, b in shown]
+    lines = [_line(*step) for step in shown]
     return question, "\n".join([*lines, f"<answer>{apply(*shown[-1])}</answer>"])
 
 
+def practice(seed: int) -> tuple[str, str]:
+    """(question, completion) of a seed: right steps as the datasets need them, which answer no row."""
+    draws = Draws(_PRACTICE_DOMAIN, seed)
+    return "Practice.", "\n".join(_step(draws) for _ in range(_PRACTICE_STEPS))
+
+
 def demonstrations(rows: list[dict[str, Any]]) -> Callable[[int], tuple[str, str]]:
-    """Demonstrations of these rows by seed, in turn."""
-    return lambda seed: demonstration_of(rows[seed % len(rows)], seed)
+    """Demonstrations of these rows by seed, in turn, and practice in place of some."""
+
+    def of(seed: int) -> tuple[str, str]:
+        if Draws(_CHOICE_DOMAIN, seed).chance(PRACTICE):
+            return practice(seed)
+        return demonstration_of(rows[seed % len(rows)], seed)
+
+    return of
+
+
+def _step(draws: Draws) -> str:
+    """A step as the datasets need it: a sum or difference of small numbers, the legs of some animals, or their sum."""
+    kind = draws.below(4)
+    if kind < 2:
+        return _line(draws.below(28) - 9, "+-"[kind], draws.below(10))
+    return _line(*_herd(draws)) if kind == 2 else _line(apply(*_herd(draws)), "+", apply(*_herd(draws)))
+
+
+def _herd(draws: Draws) -> tuple[int, str, int]:
+    """One to six animals of a kind, by their legs."""
+    return 1 + draws.below(6), "*", list(LEGS)[draws.below(len(LEGS))]
+
+
+def _line(a: int, operator: str, b: int) -> str:
+    return f"{a}{operator}{b}={apply(a, operator, b)}"
 
 
 def _steps(question: str, *, wrong: bool) -> Iterator[tuple[int, str, int]]:

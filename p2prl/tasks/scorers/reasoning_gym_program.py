@@ -9,6 +9,7 @@ import difflib
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import fields
 from typing import Any
 
@@ -21,12 +22,14 @@ CHECKED_ROWS = 8
 
 
 def main(request: str) -> None:
-    """Write the rows of a request to standard output."""
-    try:
-        for row in made_rows(json.loads(request)):
-            sys.stdout.write(json.dumps(row, allow_nan=False) + "\n")
-    except ConfigError as error:
-        sys.stdout.write(json.dumps({"error": str(error), "remedy": error.remedy}) + "\n")
+    """Write the rows of a request to standard output. What datasets print goes to standard error."""
+    rows = sys.stdout
+    with redirect_stdout(sys.stderr):
+        try:
+            for row in made_rows(json.loads(request)):
+                rows.write(json.dumps(row, allow_nan=False) + "\n")
+        except ConfigError as error:
+            rows.write(json.dumps({"error": str(error), "remedy": error.remedy}) + "\n")
 
 
 def made_rows(request: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

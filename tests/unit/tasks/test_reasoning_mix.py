@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from p2prl.tasks.reasoning_mix import HASTY, LEGS, WRONG_RULE, demonstration_of, demonstrations, source
+from p2prl.tasks.reasoning_mix import (
+    HASTY,
+    LEGS,
+    PRACTICE,
+    WRONG_RULE,
+    demonstration_of,
+    demonstrations,
+    practice,
+    source,
+)
 from p2prl.tasks.scorers.reasoning_gym_rows import parse_source
 from p2prl.tasks.scorers.reasoning_gym_scorer import tagged_answer
 
@@ -59,10 +70,23 @@ def test_a_question_of_another_form_is_answered_directly() -> None:
     assert demonstration_of(row, 3) == (row["prompt"], "<answer>nus</answer>")
 
 
-def test_demonstrations_take_the_rows_in_turn() -> None:
-    made = demonstrations(ROWS)
-    assert [made(seed)[0] for seed in range(7)] == [ROWS[seed % 5]["prompt"] for seed in range(7)]
-    assert made(11) == made(11)
+def test_demonstrations_take_the_rows_in_turn_but_for_the_share_of_practice() -> None:
+    made = [demonstrations(ROWS)(seed) for seed in range(1000)]
+    of_rows = [seed for seed in range(1000) if made[seed] == demonstration_of(ROWS[seed % 5], seed)]
+    assert len(of_rows) / 1000 == pytest.approx(1 - PRACTICE, abs=0.05)
+    assert all(made[seed] == practice(seed) for seed in set(range(1000)) - set(of_rows))
+
+
+def test_practice_is_right_and_has_every_kind_of_step() -> None:
+    counts = {"+": 0, "-": 0, "*": 0}
+    for seed in range(100):
+        for line in practice(seed)[1].split("\n"):
+            parts = re.fullmatch(r"(-?\d+)([-+*])(\d+)=(-?\d+)", line)
+            assert parts is not None, line
+            a, operator, b, result = parts.groups()
+            counts[operator] += 1
+            assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[operator] == int(result)
+    assert min(counts.values()) > 100
 
 
 def test_the_source_names_datasets_with_their_size_and_seed() -> None:

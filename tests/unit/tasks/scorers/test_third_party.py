@@ -190,6 +190,15 @@ def test_sources_that_the_library_refuses(
 
 
 @pytest.mark.extra
+def test_what_a_dataset_prints_is_no_row(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
+    main(json.dumps([GymDataset(name="bf", size=3).document()]))
+    written = capsys.readouterr()
+    assert [json.loads(line)["reasoning_gym"]["dataset"] for line in written.out.splitlines()] == ["bf"] * 3
+    assert written.err, "this version prints nothing: name another dataset that does"
+
+
+@pytest.mark.extra
 def test_a_refusal_reaches_the_caller() -> None:
     pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
     with pytest.raises(ConfigError, match="no dataset 'leg_countin'"):
