@@ -11,9 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+
+from p2prl.models.deferred_import import deferred_import
+
+# The first import of transformers' models in every role. It would load these two for losses of object detectors and for
+# assisted decoding: a fifth of the time of a role's imports.
+with deferred_import("scipy.optimize", "sklearn.metrics"):
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
 
 _NAME = "p2prl_grouped"
 

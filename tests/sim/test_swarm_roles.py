@@ -11,6 +11,7 @@ import torch
 
 from p2prl.learner.journal.journal import Journal
 from p2prl.models.tiny_models import tiny_model
+from p2prl.sim import simulated_run
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 
 CONFIG = SwarmConfig(volunteers=6, updates=6, step_seconds=20.0, seed=11)
@@ -20,7 +21,9 @@ CONFIG = SwarmConfig(volunteers=6, updates=6, step_seconds=20.0, seed=11)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:  # no test here asks for the reward
+        patch.setattr(simulated_run, "_EVALUATION_PROMPTS", 8)
+        yield
     torch.set_num_threads(before)
 
 

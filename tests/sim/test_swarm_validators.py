@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from p2prl.models.tiny_models import tiny_model
+from p2prl.sim import simulated_run
 from p2prl.sim.swarm import SwarmConfig
 from p2prl.sim.validated_swarm import ValidatedSwarm
 from p2prl.testing.adversaries import ADVERSARIES
@@ -17,7 +18,8 @@ CONFIG = SwarmConfig(volunteers=4, updates=3, step_seconds=20.0, seed=5)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(simulated_run, "_EVALUATION_PROMPTS", 8)  # no test here asks for the reward
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.digests import Digest, chunk_digest
@@ -157,8 +158,11 @@ class GroupBodies:
 
     def next_deadline(self) -> float:
         """When `handle_timer` is due; ∞ while no body moves."""
-        deadlines = (*self._requests.deadlines(), *self._fetching.deadlines())
-        return min((at for at in deadlines if at > self._timer_ran_at), default=math.inf)
+        ran_at, soonest = self._timer_ran_at, math.inf
+        for at in chain(self._requests.deadlines(), self._fetching.deadlines()):
+            if ran_at < at < soonest:
+                soonest = at
+        return soonest
 
     def flush(self, now: float) -> None:
         """Fill `outbox` with requests and parts."""

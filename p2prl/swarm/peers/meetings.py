@@ -15,6 +15,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of, public_key_of
 from p2prl.protocol.link_messages import Meeting, MeetingRequest
@@ -26,6 +27,10 @@ REQUESTS = Rate(per_s=0.5, burst=32.0)
 
 ALL_REQUESTS = Rate(per_s=50.0, burst=500.0)
 """Meetings arranged for everybody together: two small messages each."""
+
+ADDRESSES_REMEMBERED = 4096
+"""Answers of `is_direct_public` that are kept: it is asked about the same few addresses at every turn, and parsing them
+took a tenth of a node's time. A node knows fewer addresses than this, and an address is short."""
 
 TRIES = 3
 """Attempts with one peer; then a long pause. A router that cannot do it will not do it at the fourth attempt."""
@@ -135,6 +140,7 @@ class Meetings:
         return True
 
 
+@lru_cache(maxsize=ADDRESSES_REMEMBERED)
 def is_direct_public(address: str) -> bool:
     """Whether a multiaddr is one of TCP at a public IP address, without a relay."""
     parts = address.split("/")
