@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from p2prl.bench.staleness.bases import ON_POLICY
 from p2prl.bench.staleness.method_sets import NAMED
@@ -222,7 +223,7 @@ class CompactResults(ResultFile):
 def rounded(result: SeedResult) -> SeedResult:
     """The result with five significant digits of every figure."""
 
-    def short(values: dict[str, object]) -> dict[str, object]:
+    def short(values: dict[str, Any]) -> dict[str, Any]:
         return {name: float(f"{value:.{_DIGITS}g}") for name, value in values.items() if isinstance(value, float)}
 
     evaluations = tuple(replace(each, **short(vars(each))) for each in result.evaluations)

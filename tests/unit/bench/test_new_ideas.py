@@ -88,7 +88,7 @@ def slope(name: str, case: Case, b: int, i: int, t: int) -> float:
         case "prefix_taper":
             bound = moves[: place + 1].sum()
         case "per_decision":
-            return -min(math.exp(moves[: place + 1].sum()), 2.0) * factor * a
+            return float(-min(math.exp(moves[: place + 1].sum()), 2.0) * factor * a)
         case "decisive":
             factor *= 0.4 + 0.6 * (1 - math.exp(qs[place])) / (1 - np.exp(qs)).mean()
         case "hinged":
@@ -98,7 +98,7 @@ def slope(name: str, case: Case, b: int, i: int, t: int) -> float:
                 factor = 0.0
     if a < 0:
         weight = min(weight, 1.0, math.exp(bound))
-    return -weight * factor * a + extra
+    return float(-weight * factor * a + extra)
 
 
 def test_ten_ideas_have_an_oracle() -> None:

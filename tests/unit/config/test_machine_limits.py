@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from p2prl.cli.commands.join_worker import _Screen
 from p2prl.cli.views.console import LiveView
+from p2prl.cli.views.event_lines import EventLines
 from p2prl.client.spool import SpoolConfig
 from p2prl.config import machine_limits
 from p2prl.config.machine_limits import (
@@ -133,7 +134,9 @@ def test_a_volunteer_is_refused_before_work_starts(tmp_path: Path) -> None:
 
     def introduce(disk_gb: float) -> int:
         limits = MachineLimits(disk_gb=disk_gb)
-        return _Screen(LiveView(quiet=True), link, worker, "cpu", engine, limits).introduce(manifest())
+        return _Screen(LiveView(quiet=True), EventLines(asked=False), link, worker, "cpu", engine, limits).introduce(
+            manifest()
+        )
 
     assert 0 < introduce(0.2) < 200_000_000
     with pytest.raises(ConfigError, match=r"--disk-gb allows 20\.0 kB"):

@@ -76,7 +76,7 @@ def test_wrong_requests_are_refused(changes: dict[str, str], words: str, tmp_pat
     request = {"link": LINK, "run": "join", "options": "", "manager": "systemd", **changes}
     link = request.pop("link")
     with pytest.raises(ConfigError, match=words):
-        planned_service(link, **request, home=tmp_path)  # type: ignore[arg-type]
+        planned_service(link, **request, home=tmp_path)
 
 
 def test_print_changes_nothing_and_install_writes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
