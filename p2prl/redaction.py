@@ -11,7 +11,10 @@ import time
 _MULTIADDR = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6|dnsaddr)/[^\s'\",;)\]}]+")
 _URL_HOST = re.compile(r"(?<=://)(?!\[redacted)[^\s/'\"?#@]+")
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?(?![\d.]*\d)")
-_IPV6 = re.compile(r"(?<![\w:])\[?(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}\]?(?::\d{1,5})?(?![\w:])")
+_IPV6 = re.compile(
+    r"(?<![\w:])\[?(?=[0-9a-fA-F:]*::|(?:[0-9a-fA-F]{1,4}:){7})"  # a time of day has two colons, apart
+    r"(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}\]?(?::\d{1,5})?(?![\w:])"
+)
 _PATH = re.compile(r"(?<![\w/:.])~?/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 
 LOG_FORMAT_VARIABLE = "P2PRL_LOG"

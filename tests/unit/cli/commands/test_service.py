@@ -69,7 +69,7 @@ def test_the_agent_starts_again_only_after_a_failure(tmp_path: Path) -> None:
         ({"manager": "cron"}, "not known"),
         ({"options": "'open"}, "cannot be read"),
         ({"options": "'a\nExecStartPre=b'"}, "line break"),
-        ({"link": "p2prl://x"}, ""),
+        ({"link": "p2prl://x"}, "it was cut off"),
     ],
 )
 def test_wrong_requests_are_refused(changes: dict[str, str], words: str, tmp_path: Path) -> None:
