@@ -224,7 +224,6 @@ def _chromium(folder: Path, width: int, *arguments: str) -> str:
         "--disable-component-update",
         "--disable-sync",
         "--hide-scrollbars",
-        "--virtual-time-budget=2000",
         f"--window-size={width},1600",
         f"--user-data-dir={folder / 'profile'}",
         *arguments,
