@@ -26,7 +26,7 @@ from typing import Any
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
-from p2prl.tasks.scorers.reasoning_gym_scorer import EXECUTES_ANSWERS
+from p2prl.tasks.scorers.reasoning_gym_scorer import EXECUTES_ANSWERS, TAKES_ANY_ANSWER
 from p2prl.tasks.scorers.row_sources import rows as library_rows
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.hostile_answers import HostileAnswer, Kind
@@ -192,7 +192,8 @@ def _library_rows(code: Path) -> dict[str, list[dict[str, Any]]]:
         rows["math-verify"] = [ROW]
     if importlib.util.find_spec("reasoning_gym"):
         datasets = importlib.import_module("reasoning_gym.factory").DATASETS
-        names = sorted(name for name in datasets if name not in EXECUTES_ANSWERS and name != "composite")
+        refused = EXECUTES_ANSWERS | TAKES_ANY_ANSWER | {"composite"}
+        names = sorted(name for name in datasets if name not in refused)
         rows["reasoning-gym"] = [*_first_rows(names)]
     if importlib.util.find_spec("verifiers"):
         (code / "hostile_set.py").write_text(_TASKSET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 import resource
 import sys
@@ -15,6 +16,7 @@ _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _LIBRARY_FOLDERS = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo"),
     *(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)),
+    *mimetypes.knownfiles,  # Python opens those that exist when a library asks for the type of a file
 )
 
 LANDLOCK, SECCOMP, NAMESPACE, CAPABILITIES = "landlock", "seccomp", "network namespace", "no capabilities"

@@ -33,6 +33,9 @@ EXECUTES_ANSWERS = frozenset(
 )
 """Datasets of reasoning-gym 0.1.25 whose `score_answer` evaluates the answer: eval, or sympy's parser."""
 
+TAKES_ANY_ANSWER = frozenset({"game_of_life_halting"})
+"""Datasets of reasoning-gym 0.1.25 whose `score_answer` compares `bool(answer)`: any text but an empty one is True."""
+
 COMPARES_TUPLES = frozenset({"arc_agi", "rearc"})
 """Datasets whose scorers compare the answer with nested tuples, which JSON turned into lists."""
 
@@ -41,7 +44,12 @@ _END_TAG = "</answer>"
 
 
 def refuse_unsafe(name: str) -> None:
-    """`ConfigError` for a dataset whose scorer executes answers."""
+    """`ConfigError` for a dataset whose scorer executes answers, or takes any."""
+    if name in TAKES_ANY_ANSWER:
+        raise ConfigError(
+            f"reasoning-gym's {name!r} gives full marks to any text where the answer is yes",
+            remedy="Choose another dataset.",
+        )
     if name in EXECUTES_ANSWERS:
         remedy = "Choose another dataset."
         if name in ("countdown", "puzzle24"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mimetypes
 import os
 import subprocess
 import sys
@@ -77,6 +78,10 @@ def test_no_folder_of_a_project_is_readable() -> None:
     assert ROOT / "client" in readable
     for private in (ROOT, Path.home(), Path("/"), Path("/etc"), Path("/proc"), Path("/tmp"), Path.cwd()):
         assert private.resolve() not in readable
+
+
+def test_what_python_opens_to_know_types_of_files_is_readable() -> None:
+    assert set(map(Path, mimetypes.knownfiles)) <= set(readable_paths())
 
 
 def test_rules_of_every_landlock_version_have_a_known_size() -> None:

@@ -15,7 +15,7 @@ from p2prl.tasks.scorers.answer_text import UnusableRowError
 from p2prl.tasks.scorers.build import build_scorer
 from p2prl.tasks.scorers.reasoning_gym_program import main
 from p2prl.tasks.scorers.reasoning_gym_rows import GymDataset, parse_source, rows
-from p2prl.tasks.scorers.reasoning_gym_scorer import EXECUTES_ANSWERS, refuse_unsafe, tagged_answer
+from p2prl.tasks.scorers.reasoning_gym_scorer import EXECUTES_ANSWERS, TAKES_ANY_ANSWER, refuse_unsafe, tagged_answer
 
 GYM = '{"rewards":[{"scorer":"reasoning-gym","weight":1.0}]}'
 
@@ -97,8 +97,8 @@ def test_unusable_sources(source: str, message: str) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", sorted(EXECUTES_ANSWERS))
-def test_datasets_that_execute_answers_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(EXECUTES_ANSWERS | TAKES_ANY_ANSWER))
+def test_datasets_that_execute_answers_or_take_any_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         refuse_unsafe(name)
 
