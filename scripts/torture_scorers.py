@@ -196,8 +196,10 @@ def _library_rows(code: Path) -> dict[str, list[dict[str, Any]]]:
         names = sorted(name for name in datasets if name not in refused)
         rows["reasoning-gym"] = [*_first_rows(names)]
     if importlib.util.find_spec("verifiers"):
-        (code / "hostile_set.py").write_text(_TASKSET)
-        sys.path.insert(0, str(code))
+        installed = code / "site-packages"  # a scorer reads installed packages, not a project's folders
+        installed.mkdir()
+        (installed / "hostile_set.py").write_text(_TASKSET)
+        sys.path.insert(0, str(installed))
         rows["verifiers"] = [*library_rows("verifiers:hostile_set")]
     return rows
 
