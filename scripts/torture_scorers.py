@@ -114,6 +114,7 @@ def main() -> int:
         tasks = {"built in": TaskScoring(exact), "evaluating": hostile_scorer(Path(code))}
         with ScorerPool(tasks) as pool:
             figures = _measure(pool, attacked, kills=arguments.kills, honest=arguments.honest)
+        print(json.dumps(figures, sort_keys=True), file=sys.stderr)  # the libraries take minutes more
         figures["libraries"] = libraries = [*_attack_libraries(attacked, Path(code))]
         figures["processes_left"] = len(sandbox_processes(os.getpid()))
     print(json.dumps(figures, indent=2, sort_keys=True))

@@ -13,36 +13,22 @@ from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.digit_chains import (
     ANSWER_MARK,
     DIGITS,
-    OPERATORS,
+    SYMBOLS,
     DemonstrationFaults,
-    apply,
+    answer_score,
+    faulty_values,
     make_prompt,
     own_chain,
     parse_prompt,
+    running_values,
 )
 from p2prl.tasks.process_scorer import FALSE_STEP, TRUE_STEP, UNREADABLE, Judgement, judge_chain
-from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
+from p2prl.tasks.task import MAX_SCORED_CHARS, Score
 from p2prl.tasks.task_spec import SmallModel, TaskSpec
-
-SYMBOLS = DIGITS + OPERATORS + "=" + ANSWER_MARK
-"""Every character a prompt or an acceptable completion can hold."""
 
 OPERATIONS = 3
 _PROMPT_DOMAIN = b"p2prl/task/chain4/v1"
 _DEMONSTRATION_DOMAIN = b"p2prl/demonstration/chain4/v1"
-
-
-def running_values(prompt: str) -> tuple[int, ...] | None:
-    """The three running values of a prompt, the last of which is the answer; None when it is not a prompt."""
-    parsed = parse_prompt(prompt, OPERATIONS)
-    if parsed is None:
-        return None
-    value, operations = parsed
-    values = []
-    for operator, digit in operations:
-        value = apply(operator, value, digit)
-        values.append(value)
-    return tuple(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +45,8 @@ class Chain4:
         return make_prompt(_PROMPT_DOMAIN, seed, OPERATIONS)
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
-        """See `Task.score`. Spaces between symbols are ignored, so that a tokenizer may join them with spaces."""
-        values = running_values(prompt)
-        if values is None or len(completion) > MAX_SCORED_CHARS:
-            return FAILED
-        text = completion.replace(" ", "")
-        if not set(text) <= set(SYMBOLS):
-            return FAILED
-        return Score(reward=float(finished and text.endswith(ANSWER_MARK + str(values[-1]))))
+        """See `Task.score`."""
+        return answer_score(parse_prompt(prompt, OPERATIONS), completion, finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +60,10 @@ class Chain4Process:
 
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
         """See `ProcessScorer.judge`. Spaces between symbols are ignored, as the task ignores them."""
-        values = running_values(prompt)
-        if values is None or len(completion) > MAX_SCORED_CHARS:
+        chain = parse_prompt(prompt, OPERATIONS)
+        if chain is None or len(completion) > MAX_SCORED_CHARS:
             return UNREADABLE
+        values = running_values(chain)
         places = [index for index, character in enumerate(completion) if character != " "]
         text = completion.replace(" ", "")
         written, mark, answer = text.partition(ANSWER_MARK)
@@ -110,17 +91,10 @@ def demonstration(seed: int, faults: DemonstrationFaults = FAULTS) -> tuple[str,
     Prompts are those of the task under the same seed. `LocalProtocolError` when the seed is outside 0..2^63 − 1.
     """
     prompt = Chain4().prompt(seed)
-    value, operations = own_chain(prompt, OPERATIONS)
     draws = Draws(_DEMONSTRATION_DOMAIN, seed)
     shortcut = draws.chance(faults.shortcut)
-    reasoning = ""
-    for operator, digit in operations:
-        # Draw every fault for every step, needed or not, so that changing one rate leaves all other draws unchanged.
-        confused, slipped, slip = draws.chance(faults.multiply_as_add), draws.chance(faults.step_error), draws.below(10)
-        value = apply("+" if operator == "*" and confused else operator, value, digit)
-        value = slip if slipped else value
-        reasoning += str(value)
-    return prompt, ("" if shortcut else reasoning) + ANSWER_MARK + str(value)
+    written = faulty_values(own_chain(prompt, OPERATIONS), draws, faults)
+    return prompt, ("" if shortcut else written) + ANSWER_MARK + written[-1]
 
 
 CHAIN4 = TaskSpec(

@@ -1,4 +1,4 @@
-"""Prompts of chained digit operations, worked from left to right modulo 10; shared by chain4 and walk12."""
+"""Chains of digit operations, worked from left to right modulo 10: what the tasks that ask them have in common."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from p2prl.errors import ConfigError, LocalProtocolError
 from p2prl.tasks.counter_rng import Draws
+from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
 
 OPERATORS = "+-*"
 DIGITS = "0123456789"
 ANSWER_MARK = "#"
+SYMBOLS = DIGITS + OPERATORS + "=" + ANSWER_MARK
+"""Every character of a prompt, or of a completion that writes values and an answer."""
 
 Chain = tuple[int, tuple[tuple[str, int], ...]]
 """The first digit of a prompt and its (operator, digit) pairs."""
@@ -68,3 +71,39 @@ def own_chain(prompt: str, operations: int) -> Chain:
     if chain is None:
         raise LocalProtocolError(f"{prompt!r} was made as a prompt of {operations} operations and cannot be read")
     return chain
+
+
+def running_values(chain: Chain) -> tuple[int, ...]:
+    """The value after each operation; the last is the answer."""
+    value, operations = chain
+    values = []
+    for operator, digit in operations:
+        value = apply(operator, value, digit)
+        values.append(value)
+    return tuple(values)
+
+
+def answer_score(chain: Chain | None, completion: str, finished: bool) -> Score:
+    """1 if and only if a finished completion of `SYMBOLS` ends in the mark and the right digit, whatever is before.
+
+    Spaces between symbols are ignored, so that a tokenizer may join them with spaces.
+    """
+    if chain is None or len(completion) > MAX_SCORED_CHARS:
+        return FAILED
+    text = completion.replace(" ", "")
+    if not set(text) <= set(SYMBOLS):
+        return FAILED
+    return Score(reward=float(finished and text.endswith(ANSWER_MARK + str(running_values(chain)[-1]))))
+
+
+def faulty_values(chain: Chain, draws: Draws, faults: DemonstrationFaults) -> str:
+    """The values of a demonstration, a digit each, where any multiplication is confusable."""
+    value, operations = chain
+    written = ""
+    for operator, digit in operations:
+        # Draw every fault for every step, needed or not, so that changing one rate leaves all other draws unchanged.
+        confused, slipped, slip = draws.chance(faults.multiply_as_add), draws.chance(faults.step_error), draws.below(10)
+        value = apply("+" if operator == "*" and confused else operator, value, digit)
+        value = slip if slipped else value
+        written += str(value)
+    return written

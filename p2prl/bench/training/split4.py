@@ -12,19 +12,16 @@ from functools import cache
 from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.digit_chains import (
     ANSWER_MARK,
-    DIGITS,
-    OPERATORS,
+    SYMBOLS,
     DemonstrationFaults,
-    apply,
+    answer_score,
+    faulty_values,
     make_prompt,
     own_chain,
     parse_prompt,
 )
-from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
+from p2prl.tasks.task import Score
 from p2prl.tasks.task_spec import SmallModel, TaskSpec
-
-SYMBOLS = DIGITS + OPERATORS + "=" + ANSWER_MARK
-"""Every character a prompt or an acceptable completion can hold."""
 
 OPERATIONS = 4
 TRAIN_ROWS = 128
@@ -77,15 +74,8 @@ class Split4:
         return train_prompt(seed) if seed < FIRST_TEST_SEED else unseen_prompt(_TEST_DOMAIN, seed)
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
-        """See `Task.score`. Spaces between symbols are ignored, so that a tokenizer may join them with spaces."""
-        parsed = parse_prompt(prompt, OPERATIONS)
-        text = completion.replace(" ", "") if len(completion) <= MAX_SCORED_CHARS else "?"
-        if parsed is None or not set(text) <= set(SYMBOLS):
-            return FAILED
-        value, operations = parsed
-        for operator, digit in operations:
-            value = apply(operator, value, digit)
-        return Score(reward=float(finished and text.endswith(ANSWER_MARK + str(value))))
+        """See `Task.score`."""
+        return answer_score(parse_prompt(prompt, OPERATIONS), completion, finished)
 
 
 FAULTS = DemonstrationFaults(shortcut=0.5, multiply_as_add=0.55, step_error=0.03)
@@ -98,17 +88,10 @@ def demonstration(seed: int, faults: DemonstrationFaults = FAULTS) -> tuple[str,
     `LocalProtocolError` when the seed is outside 0..2^63 − 1.
     """
     prompt = unseen_prompt(_DEMONSTRATION_DOMAIN, seed)
-    value, operations = own_chain(prompt, OPERATIONS)
     draws = Draws(_DEMONSTRATION_DOMAIN, seed)
     shortcut = draws.chance(faults.shortcut)
-    written = ""
-    for operator, digit in operations:
-        # Draw every fault for every step, needed or not, so that changing one rate leaves all other draws unchanged.
-        confused, slipped, slip = draws.chance(faults.multiply_as_add), draws.chance(faults.step_error), draws.below(10)
-        value = apply("+" if operator == "*" and confused else operator, value, digit)
-        value = slip if slipped else value
-        written += str(value)
-    return prompt, ("" if shortcut else written) + ANSWER_MARK + str(value)
+    written = faulty_values(own_chain(prompt, OPERATIONS), draws, faults)
+    return prompt, ("" if shortcut else written) + ANSWER_MARK + written[-1]
 
 
 SPLIT4 = TaskSpec(

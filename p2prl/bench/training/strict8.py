@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.digit_chains import (
     ANSWER_MARK,
-    DIGITS,
-    OPERATORS,
+    SYMBOLS,
     DemonstrationFaults,
-    apply,
+    faulty_values,
     make_prompt,
     own_chain,
     parse_prompt,
+    running_values,
 )
 from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
 from p2prl.tasks.task_spec import SmallModel, TaskSpec
-
-SYMBOLS = DIGITS + OPERATORS + "=" + ANSWER_MARK
-"""Every character a prompt or an acceptable completion can hold."""
 
 OPERATIONS = 8
 _PROMPT_DOMAIN = b"p2prl/task/strict8/v1"
@@ -42,14 +39,10 @@ class Strict8:
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
         """See `Task.score`. Spaces between symbols are ignored, so that a tokenizer may join them with spaces."""
-        parsed = parse_prompt(prompt, OPERATIONS)
-        if parsed is None or len(completion) > MAX_SCORED_CHARS:
+        chain = parse_prompt(prompt, OPERATIONS)
+        if chain is None or len(completion) > MAX_SCORED_CHARS:
             return FAILED
-        value, operations = parsed
-        values = ""
-        for operator, digit in operations:
-            value = apply(operator, value, digit)
-            values += str(value)
+        values = "".join(map(str, running_values(chain)))
         right = values + ANSWER_MARK + values[-1]
         return Score(reward=float(finished and completion.replace(" ", "") == right))
 
@@ -65,17 +58,10 @@ def demonstration(seed: int, faults: DemonstrationFaults = FAULTS) -> tuple[str,
     0..2^63 − 1.
     """
     prompt = Strict8().prompt(seed)
-    value, operations = own_chain(prompt, OPERATIONS)
     draws = Draws(_DEMONSTRATION_DOMAIN, seed)
-    # Make all draws, needed or not, so that changing one rate leaves all other draws unchanged.
     shortcut, kept = draws.chance(faults.shortcut), draws.below(OPERATIONS)
-    written = ""
-    for operator, digit in operations:
-        confused, slipped, slip = draws.chance(faults.multiply_as_add), draws.chance(faults.step_error), draws.below(10)
-        value = apply("+" if operator == "*" and confused else operator, value, digit)
-        value = slip if slipped else value
-        written += str(value)
-    return prompt, (written[:kept] if shortcut else written) + ANSWER_MARK + str(value)
+    written = faulty_values(own_chain(prompt, OPERATIONS), draws, faults)
+    return prompt, (written[:kept] if shortcut else written) + ANSWER_MARK + written[-1]
 
 
 STRICT8 = TaskSpec(

@@ -20,7 +20,6 @@ MOST_CLOCK_ERROR_S = 30.0
 
 PASSED, WARNING, FAILED = "ok", "warn", "FAIL"
 
-_UPDATE = "Update your clone: git pull && pip install -c constraints.txt ."
 _INSTALL = "In your clone: pip install --force-reinstall -c constraints.txt ."
 
 
@@ -44,8 +43,6 @@ class MachineFacts:
     version: str
     """Of p2prl."""
     wire: int
-    newer_wire: int | None = None
-    """Newest wire version that a run of this machine was refused for; None when none was."""
     clock_error_s: float | None = None
     """Most error of the system's clock, by the kernel."""
     clock_synchronized: bool | None = None
@@ -96,9 +93,6 @@ def _version(facts: MachineFacts) -> list[Finding]:
     if facts.python < (3, 11, 0):
         fix = "Install Python 3.11 or newer, and p2prl in a new environment of it."
         return [Finding(name="version", outcome=FAILED, text=text, cause="Python is older than 3.11.", fix=fix)]
-    if facts.newer_wire is not None and facts.newer_wire > facts.wire:
-        cause = f"A run that this machine tried to join speaks wire version {facts.newer_wire}."
-        return [Finding(name="version", outcome=FAILED, text=text, cause=cause, fix=_UPDATE)]
     return [Finding(name="version", outcome=PASSED, text=text)]
 
 

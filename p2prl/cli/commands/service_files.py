@@ -80,9 +80,6 @@ def systemd_unit(command: list[str], home: Path) -> str:
     return f"""\
 [Unit]
 Description=p2prl {command[3]}: lends this machine to a training run
-Documentation=man:p2prl
-Wants=network-online.target
-After=network-online.target
 StartLimitIntervalSec=3600
 StartLimitBurst=20
 

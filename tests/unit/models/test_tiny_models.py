@@ -9,7 +9,8 @@ from p2prl.errors import ConfigError
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
-from p2prl.tasks.chain4 import CHAIN4, SYMBOLS, Chain4
+from p2prl.tasks.chain4 import CHAIN4, Chain4
+from p2prl.tasks.digit_chains import SYMBOLS
 
 
 def _bytes(seed: int) -> bytearray:

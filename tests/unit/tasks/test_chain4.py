@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import LocalProtocolError
-from p2prl.tasks.chain4 import Chain4, running_values
+from p2prl.tasks.chain4 import OPERATIONS, Chain4
+from p2prl.tasks.digit_chains import own_chain, parse_prompt, running_values
 from p2prl.tasks.task import MAX_SCORED_CHARS, Score
 
 TASK = Chain4()
@@ -31,7 +32,7 @@ def test_prompts_of_known_seeds_never_change() -> None:
 def test_correct_chain_scores_one(seed: int) -> None:
     prompt = TASK.prompt(seed)
     values = _oracle(prompt)
-    assert list(running_values(prompt) or ()) == values
+    assert list(running_values(own_chain(prompt, OPERATIONS))) == values
     completion = "".join(map(str, values)) + f"#{values[-1]}"
     assert TASK.score(prompt, completion, finished=True) == Score(1.0)
     assert TASK.score(prompt, " ".join(completion), finished=True).reward == 1.0
@@ -74,7 +75,7 @@ def test_overlong_completion_is_not_read() -> None:
 
 @pytest.mark.parametrize("prompt", ["", "3+4*2-7", "3+4*2-7=1", "3/4*2-7=", "x+4*2-7=", "3+٤*2-7=", " 3+4*2-7="])
 def test_other_prompts_fail(prompt: str) -> None:
-    assert running_values(prompt) is None
+    assert parse_prompt(prompt, OPERATIONS) is None
     assert TASK.score(prompt, "747#7", finished=True) == Score(0.0)
 
 
