@@ -1,6 +1,7 @@
 """Measure a board under load: 10,000 contributors and 100,000 receipts at 50 requests a second.
 
     python -m scripts.board_load          # prints percentiles by kind of request; exits with 1 above 100 ms
+                                          # or when a search does not find the last but one of the table
     python -m scripts.board_load --people 500 --receipts 5000 --seconds 5
 
 Requests are sent on a fixed schedule, whether or not earlier ones have been answered, and each is timed from the moment
@@ -17,6 +18,7 @@ import statistics
 import sys
 import time
 from multiprocessing.connection import Connection
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -112,6 +114,21 @@ async def measure(url: str, people: int, rate: float, seconds: float) -> dict[st
     return times
 
 
+async def search_finds_rank(url: str, rank: int) -> bool:
+    """Whether a search for the peer id of whoever holds this rank, by the table's own pages, finds that row alone."""
+    host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
+
+    async def rows(query: str) -> dict[str, Any]:
+        body = await ask(host, port, f"/api/v1/leaderboard?limit=500&{query}")
+        return msgspec.json.decode(body, type=dict[str, Any])
+
+    page = await rows("")
+    while page["people"][-1]["rank"] < rank and page["next_cursor"]:
+        page = await rows(f"cursor={page['next_cursor']}")
+    wanted = next((row for row in page["people"] if row["rank"] == rank), None)
+    return wanted is not None and (await rows(f"q={wanted['id']}"))["people"] == [wanted]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--people", type=int, default=10_000)
@@ -128,6 +145,7 @@ def main() -> None:
         url = here.recv()
         print(f"{options.receipts:,} receipts signed and folded in {time.perf_counter() - began:.1f} s")
         times = asyncio.run(measure(url, options.people, options.rate, options.seconds))
+        found = asyncio.run(search_finds_rank(url, options.people - 1))
     finally:
         board.terminate()
         board.join()
@@ -135,6 +153,9 @@ def main() -> None:
     for kind, values in [*times.items(), ("all", [value for row in times.values() for value in row])]:
         p95 = statistics.quantiles(values, n=20)[-1]
         print(f"{kind:<22}{len(values):>8}{statistics.median(values):>10.1f}{p95:>10.1f}{max(values):>10.1f}")
+    print(f"a search finds rank {options.people - 1:,}: {'yes' if found else 'NO'}")
+    if not found:
+        sys.exit("a search does not find everybody")
     if p95 > MOST_MS:
         sys.exit(f"the 95th percentile is above {MOST_MS:g} ms")
 
