@@ -19,7 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,21 +166,30 @@ def _attack_libraries(attacked: Attack, code: Path) -> Iterator[dict[str, Any]]:
     """Figures of each installed library whose scorers take the corpus."""
     for name, rows in _library_rows(code).items():
         with ScorerPool({name: TaskScoring(scoring_spec(Scoring(rewards=(_library_reward(name),))))}) as pool:
-            outcomes = []
+            outcomes: list[Outcome] = []
+            forged: list[str] = []
             for number, answer in enumerate(attacked.answers):
                 for row in rows[number % _DATASETS_PER_ANSWER :: _DATASETS_PER_ANSWER] if len(rows) > 1 else rows:
                     began = time.monotonic()
                     scored = pool.score(name, row, [(answer.text, True)], account=b"%d" % number)
                     outcomes.append(Outcome(answer, scored[0], time.monotonic() - began))
+                    if scored[0].value >= _FORGED and not _is_right(answer.text, row):
+                        forged.append(answer.text)
                 print(f"{name}: {number + 1} of {len(attacked.answers)} answers", file=sys.stderr)
         yield {
             "library": name,
             "rows": len(rows),
             "answers_scored": len(outcomes),
-            "forged": [outcome.answer.text for outcome in outcomes if outcome.scored.value >= _FORGED],
+            "forged": forged,
             "escapes": attacked.traces(outcomes),
             "slowest_answer_s": round(max(outcome.seconds for outcome in outcomes), 3),
         }
+
+
+def _is_right(text: str, row: Mapping[str, Any]) -> bool:
+    """Whether the text is the row's answer and nothing else that can be seen: `42` and a byte order mark is 42."""
+    seen = "".join(character for character in text if not unicodedata.category(character).startswith("C"))
+    return seen.strip() == str(row.get("answer"))
 
 
 def _library_reward(name: str) -> Reward:
