@@ -87,6 +87,13 @@ def test_top_level_of_a_file_reads_no_key_writes_nothing_and_opens_no_connection
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
+PLOTS = """
+import os
+from matplotlib import get_cachedir, pyplot
+def score(prompts, completions, **columns):
+    return [float(os.path.exists(get_cachedir()))] * len(completions)
+"""
+
 STRAY = """
 import os, time
 from p2prl.tasks.sandbox import fork_server_main
@@ -155,3 +162,10 @@ def test_third_party_code_that_cannot_be_confined_is_refused_before_its_import()
         with pytest.raises(ConfigError, match=problem) as refused:
             ScorerPool({"own": TaskScoring(spec)}, PoolConfig(require_layers=required), builder=builder)
         assert ("--run-scorer" in refused.value.remedy) == (problem != "imported")
+
+
+def test_a_library_that_wants_a_folder_of_its_own_is_imported_and_leaves_none(tmp_path: Path) -> None:
+    code = tmp_path / "scorer.py"
+    code.write_text(PLOTS)
+    with ScorerPool({"own": TaskScoring(SPEC, code)}, PoolConfig(workers=1)) as pool:
+        assert pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")[0].value == 0.0
