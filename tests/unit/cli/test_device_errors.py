@@ -17,12 +17,18 @@ class EngineDeadError(Exception):
     ("error", "reported"),
     [
         (
-            torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA", 719),
+            torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA"),
             "CUDA error: unspecified launch failure",
         ),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "CUDNN_STATUS_EXECUTION_FAILED"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"), "cublasGemmEx"),
-        (RuntimeError("\nHIP error: the operation cannot be performed in the present state\n"), "HIP error: the"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
+            "when calling cublasGemmEx",
+        ),
+        (
+            RuntimeError("\nHIP error: the operation cannot be performed in the present state\n"),
+            "performed in the present state",
+        ),
         (EngineDeadError("EngineCore encountered an issue."), "EngineCore encountered an issue."),
         (EngineDeadError(), "EngineDeadError"),
     ],
@@ -31,7 +37,7 @@ def test_a_card_that_fails_is_worth_another_start(error: Exception, reported: st
     with pytest.raises(DeviceFailedError) as caught, device_failures_explained():
         raise error
     assert caught.value.exit_code == 75, "a service starts it again"
-    assert reported in str(caught.value)
+    assert str(caught.value).endswith(reported)
     assert "\n" not in str(caught.value)
     assert "p2prl doctor" in caught.value.remedy
 
