@@ -45,7 +45,7 @@ class FailingSampler:
 
 
 def failing(tokens: int) -> Callable[[Sampler], Sampler]:
-    """Make a sampler fail after so many tokens."""
+    """Wrapper that makes a sampler fail after this number of tokens."""
     return lambda sampler: FailingSampler(sampler, tokens)
 
 

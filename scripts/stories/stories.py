@@ -64,7 +64,7 @@ def game_starts(stage: Stage) -> list[Screen]:
         finally:
             game.kill()
             game.wait()
-        again = person.wait(lambda screen: "sampling" in screen and "gives way" not in screen, 120)
+        again = person.wait(lambda screen: "Working again." in screen and "● online" in screen, 120)
     return [
         stage.shown("The owner's one line, once", limited),
         stage.shown("Chess fills the screen", yields),
