@@ -166,15 +166,15 @@ def _name_from(path: Path) -> str:
 
 def _weighted(option: str, text: str) -> tuple[str, float]:
     match = _WEIGHT.fullmatch(text)
-    if match is None:
-        return text, 1.0
-    weight = float(match[2])
-    if not MIN_TASK_WEIGHT <= weight <= MAX_TASK_WEIGHT:
+    if match is not None and MIN_TASK_WEIGHT <= float(match[2]) <= MAX_TASK_WEIGHT:
+        return match[1], float(match[2])
+    name, _, _ = text.rpartition("@")
+    if match is not None or (option == "--data" and name and _exists(name)):
         raise ConfigError(
-            f"{option} {text[:60]!r}: the weight must be from {MIN_TASK_WEIGHT:g} to {MAX_TASK_WEIGHT:g}",
-            remedy=f"For example: {option} {match[1]}@2.5",
+            f"{option} {text[-60:]!r}: the weight must be from {MIN_TASK_WEIGHT:g} to {MAX_TASK_WEIGHT:g}",
+            remedy=f"For example: {option} {name}@2.5",
         )
-    return match[1], weight
+    return text, 1.0
 
 
 def _by_name(option: str, texts: Sequence[str], files: Mapping[str, object]) -> dict[str, list[str]]:
@@ -185,11 +185,23 @@ def _by_name(option: str, texts: Sequence[str], files: Mapping[str, object]) -> 
         name, equals, rest = text.partition("=")
         if equals and name in files:
             named[name].append(rest)
+        elif equals and _NAME.fullmatch(name) and _is_value(option, rest) and not _exists(text):
+            raise ConfigError(
+                f"{option} {text[:60]!r}: no data set has the name {name!r}",
+                remedy=f"For example: {option} {next(iter(files))}={rest}",
+            )
         else:
             plain.append(text)
     if any("" in values for values in (*named.values(), plain)):
         raise ConfigError(f"{option} has no value", remedy=f"For example: {option} VALUE, or {option} NAME=VALUE")
     return {name: values or plain for name, values in named.items()}
+
+
+def _is_value(option: str, text: str) -> bool:
+    """Whether a text is what an option takes without a name: then what stands before its `=` was meant as one."""
+    if option == "--scorer":
+        return text.rpartition("*")[2].partition(":")[0] in SCORER_OPTIONS or ".py:" in text
+    return option == "--eval" and (is_generated(text) or _exists(text))
 
 
 def _names_one(texts: Sequence[str], name: str) -> bool:

@@ -41,12 +41,15 @@ class UnusableRowError(ValueError):
 
 
 def right_text(row: Row, column: str) -> str:
-    """The right answer of a row as text. `UnusableRowError` when the column is missing or holds no text or number."""
+    """The right answer of a row as text. `UnusableRowError` when the column is missing or holds no text or number.
+
+    A whole number is written as one: tables turn 7 into 7.0 where a row of the column is empty.
+    """
     value = row.get(column)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         found = "is missing" if value is None else f"holds {type(value).__name__}"
         raise UnusableRowError(f"the column {column!r} {found}; it must hold a text or a number")
-    text = str(value)
+    text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
     if not text.strip() or len(text) > MAX_ANSWER_CHARS:
         raise UnusableRowError(f"the column {column!r} is empty or longer than {MAX_ANSWER_CHARS} characters")
     return text

@@ -21,6 +21,7 @@ SPEC = scoring_spec(Scoring(rewards=(Reward(scorer="function", options={"functio
 
 CODE = """
 import json, os, socket, subprocess
+open("/dev/urandom", "rb").read(1)  # torch does so when it is imported
 KEY, OUT, PORT, UNIX = {key!r}, {out!r}, {port}, {unix!r}
 def allowed(attempt):
     try:

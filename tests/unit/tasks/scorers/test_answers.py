@@ -47,6 +47,8 @@ MATH = r"We have $x^2 = 4$, so the answer is $\boxed{\left(3, \frac{\pi}{2}\righ
         ("exact", "Paris", "Paris.", 0),
         ("exact:ignore_case=yes", "Paris", "PARIS", 1),
         ("exact", 7, "7", 1),
+        ("exact", 7.0, "7", 1),
+        ("exact", 7.5, "7.5", 1),
         ("exact:after=</think>", "Paris", "<think>Rome?</think> Paris", 1),
         ("exact:after=</think>", "Paris", "Paris", 0),
         ("exact:after=</think>", "Paris", "</think>Paris</think>Rome", 0),
