@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -242,7 +242,8 @@ def read_code(path: Path, functions: set[str]) -> bytes:
     except OSError as error:
         raise MachineError(f"cannot read {path}: {error.strerror}", remedy="Check its permissions.") from error
     except SyntaxError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}", remedy="Correct the scorer's file.") from error
+        place = path if error.lineno is None else f"{path}, line {error.lineno}"
+        raise ConfigError(f"{place}: {error.msg}", remedy="Correct the scorer's file.") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not Python: {error}", remedy="Give a Python file.") from error
     if not 0 < len(code) <= limits.MAX_SCORER_CODE_BYTES:
@@ -250,8 +251,9 @@ def read_code(path: Path, functions: set[str]) -> bytes:
             f"{path} has {len(code):,} bytes, outside 1..{limits.MAX_SCORER_CODE_BYTES:,}",
             remedy="Keep the scorer in one small file; data belongs into columns.",
         )
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    names = {*defined, *_assigned(tree)}
+    statements = list(_top_level(tree))
+    defined = [node.name for node in statements if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = {*defined, *_assigned(statements)}
     for function in sorted(functions - names):
         close = difflib.get_close_matches(function, sorted(names), n=1)
         there = f"It defines {', '.join(defined[:8])}." if defined else "It defines none."
@@ -262,10 +264,18 @@ def read_code(path: Path, functions: set[str]) -> bytes:
     return code
 
 
-def _assigned(tree: ast.Module) -> list[str]:
+def _top_level(node: ast.AST) -> Iterator[ast.AST]:
+    """Statements that run when a module is imported, those below `if` and `try` too; none inside functions."""
+    for inner in ast.iter_child_nodes(node):
+        yield inner
+        if isinstance(inner, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+            yield from _top_level(inner)
+
+
+def _assigned(statements: Sequence[ast.AST]) -> list[str]:
     """Names that a module assigns or imports at its top: a scorer may be one of those too."""
     names: list[str] = []
-    for node in tree.body:
+    for node in statements:
         if isinstance(node, ast.Assign):
             names += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif isinstance(node, ast.ImportFrom | ast.Import):

@@ -123,7 +123,8 @@ def test_faults_name_the_option_and_the_remedy(
     [
         (b"def score(:\n", "own.py, line 1"),
         (b"def other(): pass\n", "defines no function 'score'"),
-        (b"x = '\0'\n", "own.py"),
+        (b"x = '\0'\n", "own.py: source code"),
+        (b"def other():\n    def score(): pass\n", "defines no function 'score'"),
         (b"score = 1\n#" + b"x" * (MAX_SCORER_CODE_BYTES - 10), "outside 1..1,048,576"),
     ],
 )
@@ -140,8 +141,11 @@ def test_the_longest_scorer_file_is_taken() -> None:
 
 
 def test_a_scorer_may_be_assigned_or_imported() -> None:
-    Path("own.py").write_text("from math import sqrt as root\nscore = root\n")
-    for name in ("root", "score"):
+    Path("own.py").write_text(
+        "from math import sqrt as root\nscore = root\n"
+        "try:\n    import x\nexcept ImportError:\n    def mine(**_): return [0.0]\n"
+    )
+    for name in ("root", "score", "mine"):
         assert plans("a.jsonl", scorers=(f"own.py:{name}",))[0].code
 
 
