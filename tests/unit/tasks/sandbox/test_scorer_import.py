@@ -156,3 +156,12 @@ def test_third_party_code_that_cannot_be_confined_is_refused_before_its_import()
         with pytest.raises(ConfigError, match=problem) as refused:
             ScorerPool({"own": TaskScoring(spec)}, PoolConfig(require_layers=required), builder=builder)
         assert ("--run-scorer" in refused.value.remedy) == (problem != "imported")
+
+
+def test_the_path_of_a_file_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`p2prl init` makes its run in the folder `runs` of wherever it is called; the fork server is in `/`."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("def score(completions): return [0.5]\n")
+    with ScorerPool({"own": TaskScoring(SPEC, Path("own.py"))}, PoolConfig(workers=1)) as pool:
+        (scored,) = pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")
+    assert (scored.value, scored.failure) == (0.5, "")
