@@ -28,6 +28,7 @@ from p2prl.tasks.data.prompts import Prompt, normal_text
 from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker, number_of
 from p2prl.tasks.scorers.answer_text import marked_answer
 
+_MORE_ROOM = "Choose a smaller --max-new-tokens, or a model with a longer context."
 _BATCH_ROWS = 256
 _BATCH_CHARS = 1 << 20
 """Rows and characters encoded in one call, which uses all cores. Characters of all columns count: a batch is held in
@@ -120,9 +121,7 @@ class DataPacker:
         counts = []
         for name, split in zip(("to train on", "for evaluation"), self._splits(), strict=False):
             if not len(split):
-                raise ConfigError(
-                    f"{self._plan.task}: no row is left {name}", remedy="Give more rows, or another --eval-split."
-                )
+                raise self._none_left(name, split.long)
             count, notices = split.finish(drop_conflicts=self._plan.drop_conflicts)
             counts.append(count)
             self._notices += notices
@@ -132,6 +131,13 @@ class DataPacker:
             longest=max(split.longest for split in self._splits()),
             notices=tuple(self._notices),
         )
+
+    def _none_left(self, name: str, long: LongPrompts) -> ConfigError:
+        said = f"{self._plan.task}: no row is left {name}"
+        if not long.count:
+            return ConfigError(said, remedy="Give more rows, or another --eval-split.")
+        said += f": {long.count:,} {'has a prompt that is' if long.count == 1 else 'have prompts that are'} too long"
+        return ConfigError(said, remedy=_MORE_ROOM)
 
     def _splits(self) -> list[SplitPacker]:
         return [self.training] if self.held_out is None else [self.training, self.held_out]
@@ -230,7 +236,8 @@ class DataPacker:
             if not long.count:
                 continue
             if self._plan.drop_long:
-                self._notices.append(f"{long.count:,} rows with longer prompts were left out; the first: {long.first}.")
+                noun = "row with a longer prompt was" if long.count == 1 else "rows with longer prompts were"
+                self._notices.append(f"{long.count:,} {noun} left out; the first: {long.first}.")
                 continue
             raise ConfigError(_too_long(long, self._room), remedy=_shorter(long.longest, self._room))
 
@@ -251,8 +258,8 @@ def _shorter(longest: int, room: PromptRoom) -> str:
         remedies.append(f"give --max-new-tokens {room.context - longest}")
     if room.longest_prompt > 0:
         remedies.append("leave such rows out with --drop-long")
-    text = ", or ".join(remedies) or "choose a smaller --max-new-tokens, or a model with a longer context"
-    return f"{text[0].upper()}{text[1:]}."
+    text = ", or ".join(remedies)
+    return f"{text[0].upper()}{text[1:]}." if text else _MORE_ROOM
 
 
 def refuse_overlap(packers: Sequence[DataPacker]) -> None:

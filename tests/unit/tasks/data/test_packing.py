@@ -136,6 +136,9 @@ def test_prompts_that_do_not_fit_are_counted_and_the_first_is_named(tmp_path: Pa
     dropped = pack(tmp_path / "dropped", path, room=room, drop_long=True)
     assert (dropped.rows, dropped.longest) == (3, 16)
     assert "2 rows with longer prompts were left out" in " ".join(dropped.notices)
+    with pytest.raises(ConfigError, match="no row is left to train on: 5 have prompts that are too long") as caught:
+        pack(tmp_path / "none", path, room=PromptRoom(context=19, max_new_tokens=16), drop_long=True)
+    assert caught.value.remedy == "Choose a smaller --max-new-tokens, or a model with a longer context."
 
 
 def test_prompts_longer_than_any_run_has_are_refused(tmp_path: Path) -> None:

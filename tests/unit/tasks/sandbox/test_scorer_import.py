@@ -21,6 +21,7 @@ SPEC = scoring_spec(Scoring(rewards=(Reward(scorer="function", options={"functio
 
 CODE = """
 import json, os, socket, subprocess
+open("/dev/urandom", "rb").read(1)  # torch does so when it is imported
 KEY, OUT, PORT, UNIX = {key!r}, {out!r}, {port}, {unix!r}
 def allowed(attempt):
     try:
@@ -169,3 +170,12 @@ def test_a_library_that_wants_a_folder_of_its_own_is_imported_and_leaves_none(tm
     code.write_text(PLOTS)
     with ScorerPool({"own": TaskScoring(SPEC, code)}, PoolConfig(workers=1)) as pool:
         assert pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")[0].value == 0.0
+
+
+def test_the_path_of_a_file_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`p2prl init` makes its run in the folder `runs` of wherever it is called; the fork server is in `/`."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("def score(completions): return [0.5]\n")
+    with ScorerPool({"own": TaskScoring(SPEC, Path("own.py"))}, PoolConfig(workers=1)) as pool:
+        (scored,) = pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")
+    assert (scored.value, scored.failure) == (0.5, "")
