@@ -54,8 +54,8 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         tried += len(scored)
         values, half = [each.value for each in scored], len(right_texts)
         if any(own > other for own, other in zip(values[:half], values[half:], strict=True)):
-            count = f"{len(failures)} of {tried} answers"
-            return f"The scorer of {task} failed on {count} it was tried on: {failures[-1]}." if failures else ""
+            failed = f"{len(failures)} of {tried} answers"
+            return f"The scorer of {task} failed on {failed} it was tried on: {failures[-1]}." if failures else ""
     if tried and len(failures) == tried:
         raise ConfigError(
             f"the scorer of {task} failed on all {tried} answers it was tried on: {failures[-1]}",

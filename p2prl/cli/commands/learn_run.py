@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,9 +93,9 @@ def learn_command(
     if as_json:
         emit(document)
     if interrupts.count:
-        say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {directory}")
+        say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {shlex.quote(str(directory))}")
         sys.exit(INTERRUPTED)
-    say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {directory}")
+    say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {shlex.quote(str(directory))}")
 
 
 def _show_link(folder: RunFolder, link: str) -> None:
@@ -114,7 +115,7 @@ def _announce(
     show_qr(text)
     if warning := link.reach_warning():
         say(warning)
-    say(f"Leaderboard:  p2prl board {folder.directory}")
+    say(f"Leaderboard:  p2prl board {shlex.quote(str(folder.directory))}")
     view.phase("waiting for groups", "start volunteers with p2prl join and the link")
 
 

@@ -50,7 +50,8 @@ class Choice:
         letter = _lone_letter(value) if isinstance(value, str) else None
         if letter is None:
             raise UnusableRowError(
-                f"the column {self.column!r} holds {str(value)[:60]!r}; it must hold a letter A..J or a number 0..9"
+                f"the column {self.column!r} holds {str(value)[:60]!r};"
+                " it must hold a letter A..J, or a number 0..9 that is not written as text"
             )
         return letter
 

@@ -19,7 +19,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.data.data_plan import ROWS_FILE, DataPlan
 from p2prl.tasks.data.file_blob import file_blob
 from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, row_record
-from p2prl.tasks.data.packing import DataPacker, refuse_overlap
+from p2prl.tasks.data.packing import DataPacker, overlap_remedy, refuse_overlap
 from p2prl.tasks.data.split_packer import PromptRoom
 from tests.unit.tasks.data.packing_rig import (
     ROOMY,
@@ -237,6 +237,12 @@ def test_prompts_in_both_files_are_refused_with_both_places(tmp_path: Path) -> N
         pack(tmp_path / "out", train, held_out=held_out)
     expected = f"{held_out}, line 1: this evaluation prompt is also trained on: {train}, line 5, and 1 more"
     assert expected in str(caught.value)
+
+
+def test_an_evaluation_that_a_library_makes_needs_another_seed() -> None:
+    assert "Remove it" in overlap_remedy(Path("held.jsonl"))
+    assert "Remove it" in overlap_remedy(None)
+    assert "larger by the number of rows" in overlap_remedy(Path("reasoning-gym:chain_sum?size=5&seed=2"))
 
 
 def test_an_evaluation_is_compared_with_all_data_sets(tmp_path: Path) -> None:
