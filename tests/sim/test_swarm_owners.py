@@ -110,15 +110,16 @@ def test_the_quota_counts_links_owners_and_machines_in_each_window() -> None:
     assert quota.allows(attic, peers[0], WINDOW_S)
 
 
-def test_the_quota_counts_a_membership_by_member_and_sender() -> None:
+def test_the_quota_counts_a_membership_for_its_sender_and_not_for_its_member() -> None:
     quota, links = StatementQuota(), [identity_of(f"link {index}").peer_id for index in range(20)]
-    attic = sent("attic", sign_membership(OWNER, TEAM_NAME, serial=1))
-    found = [quota.allows(attic, links[0], 0.0) for _ in range(MAX_PER_MACHINE + 1)]
+    stolen = sign_membership(OWNER, TEAM_NAME, serial=1)
+    eve = sent("eve", stolen)
+    found = [quota.allows(eve, links[0], 0.0) for _ in range(MAX_PER_MACHINE + 1)]
     assert found == [True] * MAX_PER_MACHINE + [False]
-    assert not quota.allows(sent("attic", delegation("attic")), links[0], 0.0), "one machine and owner, one share"
-    machines = [replace(attic, author=index.to_bytes(32, "big")) for index in range(MAX_PER_OWNER)]
-    found = [quota.allows(each, links[1 + index // MAX_PER_LINK], 0.0) for index, each in enumerate(machines)]
-    assert sum(found) == MAX_PER_OWNER - MAX_PER_MACHINE, "the machines of one member share its places"
+    machines = [replace(eve, author=index.to_bytes(32, "big")) for index in range(MAX_PER_OWNER)]
+    assert all(quota.allows(each, links[1 + index // MAX_PER_LINK], 0.0) for index, each in enumerate(machines))
+    for statement in (delegation("attic"), stolen):
+        assert quota.allows(sent("attic", statement), links[-1], 0.0), "the member keeps its own places"
 
 
 def sent(machine: str, statement: OwnersStatement) -> Opened:

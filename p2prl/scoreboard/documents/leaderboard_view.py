@@ -137,6 +137,12 @@ def contributor_document(snapshot: Snapshot, contributor_id: str) -> Contributor
     return _contributor(board, (_ranks(board)[key], ALL), key, len(board.machines[key]), snapshot.finished)
 
 
+def rank_of(snapshot: Snapshot, contributor_id: str) -> int | None:
+    """Rank of an owner by its peer id; None when no receipt counts for it."""
+    _, board = require_run(snapshot)
+    return _ranks(board).get(public_key_of(PeerId(contributor_id)))
+
+
 def owner_of(board: BoardState, contributor_id: str) -> bytes | None:
     """The owner with this peer id, or of the machine with this peer id; None when the ledger has no receipt of it."""
     try:

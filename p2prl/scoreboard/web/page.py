@@ -16,7 +16,7 @@ from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.activity_view import TOP, activity_document
 from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
+from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document, rank_of
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.network_view import network_document
 from p2prl.scoreboard.documents.page_cursor import ALL
@@ -137,8 +137,8 @@ def render_team(snapshot: Snapshot, team_id: str, request: PageRequest) -> str |
         return None
 
     def linked(contributor_id: str) -> bool:
-        person = contributor_document(snapshot, contributor_id)
-        return person is not None and person.rank <= request.linked
+        rank = rank_of(snapshot, contributor_id)
+        return rank is not None and rank <= request.linked
 
     return _environment.get_template("team.html").render(
         run=api_views.run_document(snapshot),

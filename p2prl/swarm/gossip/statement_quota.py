@@ -20,11 +20,11 @@ MAX_PER_LINK = 64
 """Statements from one link in a window, so that one link's flood leaves room for the others: a carrier of a large
 swarm passes on those of about half as many machines."""
 
-MAX_PER_OWNER = 3 * MAX_DELEGATES_PER_OWNER
-"""Statements of one owner in a window: a delegation, a revocation and the membership for every machine it may have."""
+MAX_PER_OWNER = 2 * MAX_DELEGATES_PER_OWNER
+"""Statements of one owner in a window: a delegation and a revocation of every machine it may have."""
 
-MAX_PER_MACHINE = 6
-"""Statements about or from one machine by one owner in a window: those three, on joining and again soon after."""
+MAX_PER_MACHINE = 4
+"""Statements about one machine by one owner in a window, and memberships that one machine sends."""
 
 MAX_IN_ALL = 4_096
 """Statements in a window, over all links: about 2 MB in five minutes, and the size of this table."""
@@ -45,10 +45,10 @@ class StatementQuota:
         statement = opened.body
         assert isinstance(statement, OwnersStatement)
         if isinstance(statement, Membership):
-            pair = statement.member, opened.author
+            # Of its sender: anybody may send the statement of another, and must not use up that one's places.
+            owner, machine = opened.author, opened.author
         else:
-            pair = statement.owner, statement.delegate
-        owner = pair[0]
+            owner, machine = statement.owner, statement.delegate
         if now >= self._ends_at:
             self._ends_at, self._all = now + WINDOW_S, 0
             for counts in (self._by_link, self._by_owner, self._by_machine):
@@ -57,11 +57,11 @@ class StatementQuota:
             self._all >= MAX_IN_ALL
             or self._by_link[source] >= MAX_PER_LINK
             or self._by_owner[owner] >= MAX_PER_OWNER
-            or self._by_machine[pair] >= MAX_PER_MACHINE
+            or self._by_machine[owner, machine] >= MAX_PER_MACHINE
         ):
             return False
         self._all += 1
         self._by_link[source] += 1
         self._by_owner[owner] += 1
-        self._by_machine[pair] += 1
+        self._by_machine[owner, machine] += 1
         return True

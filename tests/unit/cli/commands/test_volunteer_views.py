@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +13,17 @@ from rich.console import Console
 from p2prl.cli.views.contribution_view import contribution_lines
 from p2prl.cli.views.rollout_view import rollout_lines
 from p2prl.cli.views.top_view import TopView, command_of
+from p2prl.config.team_files import save_memberships
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.membership import sign_membership, sign_team_name
+from p2prl.scoreboard.display_names import display_name
 from scripts.worker_screens import SAMPLING
 from tests.command_doc import json_keys
 from tests.unit.cli.commands.test_receipts import ME, Home
 from tests.unit.cli.invocation import invoke, json_of
-from tests.unit.learner.small_run import NOW
+from tests.unit.learner.small_run import NOW, identity
 
 
 @pytest.fixture
@@ -71,6 +75,18 @@ def test_me_adds_up_all_runs(home: Home, tmp_path: Path) -> None:
     assert "50%" in text
     assert "unit" in text
     assert "Start with" in invoke("me", "--home", tmp_path / "empty").stderr
+
+
+def test_me_names_the_row_and_its_team(home: Home) -> None:
+    home.sample(0)
+    (home.folder / "status.json").write_text(json.dumps({"peer": ME.peer_id}))
+    assert json_of("me", "--home", home.path)["runs"][0]["team"] == ""
+    name = sign_team_name(identity("team"), "Red Pandas", serial=1)
+    save_memberships(home.path, [sign_membership(ME, name, serial=1)])
+    (part,) = json_of("me", "--home", home.path)["runs"]
+    assert (part["name"], part["team"]) == (display_name(ME.public_key), "Red Pandas")
+    text = " ".join(invoke("me", "--home", home.path).stdout.split())
+    assert f"You are {display_name(ME.public_key)} on the board, in the team Red Pandas." in text
 
 
 ANSWERS = [
