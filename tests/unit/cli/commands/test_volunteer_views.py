@@ -129,8 +129,8 @@ def test_answers_that_only_the_learner_scores_have_no_reward() -> None:
 
 
 def test_contribution_counts_days_in_utc() -> None:
-    part = {"run": "r" * 40, "seat": "seat-1", "name": "Noble Seal 47", "groups": {"verified": 3}, "tokens": 90,
-            "credit": 1.5, "last_at": None}  # fmt: skip
+    part = {"run": "r" * 40, "seat": "seat-1", "name": "Noble Seal 47", "team": "", "groups": {"verified": 3},
+            "tokens": 90, "credit": 1.5, "last_at": None}  # fmt: skip
     document = {"runs": [part], "days": {"2027-01-15": 60, "2026-12-01": 30}, "groups_verified": 3, "tokens": 90,
                 "credit": 1.5, "time": NOW}  # fmt: skip
     lines = contribution_lines({**document, "time": 1_800_000_000.0}, width=80)
