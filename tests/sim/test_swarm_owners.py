@@ -103,7 +103,7 @@ def test_the_quota_counts_links_owners_and_machines_in_each_window() -> None:
     peers = [identity_of(f"link {index}").peer_id for index in range(200)]
     quota = StatementQuota()
     attic, cellar = (sent(name, delegation(name)) for name in ("attic", "cellar"))
-    found = [quota.allows(attic, peer, 0.0) for peer in peers[:8]]
+    found = [quota.allows(attic, peer, 0.0) for peer in peers[:6]]
     assert found == [True] * MAX_PER_MACHINE + [False] * 2
     assert quota.allows(cellar, peers[0], 0.0)
     assert not quota.allows(attic, peers[0], WINDOW_S - 0.1)
