@@ -98,6 +98,11 @@ _EXAMPLES = {
     "p2prl key owner": ("p2prl key owner",),
     "p2prl key delegate": ("p2prl key delegate", "p2prl key delegate PEER_ID --name attic", "p2prl key delegate LINE"),
     "p2prl key revoke": ("p2prl key revoke attic", "p2prl key revoke PEER_ID --since 2026-11-20T08:30Z"),
+    "p2prl team create": ("p2prl team create 'Red Pandas'",),
+    "p2prl team rename": ("p2prl team rename 'Blue Pandas'",),
+    "p2prl team join": ("p2prl team join LINE",),
+    "p2prl team leave": ("p2prl team leave",),
+    "p2prl team show": ("p2prl team show",),
 }
 
 
