@@ -4,7 +4,7 @@ A limit is checked before the work it bounds: size first, then signature, then s
 changes what honest peers may send, so each is part of the wire version.
 """
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Independent of the package version. Peers of different versions do not work together."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
