@@ -1,9 +1,9 @@
 """The sparse codec, EC2: positions and ulp steps of changed words, coded group by group at their entropy.
 
-Each group (`exponent_classes`) has a table for the gaps between its changed words and one for their steps. Gaps and
-steps are tokens with plain bits (`tokens`); the tokens of all groups are one rANS stream (`entropy_coder`). With a
-history, words that have changed before are groups of their own, and a step is counted in the direction of the word's
-last one.
+Each group (`exponent_classes`) has a table for the gaps between its changed words and one for their steps. A gap or a
+step is an interval and plain bits (`intervals`); the intervals of all groups are one rANS stream (`entropy_coder`).
+With a history, words that have changed before are groups of their own, and a step is counted in the direction of the
+word's last one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from p2prl.patches.frequency_tables import (
     shared_tables,
 )
 from p2prl.patches.history import History
+from p2prl.patches.intervals import FIRST, WIDTH, Symbols, Values, interval_count, intervals_of, plain_bits
 from p2prl.patches.kernels import Kernels
-from p2prl.patches.tokens import FIRST, WIDTH, Symbols, Values, plain_bits, token_count, tokens_of
 from p2prl.patches.words import Words, WordType
 
 
@@ -41,13 +41,13 @@ def encode_ec2(
     some = [n > 0 for n in groups.changed]
     head = bytes([groups.top]) + _packed(some) + integers([n for n in groups.changed if n])
     sizes, down = _sizes_of(steps, word_type)
-    gap_tokens, step_tokens = tokens_of(gaps), tokens_of(sizes)
+    gap_intervals, step_intervals = intervals_of(gaps), intervals_of(sizes)
     order = _Order.of(groups)
-    values = order.merged(plain_bits(gaps, WIDTH[gap_tokens]), plain_bits(sizes, WIDTH[step_tokens]))
-    symbols = order.merged(gap_tokens, step_tokens << 1 | down)
+    values = order.merged(plain_bits(gaps, WIDTH[gap_intervals]), plain_bits(sizes, WIDTH[step_intervals]))
+    symbols = order.merged(gap_intervals, step_intervals << 1 | down)
     if not len(symbols):
         return head
-    widths = order.merged(WIDTH[gap_tokens], WIDTH[step_tokens])
+    widths = order.merged(WIDTH[gap_intervals], WIDTH[step_intervals])
     tables, frequencies, runs = _tables_for(symbols, order)
     fields = kernels.pack_fields(values, widths)
     lanes = lanes_for(len(symbols))
@@ -69,20 +69,20 @@ def decode_ec2(
     if not order.lengths:
         reader.finish()
         return old.copy()
-    frequencies, runs = _read_tables(reader, order, 2 * token_count(word_type.bits - 1))
+    frequencies, runs = _read_tables(reader, order, 2 * interval_count(word_type.bits - 1))
     lanes = lanes_for(runs.symbols)
     count = reader.integer(runs.symbols)
     states = read_states(reader, lanes)
     units = np.frombuffer(reader.take(2 * count), dtype="<u2").astype(np.uint16)
     symbols = kernels.rans_decode(runs, Tables.of(frequencies), states, units)
-    gap_tokens, turned = order.parted(symbols)
-    step_tokens, down = turned >> 1, turned & 1
-    widths = order.merged(WIDTH[gap_tokens], WIDTH[step_tokens])
+    gap_intervals, turned = order.parted(symbols)
+    step_intervals, down = turned >> 1, (turned & 1).astype(np.uint8)
+    widths = order.merged(WIDTH[gap_intervals], WIDTH[step_intervals])
     values = kernels.unpack_fields(_fields(reader, states, int(widths.sum(dtype=np.int64))), widths)
     reader.finish()
     gap_bits, step_bits = order.parted(values)
-    ranks = _ranks(FIRST[gap_tokens] + gap_bits, groups)
-    steps = _steps_of(FIRST[step_tokens] + step_bits, down, word_type)
+    ranks = _ranks(FIRST[gap_intervals] + gap_bits, groups)
+    steps = _steps_of(FIRST[step_intervals] + step_bits, down, word_type)
     return kernels.apply(old, word_type, groups, history, ranks, steps)
 
 

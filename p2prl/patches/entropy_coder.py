@@ -10,6 +10,7 @@ lanes cost next to nothing as long as there are plain bits to fill them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from p2prl.errors import RemoteProtocolError
 from p2prl.patches.byte_reader import ByteReader
 from p2prl.patches.frequency_tables import MAX_SYMBOLS, TABLE_BITS, TABLE_TOTAL, Frequencies
-from p2prl.patches.tokens import Symbols, Values
+from p2prl.patches.intervals import Symbols, Values
 
 States = NDArray[np.uint32]
 Units = NDArray[np.uint16]
@@ -33,7 +34,7 @@ _MOST_LANES = 11
 
 
 def lanes_for(symbols: int) -> int:
-    """Number of lanes for so many symbols: a power of two."""
+    """Number of lanes for a number of symbols: a power of two."""
     return 1 << min(max(symbols.bit_length() - 1 - _SYMBOLS_PER_LANE, 0), _MOST_LANES)
 
 
@@ -66,8 +67,6 @@ class Tables:
     """Flat: of symbol `s` in table `t` at `256 · t + s`."""
     begin: NDArray[np.uint32]
     """First slot of each symbol, laid out likewise."""
-    slots: NDArray[np.uint32]
-    """Flat, 4096 for each table: symbol, frequency − 1 << 8, and place within the symbol's slots << 20."""
 
     @classmethod
     def of(cls, tables: list[Frequencies]) -> Tables:
@@ -75,11 +74,16 @@ class Tables:
         for row, table in zip(frequency, tables, strict=True):
             row[: len(table)] = table
         begin = np.cumsum(frequency, axis=1, dtype=np.uint32) - frequency
-        flat, starts = frequency.ravel(), begin.ravel()
-        symbol = np.repeat(np.arange(len(flat), dtype=np.uint32), flat)
-        place = np.tile(np.arange(TABLE_TOTAL, dtype=np.uint32), len(tables)) - starts[symbol]
-        slots = (symbol & np.uint32(255)) | ((flat[symbol] - np.uint32(1)) << np.uint32(8)) | (place << np.uint32(20))
-        return cls(flat, starts, slots)
+        return cls(frequency.ravel(), begin.ravel())
+
+    @cached_property
+    def slots(self) -> NDArray[np.uint32]:
+        """Flat, 4096 for each table: symbol, frequency − 1 << 8, and place within the symbol's slots << 20."""
+        symbol = np.repeat(np.arange(len(self.frequency), dtype=np.uint32), self.frequency)
+        tables = len(self.frequency) // MAX_SYMBOLS
+        place = np.tile(np.arange(TABLE_TOTAL, dtype=np.uint32), tables) - self.begin[symbol]
+        less_one = self.frequency[symbol] - np.uint32(1)
+        return (symbol & np.uint32(255)) | (less_one << np.uint32(8)) | (place << np.uint32(20))
 
 
 def rans_encode(symbols: Symbols, runs: Runs, tables: Tables, states: States) -> Units:
@@ -172,4 +176,5 @@ def unpack_fields(data: bytes, widths: Symbols) -> Values:
     place = starts >> 5
     both = padded[place] | (padded[place + 1] << np.uint64(32))
     mask = (np.uint64(1) << widths.astype(np.uint64)) - np.uint64(1)
-    return ((both >> (starts & 31).astype(np.uint64)) & mask).astype(np.uint32)
+    values: Values = ((both >> (starts & 31).astype(np.uint64)) & mask).astype(np.uint32)
+    return values

@@ -4,7 +4,7 @@ If words of a group change independently, the gaps between them are geometric, a
 computes the table and reads one byte. Any other table is sent.
 
 A sender states a level for each symbol, quarters of an octave apart, as the difference from the level before: four bits
-where the counts are smooth, as those of tokens are. The receiver turns levels into frequencies that add up to 4096.
+where the counts are smooth, as those of intervals are. The receiver turns levels into frequencies that add up to 4096.
 Rounding to levels costs less than a thousandth of the symbols' size, and a table half of what exact counts would take.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.patches.byte_reader import ByteReader
-from p2prl.patches.tokens import token_count
+from p2prl.patches.intervals import interval_count
 
 TABLE_BITS = 12
 TABLE_TOTAL = 1 << TABLE_BITS
@@ -46,8 +46,8 @@ _SYMBOL_BITS = 4.5
 _GAP_BITS = 22
 """A gap is below the 2^22 words of a segment."""
 
-GAP_SYMBOLS = token_count(_GAP_BITS)
-"""Tokens of gaps."""
+GAP_SYMBOLS = interval_count(_GAP_BITS)
+"""Intervals of gaps."""
 
 _ONE = 1 << 31
 """Scale of probabilities in the computed table: the product of two fits 64 bits."""
@@ -62,10 +62,10 @@ def frequencies(levels: NDArray[np.int64]) -> Frequencies:
 
 
 def geometric(marks: int, words: int, symbols: int) -> Frequencies:
-    """The frequencies of the first `symbols` tokens of gaps between `marks` of `words` words, marked at random.
+    """The frequencies of the first `symbols` intervals of gaps between `marks` of `words` words, marked at random.
 
     In whole numbers, so that every machine finds the same: q = 1 − marks / words in 2^31sts, and products rounded down.
-    The weight of a token is q^first − q^next, `first` being its smallest number and `next` that of the token after it.
+    The weight of an interval is q^first − q^next, `first` being its smallest number and `next` that of the one after.
     """
     q = (words - marks) * _ONE // words
     powers = [q]
@@ -107,7 +107,7 @@ def pack_table(counts: NDArray[np.int64]) -> tuple[bytes, Frequencies]:
 
 
 def pack_gap_table(counts: NDArray[np.int64], marks: int, words: int) -> tuple[bytes, Frequencies]:
-    """`pack_table` for the tokens of `marks` gaps among `words` words, or the geometric table if that is shorter."""
+    """`pack_table` for the intervals of `marks` gaps among `words` words, or the geometric table if that is shorter."""
     symbols = int(np.flatnonzero(counts)[-1]) + 1
     computed = geometric(marks, words, symbols)
     some = np.flatnonzero(counts)

@@ -1,7 +1,7 @@
 """History of a segment's words: which have changed before, and in which direction each changed last.
 
 A weight that moved across a rounding boundary tends to move on in the same direction, and a word that moved is more
-likely to move than one of the same exponent that never did. Whoever applied the same versions has the same history.
+likely to move than one of the same exponent that never did. All who applied the same versions have the same history.
 """
 
 from __future__ import annotations

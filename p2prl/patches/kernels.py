@@ -16,7 +16,7 @@ from p2prl.patches import entropy_coder
 from p2prl.patches.entropy_coder import Runs, States, Tables, Units
 from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
 from p2prl.patches.history import BLOCK_WORDS, Flags, History, packed_flags
-from p2prl.patches.tokens import Symbols, Values
+from p2prl.patches.intervals import Symbols, Values
 from p2prl.patches.words import Words, WordType, exponents_of, stepped, steps_between
 
 Ranks = NDArray[np.int64]
@@ -142,7 +142,8 @@ def _places_of_ranks(flags: Flags, ranks: Ranks) -> NDArray[np.int64]:
         rank = rank - np.where(beyond, count, 0)
         place = place + np.where(beyond, half, 0)
         rest = np.where(beyond, rest >> np.uint64(half), lower)
-    return place
+    found: NDArray[np.int64] = place
+    return found
 
 
 def _turned(steps: Words, where: NDArray[np.int64], history: History | None) -> Words:

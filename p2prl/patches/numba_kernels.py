@@ -18,8 +18,8 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.patches.entropy_coder import Runs, States, Tables, Units, too_short
 from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
 from p2prl.patches.history import Flags, History
+from p2prl.patches.intervals import Symbols, Values
 from p2prl.patches.kernels import Ranks
-from p2prl.patches.tokens import Symbols, Values
 from p2prl.patches.vector_blocks import advance, classify, copy, different, lowest_bit, members, set_bits
 from p2prl.patches.words import Words, WordType
 
@@ -42,7 +42,8 @@ def _classes_at(
     classes[:] = 255
     for i in range(len(old) - start):
         field = (np.int64(old[start + i]) >> shift) & (exponents - 1)
-        classes[i] = min(max(field - below, 0), 15 - above) + above
+        height = field - below if field > below else 0
+        classes[i] = (height if height < 15 - above else 15 - above) + above
 
 
 def _changed_at(old: Words, new: Words, start: int) -> np.uint64:
@@ -65,7 +66,7 @@ def _place(mask: np.uint64, rank: int) -> int:
         shift = np.uint64(half) if beyond else np.uint64(0)
         mask >>= shift
         place += shift
-    return np.int64(place)
+    return np.int64(place)  # type: ignore[return-value]
 
 
 def _copy(old: Words, new: Words, start: int) -> None:
@@ -184,6 +185,7 @@ def _apply(
             wanted = following[g]
             while wanted < until:
                 place = _place_of_rank(own, wanted - rank)
+                place = min(place, len(old) - 1 - start)  # no matter what a mapped file has become meanwhile
                 step = np.int64(steps[mark])
                 if len(moved) and (down[block] >> np.uint64(place)) & np.uint64(1):
                     step = -step

@@ -1,4 +1,4 @@
-"""What a history saves: the versions of one training run, each patch coded against what the patches before have shown.
+"""Gain of a history: the versions of one training run, each patch coded against what the patches before have shown.
 
 The gain of each context is measured by withholding the other: groups of moved words with steps counted up and down, and
 turned steps with words grouped by exponent alone.
@@ -118,9 +118,9 @@ def _coded(
     return len(body), (encode_s, decode_s)
 
 
-def over_entropy(rows: Sequence[VersionRow], context: str) -> float:
-    """Bytes of a context over the entropy without history, all versions together."""
-    own = [row for row in rows if row.context == context]
+def over_entropy(rows: Sequence[VersionRow], context: str, *, since: int = 1) -> float:
+    """Bytes of a context over the entropy without history, all versions from `since` on together."""
+    own = [row for row in rows if row.context == context and row.version >= since]
     return sum(row.patch_bytes for row in own) / sum(row.entropy_bytes for row in own)
 
 
@@ -134,7 +134,10 @@ def history_as_markdown(rows: Sequence[VersionRow]) -> str:
         own = [row for row in rows if row.version == version]
         ratios = " | ".join(f"{row.patch_bytes / row.entropy_bytes:.3f}" for row in own)
         lines.append(f"| {version} | {own[0].changed_share:.2%} | {own[0].entropy_bytes:,.0f} | {ratios} |")
-    total = " | ".join(f"{over_entropy(rows, context):.3f}" for context in (NONE, MOVED, DIRECTION, BOTH))
-    entropy = sum(row.entropy_bytes for row in rows if row.context == NONE)
-    lines.append(f"| all | | {entropy:,.0f} | {total} |")
+    for name, since in (("all", 1), ("from 2 on", 2)):
+        total = " | ".join(
+            f"{over_entropy(rows, context, since=since):.3f}" for context in (NONE, MOVED, DIRECTION, BOTH)
+        )
+        entropy = sum(row.entropy_bytes for row in rows if row.context == NONE and row.version >= since)
+        lines.append(f"| {name} | | {entropy:,.0f} | {total} |")
     return "\n".join(lines)

@@ -116,7 +116,7 @@ def test_a_trained_policy_is_measured_with_each_context(report: tuple[PatchRepor
     assert over_entropy(measured.history, NONE) == pytest.approx(
         sum(sizes) / sum(entropy_bits(*pair) / 8 for pair in itertools.pairwise(versions))
     )
-    assert (out / "history-table.md").read_text().count("\n") == 2 + TRAINED_UPDATES + 1
+    assert (out / "history-table.md").read_text().count("\n") == 2 + TRAINED_UPDATES + 2
     assert 0 < measured.limits.digests_mb_s < measured.limits.copy_mb_s
 
 

@@ -69,12 +69,12 @@ def planes(old: list[int], body: Body, b: int) -> list[int]:
     return [moved(word, step, b) for word, step in zip(old, steps, strict=True)]
 
 
-def token_range(token: int) -> tuple[int, int]:
-    """(smallest number, bits of the field) of a token."""
-    if token < 4:
-        return token, 0
-    k = token // 4 + 1
-    return (1 << k) + (token % 4) * (1 << (k - 2)), k - 2
+def interval_range(interval: int) -> tuple[int, int]:
+    """(smallest number, bits of the field) of an interval."""
+    if interval < 4:
+        return interval, 0
+    k = interval // 4 + 1
+    return (1 << k) + (interval % 4) * (1 << (k - 2)), k - 2
 
 
 def frequencies(weights: list[int]) -> list[int]:
@@ -167,7 +167,7 @@ def sparse(old: list[int], body: Body, b: int, m: int) -> list[int]:
         tables += [gaps] * n + [steps] * n
     symbols, hidden = rans(body, tables)
     kinds = [kind for n in counts for kind in [0] * n + [1] * n]
-    ranges = [token_range(symbol >> kind) for symbol, kind in zip(symbols, kinds, strict=True)]
+    ranges = [interval_range(symbol >> kind) for symbol, kind in zip(symbols, kinds, strict=True)]
     total = sum(width for _, width in ranges)
     shown = max(0, (total + 7) // 8 - len(hidden))
     fields = Body(body.take(shown) + hidden)

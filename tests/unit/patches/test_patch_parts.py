@@ -1,4 +1,4 @@
-"""Parts of the patch codec: words, classes, tokens, tables, the entropy coder, bounded reading and zstd frames."""
+"""Parts of the patch codec: words, classes, intervals, tables, the entropy coder, bounded reading and zstd frames."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from p2prl.patches.entropy_coder import LOWEST, Runs, Tables, lanes_for, pack_st
 from p2prl.patches.exponent_classes import choose_top, class_window
 from p2prl.patches.frequency_tables import geometric, pack_table, read_table, shared_tables
 from p2prl.patches.history import History
+from p2prl.patches.intervals import FIRST, WIDTH, interval_count, intervals_of, plain_bits
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
-from p2prl.patches.tokens import FIRST, WIDTH, plain_bits, token_count, tokens_of
 from p2prl.patches.words import BF16, FP16, FP32, WORD_TYPES, WordType, ordered, stepped, steps_between, word_type_of
 from p2prl.patches.zstd_coder import ZstdCoder
 from p2prl.protocol.manifests import DTYPE_BYTES
@@ -98,17 +98,17 @@ def test_history_follows_the_words() -> None:
         history.after(first[:64], second[:64], BF16)
 
 
-def test_tokens_of_every_number() -> None:
+def test_intervals_of_every_number() -> None:
     values = np.unique(np.concatenate([np.arange(3000), 2 ** np.arange(31), 2 ** np.arange(1, 32) - 1])).astype(
         np.uint32
     )
-    tokens = tokens_of(values)
-    widths = WIDTH[tokens]
-    assert np.all(np.diff(tokens.astype(int)) >= 0)
-    assert np.array_equal(FIRST[tokens] + plain_bits(values, widths), values)
-    assert tokens.max() == token_count(31) - 1
-    assert tokens_of(np.array([(1 << 22) - 1], dtype=np.uint32))[0] == token_count(22) - 1
-    assert tokens_of(np.array([0, 3, 4, 7, 8, 9, 10, 16, 20], dtype=np.uint32)).tolist() == [
+    intervals = intervals_of(values)
+    widths = WIDTH[intervals]
+    assert np.all(np.diff(intervals.astype(int)) >= 0)
+    assert np.array_equal(FIRST[intervals] + plain_bits(values, widths), values)
+    assert intervals.max() == interval_count(31) - 1
+    assert intervals_of(np.array([(1 << 22) - 1], dtype=np.uint32))[0] == interval_count(22) - 1
+    assert intervals_of(np.array([0, 3, 4, 7, 8, 9, 10, 16, 20], dtype=np.uint32)).tolist() == [
         0,
         3,
         4,
@@ -157,7 +157,7 @@ def test_the_computed_table_is_geometric() -> None:
     marks, words = 1000, 64_000
     table = geometric(marks, words, 44)
     keep = 1 - marks / words
-    exact = [keep ** float(FIRST[token]) - keep ** float(FIRST[token + 1]) for token in range(44)]
+    exact = [keep ** float(FIRST[interval]) - keep ** float(FIRST[interval + 1]) for interval in range(44)]
     assert table.sum() == 4096
     assert np.abs(table - 4096 * np.array(exact)).max() < 4096 * 0.012
     assert np.array_equal(geometric(5, 5, 1), [4096])

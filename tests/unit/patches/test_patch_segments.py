@@ -42,8 +42,8 @@ def test_body_byte_for_byte() -> None:
     new[[3, 9]] += 1
     header, body = encode_segment(old, new, BF16, NUMPY_KERNELS)
     assert header.codec is Codec.EC2
-    # Top exponent 120, its class 15 alone, 2 changes; gaps 3 and 5: computed table of 6 tokens; both steps up: symbol 0
-    # alone, its level 49 no different. Weights of q = 38/40: 1, .95, .9025, .8574, .8145, .7738 (and .7351) in 2^31sts.
+    # Top exponent 120, its class 15 alone, 2 changes; gaps 3 and 5: computed table of 6 intervals; both steps up, which
+    # is symbol 0 alone, its level 49 no different. The powers of q = 38/40, in 2^31sts:
     beyond = [2**31, 38 * 2**31 // 40]
     beyond += [beyond[1] ** 2 // 2**31]
     beyond += [beyond[2] * beyond[1] // 2**31, beyond[2] ** 2 // 2**31]
@@ -53,8 +53,8 @@ def test_body_byte_for_byte() -> None:
     table = [1 + weight * 4090 // sum(weights) for weight in weights]
     table[0] += 4096 - sum(table)
     state = 1 << 16  # no field is hidden in it, since gaps and steps this short have none
-    for token in (5, 3):
-        state = state // table[token] * 4096 + state % table[token] + sum(table[:token])
+    for interval in (5, 3):
+        state = state // table[interval] * 4096 + state % table[interval] + sum(table[:interval])
     rest = state - (1 << (state.bit_length() - 1))
     states = bytes([state.bit_length() - 17]) + rest.to_bytes(-(-(state.bit_length() - 1) // 8), "little")
     assert body == bytes([120, 0, 0x80, 2, 128 + 6, 1, 7, 0]) + states

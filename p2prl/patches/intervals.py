@@ -1,7 +1,7 @@
-"""Tokens: a whole number as a symbol of a small alphabet and a few plain bits.
+"""Intervals: a whole number as a symbol of a small alphabet and a few plain bits.
 
-Numbers below 4 are their own tokens. From there each octave has four, and the rest of the number is sent as plain bits,
-which are close to uniform within a quarter of an octave: for gaps at any density this costs less than a thousandth.
+Each number below 4 is an interval of its own. From there each octave has four, and the place within one is sent as
+plain bits, which are close to uniform: for gaps at any density this costs less than a thousandth.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Symbols = NDArray[np.uint8]
 Values = NDArray[np.uint32]
 
 _EXACT = 4
-"""Numbers below this have a token of their own."""
+"""Numbers below this have an interval of their own."""
 
 _MAX_BITS = 31
 """Numbers are below 2^31: a gap is below 2^22, a step's size less 1 below 2^31."""
@@ -27,16 +27,16 @@ def _ranges() -> tuple[Values, Symbols]:
 
 
 FIRST, WIDTH = _ranges()
-"""The smallest number of each token, and how many plain bits follow it."""
+"""The smallest number of each interval, and how many plain bits follow it."""
 
 
-def token_count(bits: int) -> int:
-    """Number of tokens of numbers below 2^bits, at least 2 bits."""
+def interval_count(bits: int) -> int:
+    """Number of intervals of numbers below 2^bits, at least 2 bits."""
     return 4 * (bits - 1)
 
 
-def tokens_of(values: Values) -> Symbols:
-    """The token of each number."""
+def intervals_of(values: Values) -> Symbols:
+    """The interval of each number."""
     # The exponent of a float64 is the place of the highest bit; its next two bits are the quarter of the octave.
     raw = values.astype(np.float64).view(np.uint64) >> np.uint64(50)
     coarse = (raw - np.uint64(1024 << 2)).astype(np.uint8)
