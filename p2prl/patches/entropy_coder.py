@@ -83,7 +83,8 @@ class Tables:
         tables = len(self.frequency) // MAX_SYMBOLS
         place = np.tile(np.arange(TABLE_TOTAL, dtype=np.uint32), tables) - self.begin[symbol]
         less_one = self.frequency[symbol] - np.uint32(1)
-        return (symbol & np.uint32(255)) | (less_one << np.uint32(8)) | (place << np.uint32(20))
+        slots: NDArray[np.uint32] = (symbol & np.uint32(255)) | (less_one << np.uint32(8)) | (place << np.uint32(20))
+        return slots
 
 
 def rans_encode(symbols: Symbols, runs: Runs, tables: Tables, states: States) -> Units:

@@ -115,7 +115,8 @@ def _places(flags: Flags) -> NDArray[np.int64]:
     blocks = np.flatnonzero(flags)
     bits = np.unpackbits(flags[blocks].astype("<u8").view(np.uint8), bitorder="little")
     within = np.flatnonzero(bits)
-    return blocks[within >> 6] * BLOCK_WORDS + (within & 63)
+    places: NDArray[np.int64] = blocks[within >> 6] * BLOCK_WORDS + (within & 63)
+    return places
 
 
 def _ranks(flags: Flags, places: NDArray[np.int64]) -> Ranks:

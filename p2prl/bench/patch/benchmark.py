@@ -98,7 +98,9 @@ def run_patch_bench(
         )
         name = f"{config.train} lr {LEARNING_RATE:g}, bf16"
         tell(name)
-        history = measure_history(versions, BF16, fastest_kernels(), lambda work: _best_time(work, config.repeats))
+        history = measure_history(
+            list(versions), BF16, fastest_kernels(), lambda work: _best_time(work, config.repeats)
+        )
         segments = [row[:SEGMENT_WORDS] for row in versions]
         cases.append(_measure(Updates(name=name, word_type=BF16, pairs=tuple(pairwise(segments))), config.repeats))
     tell("sixteen versions in one patch")

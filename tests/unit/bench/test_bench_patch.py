@@ -117,7 +117,7 @@ def test_a_trained_policy_is_measured_with_each_context(report: tuple[PatchRepor
         sum(sizes) / sum(entropy_bits(*pair) / 8 for pair in itertools.pairwise(versions))
     )
     assert (out / "history-table.md").read_text().count("\n") == 2 + TRAINED_UPDATES + 2
-    assert 0 < measured.limits.digests_mb_s < measured.limits.copy_mb_s
+    assert min(vars(measured.limits).values()) > 0
 
 
 def test_the_versions_of_a_run_are_measured(tmp_path: Path) -> None:
