@@ -194,6 +194,8 @@ def _read_groups(
     some = np.unpackbits(np.frombuffer(reader.take(count // 8), dtype=np.uint8), bitorder="little")
     words = kernels.count(old, word_type, top, history)
     changed = tuple(reader.integer(total) if present else 0 for present, total in zip(some, words, strict=True))
+    if any(present and not n for present, n in zip(some, changed, strict=True)):
+        raise RemoteProtocolError("patch: a group without changes is announced")
     return Groups(top=top, words=words, changed=changed)
 
 

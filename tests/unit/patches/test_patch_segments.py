@@ -231,3 +231,26 @@ def test_a_body_coded_with_another_history_does_not_decode_to_the_new_words() ->
         except RemoteProtocolError:
             continue
         assert not np.array_equal(got, new)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (bytes([255, 0, 0]), None),
+        (bytes([120, 0, 0x80, 0]), "without changes"),
+        (bytes([120, 0, 0x80, 41]), "exceeds"),
+        (bytes([120, 0, 0x40, 1]), "exceeds"),  # no word is of class 14
+        (bytes([120, 0, 0x80, 2, 128 + 6, 0]), "first table of steps"),
+        (bytes([120, 0, 0x80, 2, 128 + 85, 1, 7]), "table of 213 symbols"),
+        (bytes([120, 0, 0x80, 1, 1, 7, 1, 7, 3]), "exceeds"),  # two symbols take two units at most
+        (bytes([120, 0, 0x80, 1, 1, 7, 1, 7, 2]), "too early"),
+        (bytes([120, 0, 0]) + b"x", "too many"),
+    ],
+)
+def test_impossible_bodies_are_refused(kernels: Kernels, body: bytes, problem: str | None) -> None:
+    old = np.full(40, 0x3C00, dtype=np.uint16)
+    if problem is None:
+        assert np.array_equal(decode_ec2(old, memoryview(body), BF16, kernels), old)
+        return
+    with pytest.raises(RemoteProtocolError, match=problem):
+        decode_ec2(old, memoryview(body), BF16, kernels)
