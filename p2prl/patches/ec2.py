@@ -37,6 +37,8 @@ def encode_ec2(
     old: Words, new: Words, word_type: WordType, kernels: Kernels, *, history: History | None = None
 ) -> bytes:
     """Encode the body for equally long `old` and `new` of at most 2^22 words; `history` is that of `old`."""
+    if history is not None:
+        history.check(old)
     groups, gaps, steps = kernels.find(old, new, word_type, choose_top(old, word_type), history)
     some = [n > 0 for n in groups.changed]
     head = bytes([groups.top]) + _packed(some) + integers([n for n in groups.changed if n])
@@ -62,7 +64,12 @@ def encode_ec2(
 def decode_ec2(
     old: Words, body: memoryview, word_type: WordType, kernels: Kernels, *, history: History | None = None
 ) -> Words:
-    """Decode the new words. Raise `RemoteProtocolError` unless `body` is possible for these old words."""
+    """Decode the new words. Raise `RemoteProtocolError` unless `body` is possible for these old words.
+
+    With another `history` than the encoder's it fails or gives other words, which only a digest of the new ones tells.
+    """
+    if history is not None:
+        history.check(old)
     reader = ByteReader(body)
     groups = _read_groups(reader, old, word_type, kernels, history)
     order = _Order.of(groups)

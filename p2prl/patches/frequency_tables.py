@@ -69,7 +69,7 @@ def geometric(marks: int, words: int, symbols: int) -> Frequencies:
     """
     q = (words - marks) * _ONE // words
     powers = [q]
-    while len(powers) < _GAP_BITS:
+    while len(powers) <= _GAP_BITS:  # the last interval ends at 2^22
         powers.append(powers[-1] * powers[-1] // _ONE)
     beyond = [_ONE, q, powers[1], powers[1] * q // _ONE]
     for octave in range(2, symbols // 4 + 2):

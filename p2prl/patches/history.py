@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from p2prl.errors import LocalProtocolError
 from p2prl.patches.words import Words, WordType, steps_between
-from p2prl.protocol.digests import Digest, chunk_digest
 
 BLOCK_WORDS = 64
 """Words whose flags are one unsigned integer."""
@@ -39,15 +38,16 @@ class History:
 
     def after(self, old: Words, new: Words, word_type: WordType) -> History:
         """The history once `old` has become `new`, of equal lengths."""
-        if len(old) != len(new) or len(self.moved) != -(-len(old) // BLOCK_WORDS):
-            raise LocalProtocolError("a history belongs to words of its own length")
+        self.check(old)
+        self.check(new)
         changed = packed_flags(old != new)
         down = packed_flags((steps_between(old, new, word_type) >> (word_type.bits - 1)).astype(bool))
         return History(self.moved | changed, (self.down & ~changed) | down)
 
-    def digest(self) -> Digest:
-        """BLAKE3 of the flags, little-endian, all of `moved` first."""
-        return chunk_digest(np.concatenate([self.moved, self.down]).astype("<u8").view(np.uint8).data)
+    def check(self, words: Words) -> None:
+        """Raise `LocalProtocolError` unless this can be the history of these words: kernels do not check bounds."""
+        if not len(self.moved) == len(self.down) == -(-len(words) // BLOCK_WORDS):
+            raise LocalProtocolError("a history belongs to words of its own length")
 
 
 def packed_flags(flags: NDArray[np.bool_]) -> Flags:

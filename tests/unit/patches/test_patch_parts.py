@@ -10,9 +10,10 @@ import zstandard
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.patches.byte_reader import ByteReader, integers
+from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.entropy_coder import LOWEST, Runs, Tables, lanes_for, pack_states, read_states
 from p2prl.patches.exponent_classes import choose_top, class_window
-from p2prl.patches.frequency_tables import geometric, pack_table, read_table, shared_tables
+from p2prl.patches.frequency_tables import GAP_SYMBOLS, geometric, pack_table, read_table, shared_tables
 from p2prl.patches.history import History
 from p2prl.patches.intervals import FIRST, WIDTH, interval_count, intervals_of, plain_bits
 from p2prl.patches.kernel_choice import fastest_kernels
@@ -96,6 +97,12 @@ def test_history_follows_the_words() -> None:
     assert (history.moved.tolist(), history.down.tolist()) == ([2, 33], [2, 1])
     with pytest.raises(LocalProtocolError):
         history.after(first[:64], second[:64], BF16)
+    for call in (
+        lambda: encode_ec2(first[:64], second[:64], BF16, NUMPY_KERNELS, history=history),
+        lambda: decode_ec2(first[:64], memoryview(bytes(5)), BF16, NUMPY_KERNELS, history=history),
+    ):
+        with pytest.raises(LocalProtocolError):
+            call()
 
 
 def test_intervals_of_every_number() -> None:
@@ -161,6 +168,10 @@ def test_the_computed_table_is_geometric() -> None:
     assert table.sum() == 4096
     assert np.abs(table - 4096 * np.array(exact)).max() < 4096 * 0.012
     assert np.array_equal(geometric(5, 5, 1), [4096])
+    for symbols in range(1, GAP_SYMBOLS + 1):
+        table = geometric(1, 1 << 22, symbols)
+        assert (len(table), table.sum()) == (symbols, 4096)
+        assert table.min() >= 1
 
 
 @pytest.mark.parametrize(

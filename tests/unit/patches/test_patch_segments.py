@@ -96,6 +96,16 @@ def test_patch_sizes(learning_rate: float, most_bits: float) -> None:
     assert 8 * (HEADER_BYTES + len(body)) <= 1.02 * entropy_bits(old, new)
 
 
+@pytest.mark.parametrize("place", [0, 3 << 20, SEGMENT_WORDS - 1])
+def test_one_change_anywhere_in_a_segment(kernels: Kernels, place: int) -> None:
+    old = np.full(SEGMENT_WORDS, 0x3C00, dtype=np.uint16)
+    new = old.copy()
+    new[place] += 1
+    header, body = encode_segment(old, new, BF16, kernels)
+    assert len(body) < 24
+    assert np.array_equal(decode_segment(old, header, body, BF16, kernels), new)
+
+
 def test_one_patch_over_16_versions_is_smaller_than_16() -> None:
     old, versions = adam_versions(1 << 20, 1e-6, 16, 12)
     lengths = [len(encode_segment(a, b, BF16, fastest_kernels())[1]) for a, b in pairwise([old, *versions])]
