@@ -76,7 +76,11 @@ _EXAMPLES = {
     "p2prl bench rewards": ("p2prl bench rewards --rewards 'success, success+0.2*process:clip+delta' --seeds 1",),
     "p2prl bench ppo": ("p2prl bench ppo --recipes 'ppo, ppo:normalise=off' --seeds 1",),
     "p2prl bench spread": ("p2prl bench spread --schemes p2prl,star --peers 64 --mib 16",),
-    "p2prl bench patch": ("p2prl bench patch --words 65536", "p2prl bench patch --run runs/demo"),
+    "p2prl bench patch": (
+        "p2prl bench patch --words 65536",
+        "p2prl bench patch --run runs/demo",
+        "p2prl bench patch --train chain4@96x2",
+    ),
     "p2prl bench swap": ("p2prl bench swap --swaps 3",),
     "p2prl bench engine": (
         "p2prl bench engine --models 29m --batches 8 --repeats 3",
