@@ -115,6 +115,8 @@ class NodeCore:
 
     def punish(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
         """Count a peer's fault, and ban it if the fault proves malice or exceeds the limit."""
+        if isinstance(error, UnrequestedChunkError) and error.is_leftover:
+            return
         if self.connections.fault(peer, now, proven=isinstance(error, UnrequestedChunkError) and error.is_proof):
             self.remove_peer(peer)
             self.events.append(PeerBanned(peer, str(error)))

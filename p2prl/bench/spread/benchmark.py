@@ -181,19 +181,26 @@ def write_results(rows: list[SpreadRow], folder: Path) -> None:
 
 
 def plot(rows: list[SpreadRow], path: Path) -> None:
-    """Draw t95 over its bound against the size of the swarm, one panel for each share of deaths."""
+    """Draw t95 over its bound against the size of the swarm, one panel for each set of links and share of deaths."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    churns = sorted({row.churn for row in rows})
+    churns, sets = sorted({row.churn for row in rows}), list(dict.fromkeys(row.links for row in rows))
+    panels = [(links, churn) for links in sets for churn in churns]
     figure, axes = pyplot.subplots(
-        1, len(churns), figsize=(4.8 * len(churns), 3.8), sharey=True, squeeze=False, constrained_layout=True
+        len(sets),
+        len(churns),
+        figsize=(4.8 * len(churns), 3.8 * len(sets)),
+        sharey=True,
+        squeeze=False,
+        constrained_layout=True,
     )
-    for axis, churn in zip(axes.flat, churns, strict=True):
+    for axis, (links, churn) in zip(axes.flat, panels, strict=True):
+        shown = [row for row in rows if row.links == links and row.churn == churn]
         for scheme in dict.fromkeys(row.scheme for row in rows):
-            found = sorted((row.n, row.t95_over) for row in rows if row.scheme == scheme and row.churn == churn)
+            found = sorted((row.n, row.t95_over) for row in shown if row.scheme == scheme)
             finite = [(n, over) for n, over in found if math.isfinite(over)]
             axis.plot(
                 [n for n, _ in finite],
@@ -203,7 +210,7 @@ def plot(rows: list[SpreadRow], path: Path) -> None:
                 linewidth=2.4 if scheme == "p2prl" else 1.2,
             )
         axis.axhline(1.0, color="black", linestyle="--", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", xlabel="peers", title=f"{churn:.0%} of peers die")
+        axis.set(xscale="log", yscale="log", xlabel="peers", title=f"{Path(links).name}, {churn:.0%} of peers die")
         sizes = sorted({row.n for row in rows})
         axis.set_xticks(sizes, [str(size) for size in sizes])
         axis.minorticks_off()

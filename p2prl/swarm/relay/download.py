@@ -18,7 +18,7 @@ from p2prl.protocol.link_messages import BlobQuery, ChunkCancel, ChunkRequest, G
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import depth_beyond, in_flight
+from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, depth_beyond, in_flight
 
 _LEAST_ASKED = 8
 """Volunteers queried for a blob at first, or as many as it has chunks: more could not each send one. All are queried
@@ -36,9 +36,11 @@ class UnrequestedChunkError(RemoteProtocolError):
     sender has not.
     """
 
-    def __init__(self, message: str, *, is_proof: bool) -> None:
+    def __init__(self, message: str, *, is_proof: bool, is_leftover: bool) -> None:
+        """`is_leftover`: no fault at all, since no more such chunks came than a request may still be open for."""
         super().__init__(message)
         self.is_proof = is_proof
+        self.is_leftover = is_leftover
 
 
 def check_have(transfer: Transfer, bitmap: bytes) -> None:
@@ -113,7 +115,12 @@ class ChunkDownloads:
         if name not in neighbor.request_history:
             # Before a restart this node may have asked for chunks of a blob that it knows, or does not know yet.
             is_proof = bool(neighbor.request_history) and name not in self._state.places
-            raise UnrequestedChunkError("chunk: bytes that match no chunk requested from this peer", is_proof=is_proof)
+            neighbor.leftovers += not is_proof
+            raise UnrequestedChunkError(
+                "chunk: bytes that match no chunk requested from this peer",
+                is_proof=is_proof,
+                is_leftover=not is_proof and neighbor.leftovers <= MOST_UNDER_WAY,
+            )
         request = neighbor.pending.get(name)
         if request is not None:
             neighbor.note_arrival(now - request.at, now)

@@ -161,6 +161,8 @@ class Neighbor:
     snubbed_until: float = -math.inf
     delivered: int = 0
     """Requested chunks that arrived since its last timeout."""
+    leftovers: int = 0
+    """Chunks it sent that may have been requested before this node restarted."""
     heard_at: float = -math.inf
     """When its last chunk arrived."""
 

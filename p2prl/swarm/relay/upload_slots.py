@@ -28,6 +28,9 @@ _ROUND_TRIP_S = 0.3
 _MOST_BEYOND = 32
 """Most of these: 16 MiB of chunks of 512 KiB, which is 400 Mbit/s over a long round trip."""
 
+MOST_UNDER_WAY = _MOST_BEYOND + 4
+"""Most chunks that a peer may have requested from another and not received."""
+
 _PER_PAIR = 2
 """Chunks the shell sends to one peer at once: one on its way, one behind it, so that acknowledgements cost no time."""
 

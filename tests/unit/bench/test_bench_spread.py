@@ -60,7 +60,7 @@ def even(peers: int, *, chunks: int = 8) -> Population:
     )
 
 
-NOTHING = {"finished_at": {}, "source_bytes": 0.0, "sent_bytes": 0.0, "arrived_bytes": 0.0, "useful_bytes": 0.0}
+NOTHING = Outcome(finished_at={}, source_bytes=0.0, sent_bytes=0.0, arrived_bytes=0.0, useful_bytes=0.0)
 
 
 def quiet(share: float) -> None:
@@ -230,7 +230,7 @@ def test_the_least_time_of_a_star() -> None:
         seed=0,
     )
     assert slow.star_s() == pytest.approx(8.0), "the slowest survivor's downlink"
-    assert row_of("x", slow, 0.5, Outcome(**NOTHING)).star_over_bound == pytest.approx(1.0)
+    assert row_of("x", slow, 0.5, NOTHING).star_over_bound == pytest.approx(1.0)
 
 
 def test_control_bytes_delay_the_next_chunk() -> None:

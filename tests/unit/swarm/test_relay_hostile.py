@@ -12,7 +12,7 @@ from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.download import UnrequestedChunkError
-from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots
+from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, Grant, Upload, UploadSlots
 from p2prl.testing.hostile_neighbors import NeverAcknowledges, SilentGranter
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, RelayMesh, bitmap, blob, fetcher, piece, sent, server
 
@@ -97,9 +97,19 @@ def test_a_restarted_node_does_not_ban_for_what_it_asked_before() -> None:
     with pytest.raises(UnrequestedChunkError) as late:
         relay.receive(Chunk(piece(data, ref, other)), A, 0.1)
     assert not late.value.is_proof, "true bytes of a blob it wants"
+    assert early.value.is_leftover
+    assert late.value.is_leftover
     with pytest.raises(UnrequestedChunkError) as wrong:
         relay.receive(Chunk(b"poison"), A, 0.2)
     assert wrong.value.is_proof
+    assert not wrong.value.is_leftover
+    excused = 0
+    for _ in range(100):
+        with pytest.raises(UnrequestedChunkError) as again:
+            relay.receive(Chunk(piece(data, ref, other)), A, 0.3)
+        assert not again.value.is_proof
+        excused += again.value.is_leftover
+    assert excused == MOST_UNDER_WAY - 3, "no more than it may have asked for"
 
 
 def test_announcements_cost_what_their_rate_allows() -> None:
