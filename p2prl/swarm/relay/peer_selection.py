@@ -3,8 +3,8 @@
 A peer without a chunk is an idle uplink, so newcomers come first, those with the largest uplinks ahead. A peer whose
 remaining bytes need more time than is left until the target delays the last arrival. All others are served shortest
 remaining time first, which minimizes the mean time of arrival, and so the mean staleness of rollouts (least laxity and
-SRPT, both from the scheduling literature). The rates a peer announces only move it within this order: a false rate
-gains no bytes that its link cannot carry.
+SRPT, both from the scheduling literature). How fast peers are follows from what they gain. The uplink that a peer
+states only orders newcomers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _TARGET_OVER_BOUND = 1.1
-"""Target time, over the lower bound that the neighbors' links allow."""
+"""Target time, over the time at which all neighbors finish together as they go on now."""
 
 _LATE_SHARE = 0.05
 """A laxity below this share of the target counts as late: one scheduling period of warning."""
@@ -46,9 +46,9 @@ class Pace:
     """How fast a blob can spread among the neighbors."""
 
     mean_upload_bytes_s: float
-    """Mean over the volunteers that state a rate; 0 when none does."""
+    """What a neighbor gains on average, by their announcements; 0 while none gains."""
     target_s: float
-    """Target time from the beginning of the transfer; infinite while no rate is known."""
+    """Target time from the beginning of the transfer; infinite while nobody gains."""
 
     def remaining_s(self, missing_bytes: int, rates: Rates, *, gain: float = _SWARM_GAIN) -> float:
         """The least time a peer may need for its missing bytes; infinite while no rate is known."""
