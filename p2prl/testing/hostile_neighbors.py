@@ -70,7 +70,7 @@ class SilentGranter(HostileNeighbor):
 
 
 class NeverAcknowledges(HostileNeighbor):
-    """Claims a huge uplink and no chunk, requests what it is granted, and acknowledges none: whoever moves the messages
+    """Claims a huge uplink and no chunk, requests what it is granted, and acknowledges none: what moves the messages
     never reports a chunk to it as sent."""
 
     def __init__(self, ref: BlobRef, *, claims_kbit_s: int = 4_000_000) -> None:

@@ -1,9 +1,9 @@
 """The product's relay on simulated home links: a real `Relay` for each peer, without the rest of the node.
 
-No relay is told a link's rate: each finds its own while it sends, as in life, and introductions know none. The learner
-is linked to everybody, up to the product's limit of links. Control messages are charged to the uplinks with the bytes
-of their frames. A chunk is a few bytes that stand for many: links charge its full size, and the relay checks every
-hash.
+No relay is told a link's rate: each finds its own while it sends, as over sockets, and introductions know none. The
+learner is linked to everybody, up to the product's limit of links. Control messages are charged to the uplinks with the
+bytes of their frames. A chunk is a few bytes that stand for many: links charge its full size, and the relay checks
+every hash.
 """
 
 from __future__ import annotations

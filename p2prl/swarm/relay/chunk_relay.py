@@ -59,7 +59,10 @@ _TELL_CHANGE = 1.25
 
 
 class Relay:
-    """Chunk exchange for any number of blobs with any number of neighbors."""
+    """Chunk exchange for any number of blobs with any number of neighbors.
+
+    More than twelve attributes, because what limits announcements and stated rates is kept where both halves meet.
+    """
 
     def __init__(self, store: BlobStore, rng: Randomness, config: RelayConfig, quota: DiskQuota | None = None) -> None:
         """`quota` bounds what is stored; without one nothing does."""

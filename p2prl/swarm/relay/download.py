@@ -113,8 +113,8 @@ class ChunkDownloads:
         """
         name = chunk_digest(data)
         if name not in neighbor.request_history:
-            # Before a restart this node may have asked for chunks of a blob that it knows, or does not know yet.
-            is_proof = bool(neighbor.request_history) and name not in self._state.places
+            # Before a restart this node may have asked for true chunks of a blob that it knows.
+            is_proof = name not in self._state.places
             neighbor.leftovers += not is_proof
             raise UnrequestedChunkError(
                 "chunk: bytes that match no chunk requested from this peer",

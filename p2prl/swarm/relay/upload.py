@@ -1,7 +1,7 @@
 """Chunk upload: which peer to grant a chunk, and super-seeding by the learner.
 
 The learner sends every chunk once before any twice, each reserved for the peer it is granted to; public peers come
-first (`leaders`), and whoever passed on what it got is next (super-seeding). After that it helps only peers that the
+first (`leaders`), and who passed on what it got is next (super-seeding). After that it helps only peers that the
 swarm would serve late, those that get nothing from volunteers, and a weak swarm by its share of all uplinks: the run's
 other traffic needs the rest.
 """
