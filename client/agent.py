@@ -2,8 +2,8 @@
 
 It keeps slots in flight under the newest policy it has; their groups are complete in any order. A group declares one
 policy, so once a newer one is staged it submits nothing more, and switches when the last group is complete. It never
-waits for a learner. It pauses only when its groups would be of no use: while a learner in reach has a backlog of them,
-and, after a rest or an absence, while the learner's announced step shows that it trains on these weights no more.
+waits for a learner. It pauses only when its groups would not be trained on: while a learner in reach has a backlog of
+them, and, after a rest or an absence, while the learner's announced step shows that it is past these weights.
 """
 
 from __future__ import annotations

@@ -93,7 +93,6 @@ def disk_fills(stage: Stage) -> list[Screen]:
     with _small_disk(stage.folder / "ada" / "p2prl", megabytes=80) as disk, stage.terminal() as person:
         person.type(_JOIN)
         person.wait(_credited, _STARTS_S)
-        person.clear()
         filler = disk / "film.mkv"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
@@ -221,7 +220,7 @@ STORIES: Mapping[str, Callable[[Stage], list[Screen]]] = {
 
 
 def _at_prompt(screen: str) -> bool:
-    return screen.rstrip().endswith("\n$")
+    return screen.rstrip().rpartition("\n")[2] == "$"
 
 
 def _credited(screen: str) -> bool:

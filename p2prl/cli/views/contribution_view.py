@@ -12,7 +12,8 @@ from p2prl.cli.views.small_curve import sparkline
 
 _DAYS = 14
 
-_NAME = 24
+_NAME = 20
+"""Columns of a run's name: a row fits in 80."""
 
 
 def contribution_lines(document: Mapping[str, Any], *, width: int) -> list[str]:

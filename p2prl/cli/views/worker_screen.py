@@ -110,7 +110,7 @@ class WorkerScreen:
     def _now_rows(self) -> Rows:
         worker, peers = self._worker, self._worker.get("peers", {})
         state = cleaned(str(worker.get("state") or "starting"))
-        speed = "" if worker.get("resting") else f"   {rate_text(worker.get('tokens_per_s', 0.0))}"
+        speed = f"   {rate_text(worker.get('tokens_per_s', 0.0))}" if state == "sampling" else ""
         rows: Rows = [("now", f"{state}{speed}")]
         if is_offline(worker):
             since = self._run.get("cut_off_since")

@@ -69,6 +69,17 @@ def test_a_worker_that_looks_for_its_run_is_not_offline() -> None:
     assert "OFFLINE" not in output.getvalue()
 
 
+def test_a_worker_that_waits_shows_no_speed() -> None:
+    def now(state: str) -> str:
+        output = io.StringIO()
+        worker = {**SAMPLING, "state": state}
+        Console(file=output, width=80, color_system=None, legacy_windows=False).print(WorkerScreen(worker, now=NOW))
+        return next(line for line in output.getvalue().splitlines() if line.startswith("now "))
+
+    assert now("sampling").split() == ["now", "sampling", "212", "tokens/s"]
+    assert now("waiting for the first weights").rstrip() == "now      waiting for the first weights"
+
+
 def test_hostile_names_print_no_control_characters() -> None:
     output = io.StringIO()
     worker = {"run": "[red]x[/red]\x1b[2J", "state": "sampl\x07ing", "peers": {"learner": 1}}
