@@ -77,6 +77,7 @@ _EXAMPLES = {
     "p2prl bench spread": ("p2prl bench spread --schemes p2prl,star --peers 64 --mib 16",),
     "p2prl bench patch": ("p2prl bench patch --words 65536", "p2prl bench patch --run runs/demo"),
     "p2prl bench swap": ("p2prl bench swap --swaps 3",),
+    "p2prl bench publish": ("p2prl bench publish --model 29m --versions 5",),
     "p2prl bench engine": (
         "p2prl bench engine --models 29m --batches 8 --repeats 3",
         "p2prl bench engine --pairs --groups 100",

@@ -28,6 +28,7 @@ from p2prl.net.process.open_files import links_for, raise_open_files
 from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.version_check import VersionCheck
+from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
@@ -105,7 +106,8 @@ class NetworkProcess:
         identity = load_identity(config.key_file)
         # A learner never leaves its own run: it stays for the peers that speak its wire version.
         self._versions = VersionCheck(() if config.node.role is Role.LEARNER else config.bootstrap)
-        self._blobs = DiskBlobStore(config.blob_dir)
+        learns = config.node.role is Role.LEARNER
+        self._blobs = ChainBlobs(config.blob_dir) if learns else DiskBlobStore(config.blob_dir)
         self._groups = DiskBlobStore(config.blob_dir / "groups")
         self._budget = UploadBudget(
             self._clock,
