@@ -111,8 +111,8 @@ def _write_patches(job: VersionJob, words: Words, *, chained: bool) -> tuple[lis
     """(files of the patches, changed words, completion of the staged version)."""
     olders = [base.version for base in job.bases if base.chained] if chained else []
     staged = job.chain.stage(job.version, olders) if chained else None
-    # Named like half-written blobs, so that those of a killed process are swept away.
-    made = [job.blobs.path(bytes([number]) * DIGEST_BYTES).with_suffix(".new") for number in range(len(job.bases))]
+    # Named like blobs, so that those of a killed process are swept away; a starting network process deletes `.new`.
+    made = [job.blobs.path(bytes([number]) * DIGEST_BYTES).with_suffix(".made") for number in range(len(job.bases))]
     spans = segment_spans(len(words))
     changed = 0
     with ExitStack() as opened:

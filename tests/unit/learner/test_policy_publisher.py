@@ -101,7 +101,7 @@ def test_patch_as_large_as_the_weights_is_not_published(publishing: Publishing, 
         on_progress=lambda _: None,
     )
     assert write_version(job, memoryview(bytearray(noise.tobytes()))).patches == ()
-    assert not list(blobs.directory.glob("*.new")), "the patches are deleted"
+    assert not list(blobs.directory.glob("*.made")), "the patches are deleted"
 
 
 def test_version_sent_again_after_a_crash_is_the_same(publishing: Publishing) -> None:
