@@ -11,8 +11,9 @@ demo: $(VENV)/.installed
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 types tests
 
+# Three workers on two cores: swarms of processes wait much of their time (tests/conftest.py).
 tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --durations=20 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --durations=20 $(PYTEST_ARGS)
 
 # Linters, and the tests without processes, sockets and training runs: under two minutes on two cores.
 test-fast: $(VENV)/.installed-dev

@@ -35,6 +35,12 @@ class MachineError(P2PRLError):
     exit_code = 4
 
 
+class DeviceFailedError(P2PRLError):
+    """The graphics card or its driver failed while it computed. A new process may find it working again."""
+
+    exit_code = 75
+
+
 class UpdateRequiredError(P2PRLError):
     """The peers of the run use a newer wire version than this program."""
 

@@ -10,26 +10,20 @@ Neither statement names a run: an owner signs once for all runs. The rule that f
 
 from __future__ import annotations
 
-import base64
-import binascii
-
 import msgspec
 
 from p2prl.errors import IdentityError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, Identity, verify_raw
-from p2prl.protocol.wire_codec import Wire, decode, encode
+from p2prl.protocol.statement_text import line_of, read_line
+from p2prl.protocol.wire_codec import Wire
 
 LABEL_BYTES = 16
 """Tag of a machine's name: long enough that the machines of one owner never share one."""
 
 DAY_MS = 24 * 3600 * 1000
 
-MAX_STATEMENT_BYTES = 512
-"""A statement, encoded: three keys and a signature have 192 bytes. Bounds what is parsed of a pasted text or a file."""
-
-_MAX_TEXT_CHARS = MAX_STATEMENT_BYTES * 4 // 3
 _DELEGATION_DOMAIN = "p2prl/delegation/v1"
 _REVOCATION_DOMAIN = "p2prl/revocation/v1"
 _LABEL_DOMAIN = "p2prl/machine-label/v1"
@@ -148,39 +142,20 @@ def label_of(owner: Identity, name: str) -> bytes:
 def statement_text(statement: Statement) -> str:
     """A statement as one line of text, to carry from one machine to another."""
     prefix = DELEGATION_PREFIX if isinstance(statement, Delegation) else REVOCATION_PREFIX
-    return prefix + base64.urlsafe_b64encode(encode(statement)).decode().rstrip("=")
+    return line_of(prefix, statement)
 
 
 def parse_statement(text: str) -> Statement:
     """Read `statement_text`. Raises `IdentityError` unless it is a whole statement that its owner signed."""
     text = text.strip()
-    kind: type[Delegation] | type[Revocation]
     if text.startswith(DELEGATION_PREFIX):
-        kind, body = Delegation, text.removeprefix(DELEGATION_PREFIX)
-    elif text.startswith(REVOCATION_PREFIX):
-        kind, body = Revocation, text.removeprefix(REVOCATION_PREFIX)
-    else:
-        raise IdentityError(
-            "this text is neither a delegation nor a revocation",
-            remedy=f"Paste the whole line that begins with {DELEGATION_PREFIX} or {REVOCATION_PREFIX}",
-        )
-    try:
-        return _decoded(kind, text, body)
-    except (binascii.Error, ValueError, RemoteProtocolError) as error:
-        raise IdentityError(
-            f"this {kind.__name__.lower()} is damaged: {error}", remedy="Copy the whole line again, with nothing added."
-        ) from error
-
-
-def _decoded(kind: type[Delegation] | type[Revocation], text: str, body: str) -> Statement:
-    if len(body) > _MAX_TEXT_CHARS:
-        raise RemoteProtocolError("the text is too long")
-    raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
-    statement = decode(raw, kind, limit_bytes=MAX_STATEMENT_BYTES)
-    statement.check()
-    if statement_text(statement) != text:  # base64 has spare bits, and msgpack several ways to write a number
-        raise RemoteProtocolError("not in its one text form")
-    return statement
+        return read_line(text, DELEGATION_PREFIX, Delegation, name="delegation")
+    if text.startswith(REVOCATION_PREFIX):
+        return read_line(text, REVOCATION_PREFIX, Revocation, name="revocation")
+    raise IdentityError(
+        "this text is neither a delegation nor a revocation",
+        remedy=f"Paste the whole line that begins with {DELEGATION_PREFIX} or {REVOCATION_PREFIX}",
+    )
 
 
 def _check_before_signing(statement: Statement) -> None:

@@ -26,6 +26,7 @@ from p2prl.protocol.ledger_messages import (
     VerdictChecks,
 )
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.membership import Membership
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
@@ -49,6 +50,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.REVOCATION: Revocation,
     Kind.VERDICT_CHECKS: VerdictChecks,
     Kind.COUNTERSIGNATURE: Countersignature,
+    Kind.MEMBERSHIP: Membership,
 }
 """The struct of each signed message."""
 
@@ -68,6 +70,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.REVOCATION: "p2prl/revocation-notice/v1",
     Kind.VERDICT_CHECKS: "p2prl/verdict-checks/v1",
     Kind.COUNTERSIGNATURE: "p2prl/countersignature/v1",
+    Kind.MEMBERSHIP: "p2prl/membership-notice/v1",
 }
 """The versioned domain of each signature. A new meaning takes a new string."""
 

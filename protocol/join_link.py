@@ -52,7 +52,8 @@ def parse_link(text: str) -> JoinLink:
         raise ConfigError(f"the link's run name {name[:64]!r} is not usable", remedy=_REMEDY)
     if len(digest_text) != _DIGEST_CHARS:
         raise ConfigError(
-            f"the link's run digest has {len(digest_text)} characters instead of {_DIGEST_CHARS}: it was cut off",
+            f"the link's run digest has {len(digest_text)} characters instead of {_DIGEST_CHARS}: it was "
+            + ("cut off" if len(digest_text) < _DIGEST_CHARS else "changed"),
             remedy=_REMEDY,
         )
     try:

@@ -45,6 +45,7 @@ class Kind(IntEnum):
     REVOCATION = 44
     VERDICT_CHECKS = 45
     COUNTERSIGNATURE = 46
+    MEMBERSHIP = 47
 
 
 TOMBSTONES: frozenset[int] = frozenset()

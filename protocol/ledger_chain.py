@@ -1,9 +1,9 @@
 """The ledger: a hash chain of receipts, verdicts, checks of these and owners' statements. Every entry names the last.
 
 An entry holds one signed envelope: the learner's receipts or checks of verdicts, a validator's verdict, a machine's
-delegation or an owner's revocation. Its digest covers its height, the digest of the entry before and the envelope. A
-signed `LedgerHead` fixes a height; two different heads of one height prove equivocation. The leaderboard is a fold over
-the entries that anyone can recompute.
+delegation, an owner's revocation or its membership in a team. Its digest covers its height, the digest of the entry
+before and the envelope. A signed `LedgerHead` fixes a height; two different heads of one height prove equivocation. The
+leaderboard is a fold over the entries that anyone can recompute.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from collections.abc import Sequence
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.envelope import Opened, open_envelope
 from p2prl.protocol.kinds import Kind
+from p2prl.protocol.membership import OwnersStatement
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 GENESIS = Digest(bytes(DIGEST_BYTES))
 """`previous` of the first entry."""
 
-_KINDS = frozenset({Kind.RECEIPTS, Kind.VERDICT, Kind.VERDICT_CHECKS, Kind.DELEGATION, Kind.REVOCATION})
+OWNERS_STATEMENTS = (Kind.DELEGATION, Kind.REVOCATION, Kind.MEMBERSHIP)
+"""Kinds of `OwnersStatement`."""
+
+LEDGER_KINDS = (Kind.RECEIPTS, Kind.VERDICT, Kind.VERDICT_CHECKS, *OWNERS_STATEMENTS)
+"""Kinds of messages that an entry may hold."""
 
 _ENTRY_LIMIT = limits.MAX_ENVELOPE_BYTES + 256
 
@@ -48,19 +52,19 @@ def append(height: int, previous: Digest, envelope: bytes) -> tuple[bytes, Diges
 def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes) -> tuple[Opened, Digest]:
     """Check that `raw` is entry number `height` on top of `head`; return its opened envelope and the new head.
 
-    Receipts and checks of verdicts must come from the learner, a delegation from the machine it is about; verdicts and
-    revocations may come from any peer. Raises `IntegrityError` if the chain is broken and `RemoteProtocolError` if the
-    entry or its envelope is malformed.
+    Receipts and checks of verdicts must come from the learner, a delegation from the machine it is about; verdicts,
+    revocations and memberships may come from any peer. Raises `IntegrityError` if the chain is broken and
+    `RemoteProtocolError` if the entry or its envelope is malformed.
     """
     entry = decode(raw, LedgerEntry, limit_bytes=_ENTRY_LIMIT)
     if entry.height != height or entry.previous != head:
         raise IntegrityError(f"ledger: entry {entry.height} does not follow entry {height - 1}")
     opened = open_envelope(entry.envelope, now=None)
-    if opened.kind not in _KINDS or opened.run != run:
+    if opened.kind not in LEDGER_KINDS or opened.run != run:
         raise RemoteProtocolError(f"ledger: a {opened.kind.name.lower()} of another run does not belong here")
     if opened.kind in (Kind.RECEIPTS, Kind.VERDICT_CHECKS) and opened.author != learner:
         raise RemoteProtocolError("ledger: receipts or checks that the learner did not sign")
-    if isinstance(opened.body, (Delegation, Revocation)):
+    if isinstance(opened.body, OwnersStatement):
         opened.body.check_sent_by(opened.author)
     return opened, entry_digest(raw)
 

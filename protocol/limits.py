@@ -4,7 +4,7 @@ A limit is checked before the work it bounds: size first, then signature, then s
 changes what honest peers may send, so each is part of the wire version.
 """
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Independent of the package version. Peers of different versions do not work together."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
@@ -113,6 +113,9 @@ MAX_SCORING_CHARS = 8_192
 MAX_SCORER_CODE_BYTES = 1024 * 1024
 """A researcher's own scorer, one Python file."""
 
+MAX_TYPED_NAME_CHARS = 24
+"""Name of a team: it fits a column of a table on a phone, and holds no sentence."""
+
 MAX_ADDRESSES = 8
 """Dialable addresses one peer may announce; more would make a directory record an amplifier."""
 
@@ -173,3 +176,9 @@ MAX_REVOCATIONS_PER_PAIR = 8
 
 MAX_DELEGATES = 65_536
 """Machines with a delegation in one run, over all owners, since keys are free: what a reader keeps in memory."""
+
+MAX_MEMBERSHIPS_PER_MEMBER = 16
+"""Memberships of one member in one run: changes of team, and of a team's name; the last is kept for leaving."""
+
+MAX_MEMBERS = 65_536
+"""Members of teams in one run, over all teams, since keys are free: what a reader keeps in memory."""

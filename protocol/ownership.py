@@ -68,13 +68,21 @@ class Ownership:
                 return delegation.owner
         return machine
 
+    def works_for(self, machine: bytes, owner: bytes) -> bool:
+        """Whether a machine is the owner itself, or any delegation of it by this owner was taken in."""
+        return machine == owner or machine in self._machines.get(owner, ())
+
     def is_delegate(self, machine: bytes) -> bool:
         """Whether any delegation of a machine was taken in, in force or not."""
         return machine in self._delegations
 
+    def owners_of(self, machine: bytes) -> frozenset[bytes]:
+        """Keys that may ever own a machine's work, its own included."""
+        return frozenset({machine, *(delegation.owner for delegation in self._delegations.get(machine, ()))})
+
     def related(self, machine: bytes) -> frozenset[bytes]:
         """Keys that may ever share an owner with a machine, itself included: its owners and all their machines."""
-        owners = {machine, *(delegation.owner for delegation in self._delegations.get(machine, ()))}
+        owners = self.owners_of(machine)
         return frozenset(owners.union(*(self._machines.get(owner, ()) for owner in owners)))
 
     def ends_at(self, machine: bytes, owner: bytes) -> int | None:

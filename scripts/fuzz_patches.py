@@ -28,10 +28,10 @@ from p2prl.bench.patch.simulated_training import adam_versions
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import encode_planes
+from p2prl.patches.ec2 import encode_ec2
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
-from p2prl.patches.sparse_codecs import encode_sparse
 from p2prl.patches.stream_format import Codec, SegmentHeader
 from p2prl.patches.words import BF16, Words
 from p2prl.patches.zstd_coder import ZstdCoder
@@ -84,9 +84,8 @@ def damageable(seed: int) -> list[Damageable]:
         new[rng.integers(0, words, 6)] = (0x7FC0, 0x8000, 0, 0x7F80, 0xFF80, 0xFFFF)
         header, body = encode_segment(old, new, BF16, NUMPY_KERNELS)
         cases.append((old, new, header, body))
-        for codec in (Codec.EC1, Codec.FLAT):
-            body = encode_sparse(old, new, BF16, NUMPY_KERNELS, ZstdCoder(), flat=codec is Codec.FLAT)
-            cases.append((old, new, replace(header, codec=codec, body_bytes=len(body)), body))
+        body = encode_ec2(old, new, BF16, NUMPY_KERNELS)
+        cases.append((old, new, replace(header, codec=Codec.EC2, body_bytes=len(body)), body))
         body = encode_planes(old, new, BF16, ZstdCoder())
         cases.append((old, new, replace(header, codec=Codec.PLANES, body_bytes=len(body)), body))
     return cases
@@ -100,7 +99,7 @@ def damaged(case: Damageable, rng: np.random.Generator) -> tuple[SegmentHeader, 
         place = int(rng.integers(0, min(len(data), 100) if rng.random() < 0.5 else len(data)))
         data[place] ^= int(rng.integers(1, 256))
     bad = bytes(data[: rng.integers(len(data) + 1)] if rng.random() < 0.1 else data)
-    codec = Codec(int(rng.integers(len(Codec)))) if rng.random() < 0.05 else header.codec
+    codec = list(Codec)[int(rng.integers(len(Codec)))] if rng.random() < 0.05 else header.codec
     return replace(header, codec=codec, body_bytes=len(bad)), bad
 
 

@@ -61,6 +61,7 @@ from p2prl.protocol.manifests import (
     blob_of,
     layout_digest,
 )
+from p2prl.protocol.membership import invite_text, sign_membership, sign_team_name
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
@@ -71,6 +72,7 @@ from p2prl.protocol.work_slots import SlotKey, slot_work
 
 LEARNER = Identity(bytes(range(16)))
 VOLUNTEER = Identity(bytes(range(16, 32)))
+TEAM_NAME = sign_team_name(Identity(bytes(range(32, 48))), "Red Pandas", serial=1_800_000_000_000)
 NOW = 1_800_000_000.125
 BLOB = blob_of(bytes(range(256)) * 40, 4096)
 LAYOUT = (TensorSpec("embed.weight", "bfloat16", (18, 48)), TensorSpec("norm.weight", "float32", (48,)))
@@ -185,6 +187,19 @@ def ledger_heads(run: Digest, head: LedgerHead) -> dict[str, bytes]:
     }
 
 
+def owners_statements(run: Digest) -> dict[str, bytes]:
+    """A delegation, a revocation and a membership, as a machine sends them."""
+    term = {"serial": 1_800_000_000_000, "expires_ms": 1_863_000_000_000}
+    delegation = sign_delegation(LEARNER, VOLUNTEER.public_key, name="attic", **term)
+    revocation = sign_revocation(LEARNER, VOLUNTEER.public_key, serial=1_800_000_000_001, from_ms=1_799_000_000_000)
+    membership = sign_membership(VOLUNTEER, TEAM_NAME, serial=1_800_000_000_000)
+    return {
+        "delegation": seal(VOLUNTEER, delegation, run=run, now=NOW),
+        "revocation": seal(VOLUNTEER, revocation, run=run, now=NOW),
+        "membership": seal(VOLUNTEER, membership, run=run, now=NOW),
+    }
+
+
 def vectors() -> dict[str, object]:
     """Every vector, as JSON values; bytes are hexadecimal."""
     run_envelope = seal(LEARNER, RUN_MANIFEST, run=NO_RUN, now=NOW)
@@ -207,9 +222,6 @@ def vectors() -> dict[str, object]:
     checks = seal(LEARNER, VerdictChecks((VerdictCheck(VOLUNTEER.public_key, name, 1, 4),)), run=run, now=NOW)
     third, top = append(2, middle, checks)
     record = PeerRecord(int(Role.VOLUNTEER), ("/ip4/203.0.113.7/tcp/4001",), 0, 1_799_999_999_000)
-    term = {"serial": 1_800_000_000_000, "expires_ms": 1_863_000_000_000}
-    delegation = sign_delegation(LEARNER, VOLUNTEER.public_key, name="attic", **term)
-    revocation = sign_revocation(LEARNER, VOLUNTEER.public_key, serial=1_800_000_000_001, from_ms=1_799_000_000_000)
     envelopes: dict[str, bytes] = {
         "run_manifest": run_envelope,
         "policy_manifest": policy_envelope,
@@ -223,8 +235,7 @@ def vectors() -> dict[str, object]:
         "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
         "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],
-        "delegation": seal(VOLUNTEER, delegation, run=run, now=NOW),
-        "revocation": seal(VOLUNTEER, revocation, run=run, now=NOW),
+        **owners_statements(run),
     }
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{LEARNER.peer_id}"
     return {
@@ -254,6 +265,7 @@ def vectors() -> dict[str, object]:
         },
         "slot": slot(run, policy.beacon, name),
         "link": str(JoinLink("vectors", run, (address,))),
+        "invite": invite_text(TEAM_NAME),
     }
 
 

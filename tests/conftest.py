@@ -1,20 +1,23 @@
-"""Settings for every test: compiled modules, generous timeouts, the fast selection, and the split over two workers."""
+"""Settings for every test: compiled modules, generous timeouts, the fast selection, and the split over workers."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 # Hundreds of processes import the program: none of them compiles it again, whatever the caller's environment says.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Two workers on two cores: a second thread of torch's would only spin beside the other worker's.
+# As many workers as cores at least: a second thread of torch's would only spin beside another worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The duration of an example depends on the machine's load; each test has its own timeout.
@@ -42,6 +45,22 @@ SLOW = (
 """Folders and files whose tests start processes, train, simulate or build for seconds: left out by `make test-fast`."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Called by pytest: collect without the garbage collector, and leave what was collected out of its rounds.
+
+    Ten thousand tests and their modules live to the end. Looking through them again and again takes a fifth of the
+    time of collecting them, and most of a second for each full round during the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Called by pytest: mark the slow tests."""
     root = Path(__file__).parent
@@ -50,15 +69,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-class _SwarmsInOneRow(LoadScopeScheduling):  # type: ignore[misc]
-    """One worker takes the swarms of processes, which would starve each other; the other takes the rest, by file."""
+_ROWS = {
+    "by_hand": "swarms from the warm run",
+    "crashes": "swarms from the warm run",
+    "warm_run": "swarms from the warm run",
+    **dict.fromkeys(("bad_input", "bad_peers", "base", "data_task", "demo", "owner_controls"), "swarms"),
+    "many_neighbors": "swarms",  # a thousand greetings in one moment need half a core at least: after the other row
+}
+"""Tests of tests/loopback that start swarms of whole roles, and their row: several rows would make a warm run each, and
+more than two would starve each other. The other tests there load no model and need little of a core."""
+
+_BEHIND_SWARMS = 3
+"""Niceness of a worker that begins with other tests than swarms: those wait on each other under limits of time."""
+
+_RANKED = pytest.StashKey[bool]()
+
+
+def _row(nodeid: str) -> str:
+    """A row of swarms, or else the file."""
+    path = nodeid.partition("::")[0]
+    return _ROWS.get(path.removeprefix("tests/loopback/test_").removesuffix(".py"), path)
+
+
+class _SwarmsInRows(LoadScopeScheduling):  # type: ignore[misc]
+    """Two workers begin with a row of swarms each, as these wait much of their time; the rest is dealt out by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "swarms" if "/loopback/" in path else path
+        return _row(nodeid)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Called by pytest: at a worker's first test, step back behind the swarms if it is none of theirs."""
+    if is_xdist_worker(item) and _RANKED not in item.config.stash:
+        item.config.stash[_RANKED] = True
+        if _row(item.nodeid) not in _ROWS.values():
+            os.nice(_BEHIND_SWARMS)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Called by pytest-xdist."""
     config.option.loadscopereorder = False  # it would start with the many small tests and finish with the long ones
-    return _SwarmsInOneRow(config, log)
+    return _SwarmsInRows(config, log)

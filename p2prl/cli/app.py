@@ -28,6 +28,7 @@ from p2prl.cli.commands.seed import seed
 from p2prl.cli.commands.service import service_app, service_install, service_print
 from p2prl.cli.commands.sim import sim
 from p2prl.cli.commands.status import status
+from p2prl.cli.commands.team import team_app
 from p2prl.cli.commands.validate import validate
 from p2prl.cli.commands.volunteer_views import me, top, watch
 from p2prl.cli.examples import epilog
@@ -76,6 +77,7 @@ service_app.command("print", epilog=epilog("p2prl service print"))(service_print
 service_app.command("install", epilog=epilog("p2prl service install"))(service_install)
 app.add_typer(service_app, name="service", rich_help_panel=VOLUNTEER)
 app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)
+app.add_typer(team_app, name="team", rich_help_panel=VOLUNTEER)
 app.command("init", rich_help_panel=OPERATE, epilog=epilog("p2prl init"))(init)
 app.command("learn", rich_help_panel=OPERATE, epilog=epilog("p2prl learn"))(make_learn())
 app.command("demo", rich_help_panel=OPERATE, epilog=epilog("p2prl demo"))(demo)

@@ -8,6 +8,7 @@ _EXAMPLES = {
         "p2prl join 'p2prl://NAME@…?b=…'",
         "p2prl join LINK --device cuda:1 --upload-mbit 5",
         "p2prl join LINK --disk-gb 20 --ram-gb 8",
+        "p2prl join LINK --share 0.5",
         "p2prl join LINK --events --json",
     ),
     "p2prl seed": (
@@ -75,7 +76,11 @@ _EXAMPLES = {
     "p2prl bench rewards": ("p2prl bench rewards --rewards 'success, success+0.2*process:clip+delta' --seeds 1",),
     "p2prl bench ppo": ("p2prl bench ppo --recipes 'ppo, ppo:normalise=off' --seeds 1",),
     "p2prl bench spread": ("p2prl bench spread --schemes p2prl,star --peers 64 --mib 16",),
-    "p2prl bench patch": ("p2prl bench patch --words 65536", "p2prl bench patch --run runs/demo"),
+    "p2prl bench patch": (
+        "p2prl bench patch --words 65536",
+        "p2prl bench patch --run runs/demo",
+        "p2prl bench patch --train chain4@96x2",
+    ),
     "p2prl bench swap": ("p2prl bench swap --swaps 3",),
     "p2prl bench publish": ("p2prl bench publish --model 29m --versions 5",),
     "p2prl bench engine": (
@@ -98,6 +103,11 @@ _EXAMPLES = {
     "p2prl key owner": ("p2prl key owner",),
     "p2prl key delegate": ("p2prl key delegate", "p2prl key delegate PEER_ID --name attic", "p2prl key delegate LINE"),
     "p2prl key revoke": ("p2prl key revoke attic", "p2prl key revoke PEER_ID --since 2026-11-20T08:30Z"),
+    "p2prl team create": ("p2prl team create 'Red Pandas'",),
+    "p2prl team rename": ("p2prl team rename 'Blue Pandas'",),
+    "p2prl team join": ("p2prl team join LINE",),
+    "p2prl team leave": ("p2prl team leave",),
+    "p2prl team show": ("p2prl team show",),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,15 +166,15 @@ def _name_from(path: Path) -> str:
 
 def _weighted(option: str, text: str) -> tuple[str, float]:
     match = _WEIGHT.fullmatch(text)
-    if match is None:
-        return text, 1.0
-    weight = float(match[2])
-    if not MIN_TASK_WEIGHT <= weight <= MAX_TASK_WEIGHT:
+    if match is not None and MIN_TASK_WEIGHT <= float(match[2]) <= MAX_TASK_WEIGHT:
+        return match[1], float(match[2])
+    name, _, _ = text.rpartition("@")
+    if match is not None or (option == "--data" and name and _exists(name)):
         raise ConfigError(
-            f"{option} {text[:60]!r}: the weight must be from {MIN_TASK_WEIGHT:g} to {MAX_TASK_WEIGHT:g}",
-            remedy=f"For example: {option} {match[1]}@2.5",
+            f"{option} {text[-60:]!r}: the weight must be from {MIN_TASK_WEIGHT:g} to {MAX_TASK_WEIGHT:g}",
+            remedy=f"For example: {option} {name}@2.5",
         )
-    return match[1], weight
+    return text, 1.0
 
 
 def _by_name(option: str, texts: Sequence[str], files: Mapping[str, object]) -> dict[str, list[str]]:
@@ -185,11 +185,23 @@ def _by_name(option: str, texts: Sequence[str], files: Mapping[str, object]) -> 
         name, equals, rest = text.partition("=")
         if equals and name in files:
             named[name].append(rest)
+        elif equals and _NAME.fullmatch(name) and _is_value(option, rest) and not _exists(text):
+            raise ConfigError(
+                f"{option} {text[:60]!r}: no data set has the name {name!r}",
+                remedy=f"For example: {option} {next(iter(files))}={rest}",
+            )
         else:
             plain.append(text)
     if any("" in values for values in (*named.values(), plain)):
         raise ConfigError(f"{option} has no value", remedy=f"For example: {option} VALUE, or {option} NAME=VALUE")
     return {name: values or plain for name, values in named.items()}
+
+
+def _is_value(option: str, text: str) -> bool:
+    """Whether a text is what an option takes without a name: then what stands before its `=` was meant as one."""
+    if option == "--scorer":
+        return text.rpartition("*")[2].partition(":")[0] in SCORER_OPTIONS or ".py:" in text
+    return option == "--eval" and (is_generated(text) or _exists(text))
 
 
 def _names_one(texts: Sequence[str], name: str) -> bool:
@@ -230,7 +242,8 @@ def read_code(path: Path, functions: set[str]) -> bytes:
     except OSError as error:
         raise MachineError(f"cannot read {path}: {error.strerror}", remedy="Check its permissions.") from error
     except SyntaxError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}", remedy="Correct the scorer's file.") from error
+        place = path if error.lineno is None else f"{path}, line {error.lineno}"
+        raise ConfigError(f"{place}: {error.msg}", remedy="Correct the scorer's file.") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not Python: {error}", remedy="Give a Python file.") from error
     if not 0 < len(code) <= limits.MAX_SCORER_CODE_BYTES:
@@ -238,8 +251,9 @@ def read_code(path: Path, functions: set[str]) -> bytes:
             f"{path} has {len(code):,} bytes, outside 1..{limits.MAX_SCORER_CODE_BYTES:,}",
             remedy="Keep the scorer in one small file; data belongs into columns.",
         )
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    names = {*defined, *_assigned(tree)}
+    statements = list(_top_level(tree))
+    defined = [node.name for node in statements if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = {*defined, *_assigned(statements)}
     for function in sorted(functions - names):
         close = difflib.get_close_matches(function, sorted(names), n=1)
         there = f"It defines {', '.join(defined[:8])}." if defined else "It defines none."
@@ -250,10 +264,18 @@ def read_code(path: Path, functions: set[str]) -> bytes:
     return code
 
 
-def _assigned(tree: ast.Module) -> list[str]:
+def _top_level(node: ast.AST) -> Iterator[ast.AST]:
+    """Statements that run when a module is imported, those below `if` and `try` too; none inside functions."""
+    for inner in ast.iter_child_nodes(node):
+        yield inner
+        if isinstance(inner, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+            yield from _top_level(inner)
+
+
+def _assigned(statements: Sequence[ast.AST]) -> list[str]:
     """Names that a module assigns or imports at its top: a scorer may be one of those too."""
     names: list[str] = []
-    for node in tree.body:
+    for node in statements:
         if isinstance(node, ast.Assign):
             names += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif isinstance(node, ast.ImportFrom | ast.Import):

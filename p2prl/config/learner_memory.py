@@ -9,15 +9,13 @@ import torch
 import transformers
 
 from p2prl.config.prompt_lengths import survey_prompts
-from p2prl.config.run_prompts import DATA_FOLDER
+from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.learner.training.memory_model import TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
 from p2prl.models.free_memory import free_memory
 from p2prl.models.run_file_checks import read_tokenizer
 from p2prl.protocol.manifests import DTYPE_BYTES
-from p2prl.tasks.data.data_plan import PROMPTS_FILE
-from p2prl.tasks.data.packed_prompts import PackedPrompts
 from p2prl.tasks.task_registry import task_by_name
 
 
@@ -54,10 +52,9 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
 def _longest_prompt(folder: RunFolder, tokenizer: Any) -> int:
     """Tokens of the longest prompt: measured for procedural tasks, known for rows of data."""
     manifest = folder.manifest
-    packed = [PackedPrompts(folder.directory / DATA_FOLDER / data.task / PROMPTS_FILE) for data in manifest.data_sets]
     rows = {data.task for data in manifest.data_sets}
     procedural = [task_by_name(share.task).task for share in manifest.tasks if share.task not in rows]
-    longest = [prompts.longest for prompts in packed]
+    longest = [data.training.prompts.longest for data in folder_data(folder).tasks.values()]
     if procedural:
         before, after = manifest.prompt_frame
         lengths = survey_prompts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,7 +160,9 @@ def check_memory(needs: Requirements, limits: MachineLimits, *, on_cpu: bool, av
 
 def available_memory() -> int:
     """Bytes of memory that this process can have, with what it has already and what can be swapped out."""
-    free = psutil.virtual_memory().available + psutil.swap_memory().free
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a confined process may not read how much was swapped so far
+        free = psutil.virtual_memory().available + psutil.swap_memory().free
     return int(free) + psutil.Process().memory_info().rss
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from p2prl.config.owner_files import load_delegation, load_revocations
 from p2prl.config.requirements import VERSIONS_KEPT
+from p2prl.config.team_files import load_memberships
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
@@ -73,7 +74,9 @@ def peer_network(
     """
     caps = caps or UploadCaps()
     directory = worker_folder.run_directory(link.run)
-    delegation = load_delegation(worker_folder.directory, worker_folder.identity.public_key)
+    key = worker_folder.identity.public_key
+    delegation = load_delegation(worker_folder.directory, key)
+    members = {key} if delegation is None else {key, delegation.owner}
     return NetworkConfig(
         key_file=worker_folder.key_file,
         run=link.run,
@@ -86,6 +89,7 @@ def peer_network(
             awaits_consent=True,
             delegations=() if delegation is None else (delegation,),
             revocations=load_revocations(worker_folder.home),
+            memberships=tuple(each for each in load_memberships(worker_folder.home).values() if each.member in members),
             relay=RelayConfig(upload_bytes_s=caps.bytes_s),
         ),
         blob_dir=blobs_of_worker(worker_folder, link.run),

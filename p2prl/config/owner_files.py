@@ -8,23 +8,21 @@ HOME/revocations           revocations that this machine's workers pass on, one 
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
-from p2prl.disk_full import write_error
+from p2prl.config.home_files import damaged_file, read_file, replace_file
 from p2prl.errors import IdentityError
 from p2prl.protocol.delegation import Delegation, Revocation, parse_statement, statement_text
 
 MOST_REVOCATIONS = 64
 """Revocations that one machine passes on: each costs every learner it meets a look."""
 
-_MOST_FILE_BYTES = 1024 * 1024
-"""Of any of these files; the list of a thousand machines has about 200 kB."""
-
 _FORMAT = "p2prl/delegates/1"
+
+_DELEGATE = "p2prl key delegate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +55,7 @@ def load_delegation(folder: Path, public_key: bytes) -> Delegation | None:
     Raises `IdentityError` when the file is damaged.
     """
     path = folder / "delegation"
-    if (text := _read(path)) is None:
+    if (text := read_file(path, remedy=_DELEGATE)) is None:
         return None
     statement = _parse(text, path)
     if not isinstance(statement, Delegation) or statement.delegate != public_key:
@@ -67,13 +65,13 @@ def load_delegation(folder: Path, public_key: bytes) -> Delegation | None:
 
 def save_delegation(folder: Path, delegation: Delegation) -> None:
     """Install a delegation in a worker folder."""
-    _write(folder / "delegation", statement_text(delegation) + "\n")
+    replace_file(folder / "delegation", statement_text(delegation) + "\n")
 
 
 def load_revocations(home: Path) -> tuple[Revocation, ...]:
     """Revocations that this machine passes on, oldest first. Raises `IdentityError` when the file is damaged."""
     path = home / "revocations"
-    lines = (_read(path) or "").splitlines()
+    lines = (read_file(path, remedy=_DELEGATE) or "").splitlines()
     found = (_parse(line, path) for line in lines if line.strip())
     return tuple(statement for statement in found if isinstance(statement, Revocation))[-MOST_REVOCATIONS:]
 
@@ -82,13 +80,13 @@ def add_revocation(home: Path, revocation: Revocation) -> None:
     """Keep a revocation, to be passed on by the workers of this machine. The oldest make room."""
     others = [known for known in load_revocations(home) if known != revocation]
     kept = [*others, revocation][-MOST_REVOCATIONS:]
-    _write(home / "revocations", "".join(statement_text(each) + "\n" for each in kept))
+    replace_file(home / "revocations", "".join(statement_text(each) + "\n" for each in kept))
 
 
 def load_machines(home: Path) -> dict[str, Machine]:
     """The owner's machines by peer id. Raises `IdentityError` when the file is damaged."""
     path = home / "owner" / "delegates.json"
-    if (text := _read(path)) is None:
+    if (text := read_file(path, remedy=_DELEGATE)) is None:
         return {}
     try:
         document = msgspec.json.decode(text, type=_Document)
@@ -103,7 +101,7 @@ def save_machine(home: Path, machine: Machine) -> None:
     """Add a machine to the owner's list, or replace its entry."""
     machines = {**load_machines(home), machine.peer_id: machine}
     document = {"format": _FORMAT, "machines": [asdict(each) for each in machines.values()]}
-    _write(home / "owner" / "delegates.json", msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+    replace_file(home / "owner" / "delegates.json", msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
 
 
 def _parse(text: str, path: Path) -> Delegation | Revocation:
@@ -114,29 +112,4 @@ def _parse(text: str, path: Path) -> Delegation | Revocation:
 
 
 def _damaged(path: Path, reason: object) -> IdentityError:
-    return IdentityError(f"{path} is damaged: {reason}", remedy=f"Delete {path} and run p2prl key delegate again.")
-
-
-def _read(path: Path) -> str | None:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_FILE_BYTES).decode()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file in one step, readable by its owner alone."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise write_error(error, path) from error
+    return damaged_file(path, reason, remedy=_DELEGATE)

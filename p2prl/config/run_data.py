@@ -22,6 +22,7 @@ from p2prl.tasks.data.data_plan import (
     ROWS_FILE,
     SCORER_FILE,
 )
+from p2prl.tasks.data.file_blob import file_blob
 from p2prl.tasks.data.packed_prompts import PackedPrompts
 from p2prl.tasks.data.packed_rows import PackedRows
 from p2prl.tasks.data.task_data import DataSplit, TaskData
@@ -97,7 +98,8 @@ def downloaded_data(manifest: RunManifest, files: Mapping[str, Path], *, scores:
 
 
 def folder_data(folder: Folder) -> RunData:
-    """Data of a run folder, held-out rows included. `ConfigError` when a file is missing or damaged."""
+    """Data of a run folder, held-out rows included. `ConfigError` when a file is missing or damaged, and for other
+    held-out rows than the manifest names: figures of different rows would stand side by side."""
     run = RunData()
     for data in folder.manifest.data_sets:
         place = data_folder(folder, data.task)
@@ -105,15 +107,21 @@ def folder_data(folder: Folder) -> RunData:
             training = DataSplit(
                 PackedPrompts(place / PROMPTS_FILE, rows=data.rows), PackedRows(place / ROWS_FILE, rows=data.rows)
             )
-            held_out = None
-            if data.held_out:
-                rows = PackedRows(place / HELD_OUT_ROWS_FILE)
-                held_out = DataSplit(PackedPrompts(place / HELD_OUT_PROMPTS_FILE, rows=len(rows)), rows)
+            held_out = _held_out(place, data.held_out) if data.held_out else None
         except (OSError, IntegrityError) as error:
             raise _unusable(error, place) from error
         run.tasks[data.task] = TaskData(training, held_out)
         run.scoring[data.task] = TaskScoring(data.scoring, place / SCORER_FILE if data.code else None)
     return run
+
+
+def _held_out(place: Path, root: bytes) -> DataSplit:
+    """Held-out rows with the digest `root`. `IntegrityError` for other ones."""
+    path = place / HELD_OUT_ROWS_FILE
+    if file_blob(path).root != root:
+        raise IntegrityError(f"{path} is not the file that the run's manifest names")
+    rows = PackedRows(path)
+    return DataSplit(PackedPrompts(place / HELD_OUT_PROMPTS_FILE, rows=len(rows)), rows)
 
 
 def serve_data(folder: Folder, blobs: DiskBlobStore, on_notice: Callable[[str], None]) -> None:

@@ -120,9 +120,8 @@ def _pack(
     for task, data in packed.items():
         held_out = f", {data.held_out_rows:,} for evaluation only" if data.held_out_rows else ""
         notices += data.notices
-        notices.append(
-            f"{task}: {data.rows:,} rows to train on{held_out}; the longest prompt has {data.longest} tokens."
-        )
+        rows = f"{data.rows:,} row{'s' * (data.rows != 1)}"
+        notices.append(f"{task}: {rows} to train on{held_out}; the longest prompt has {data.longest} tokens.")
     return tuple(_data_set(plan, folder / plan.task, packed[plan.task]) for plan in plans), tuple(notices)
 
 

@@ -19,6 +19,7 @@ from p2prl.controls.quantities import (
     read_choice,
     read_duration_s,
     read_schedule,
+    read_share,
     read_size_gb,
 )
 from p2prl.errors import ConfigError
@@ -54,6 +55,7 @@ def _amount(*units: str) -> Callable[[str], float]:
 
 
 SPECS = (
+    LimitSpec("share", read_share, OFF, "50%", "Most of the time that it computes: the rest is for other work."),
     LimitSpec("gpu.memory", read_size_gb, OFF, "8GB", "Most memory of the device for weights and samples."),
     LimitSpec("gpu.power", _amount("W"), OFF, "200W", "Most power of the device, kept by resting between steps."),
     LimitSpec("gpu.temp", _amount("C", "°C"), OFF, "75C", "Highest temperature, kept by resting between steps."),
@@ -153,8 +155,13 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """The values of all limits, read once: 0 or empty is no limit. It has many fields because there are many limits."""
+    """The values of all limits, read once: 0 or empty is no limit, but for `share`.
 
+    It has many fields because there are many limits.
+    """
+
+    share: float
+    """Of the time; 1 is no limit."""
     gpu_memory_gb: float
     gpu_power_w: float
     gpu_temp_c: float
@@ -172,6 +179,7 @@ class Figures:
 def figures(limits: Limits) -> Figures:
     """The values of all limits."""
     return Figures(
+        share=limits.value("share"),
         gpu_memory_gb=limits.value("gpu.memory"),
         gpu_power_w=limits.value("gpu.power"),
         gpu_temp_c=limits.value("gpu.temp"),

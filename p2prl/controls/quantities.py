@@ -23,6 +23,9 @@ MOST_HOURS_ENTRIES = 32
 MOST_DURATION_S = 366 * 86_400.0
 """A pause of a year: more is a typing error."""
 
+LEAST_SHARE = 0.05
+"""Of the time: a worker that computes less keeps its weights in memory for next to nothing."""
+
 _MOST = 1e6
 """A petabyte, a megawatt, a terabit: more is a typing error."""
 
@@ -94,6 +97,17 @@ def read_battery(text: str) -> float:
     if match is None or match[2] != "%" or not 0.0 < float(match[1]) <= 100.0:
         raise ValueError("never, always, or the least charge, as 50%")
     return float(match[1])
+
+
+def read_share(text: str) -> float:
+    """A share of the whole: `50%` or `0.5`; 1 for `off`."""
+    if _is_off(text):
+        return 1.0
+    match = _NUMBER.fullmatch(text.strip())
+    share = 0.0 if match is None or match[2] not in ("", "%") else float(match[1]) / (100.0 if match[2] else 1.0)
+    if not LEAST_SHARE <= share <= 1.0:
+        raise ValueError(f"a share from {LEAST_SHARE:.0%} to 100%, as 50%, or off")
+    return share
 
 
 def battery_text(percent: float) -> str:

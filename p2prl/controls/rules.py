@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from p2prl.controls.limits import Figures, Limits, figures
-from p2prl.controls.quantities import DAY_MINUTES, OFF, duration_text, is_scheduled, minutes_until
+from p2prl.controls.quantities import DAY_MINUTES, LEAST_SHARE, OFF, duration_text, is_scheduled, minutes_until
 
-LEAST_DUTY = 0.05
+LEAST_DUTY = LEAST_SHARE
 """Least share of time the engine computes; below it the worker rests, and its memory is freed."""
 
 QUIET_S = 30.0
@@ -101,6 +101,7 @@ class Rules:
     limits: Limits
     pause: Pause | None = None
     duty: float = 1.0
+    """Share of the time that heat and power allow; the owner's own share bounds it too."""
     _figures: Figures = field(init=False)
     _quiet_from: float = 0.0
     """Unix time from which no other program is in the way."""
@@ -129,12 +130,16 @@ class Rules:
         if self.pause is not None and self.pause.until is not None and now >= self.pause.until:
             self.pause = None
         if self.pause is not None:
-            return Order(True, "paused by you", self.duty, self.pause.keeps_relaying)
+            return Order(True, "paused by you", self._duty, self.pause.keeps_relaying)
         for reason in self._reasons(now, minute_of_week, readings):
-            return Order(True, reason, self.duty, self._figures.keeps_relaying)
-        if self.duty < 1.0:
-            return Order(False, f"computing {self.duty:.0%} of the time: {self._slowed_by(readings)}", self.duty)
+            return Order(True, reason, self._duty, self._figures.keeps_relaying)
+        if self._duty < 1.0:
+            return Order(False, f"computing {self._duty:.0%} of the time: {self._slowed_by(readings)}", self._duty)
         return Order()
+
+    @property
+    def _duty(self) -> float:
+        return min(self.duty, self._figures.share)
 
     @property
     def needs_desktop(self) -> bool:
@@ -184,12 +189,12 @@ class Rules:
             self._memory_rest_until = now + MEMORY_REST_S
         allowed = 1.0
         if wants.gpu_power_w and readings.power_w is not None and readings.power_w > wants.gpu_power_w:
-            allowed = min(allowed, self.duty * _POWER_MARGIN * wants.gpu_power_w / readings.power_w)
+            allowed = min(allowed, self._duty * _POWER_MARGIN * wants.gpu_power_w / readings.power_w)
         above = 0.0
         if wants.gpu_temp_c and readings.temperature_c is not None:
             above = readings.temperature_c - wants.gpu_temp_c
             if above > 0.0:
-                allowed = min(allowed, self.duty * max(0.0, 1.0 - _TOO_HOT_PER_C * above * seconds))
+                allowed = min(allowed, self._duty * max(0.0, 1.0 - _TOO_HOT_PER_C * above * seconds))
             self._is_hot = above > FAR_TOO_HOT_C or (self._is_hot and above > -COOL_BY_C)
             if above > 0.0 and allowed < LEAST_DUTY:
                 self._is_hot = True
@@ -220,6 +225,8 @@ class Rules:
 
     def _slowed_by(self, readings: Readings) -> str:
         wants, parts = self._figures, []
+        if self.duty >= wants.share:
+            return "your share"
         if wants.gpu_temp_c and readings.temperature_c is not None:
             parts.append(f"{readings.temperature_c:.0f} °C of your {wants.gpu_temp_c:g} °C")
         if wants.gpu_power_w and readings.power_w is not None:

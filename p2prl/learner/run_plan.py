@@ -21,6 +21,7 @@ from p2prl.protocol.manifests import (
 )
 from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.scorers.spec import parse_spec
 from p2prl.tasks.task_registry import TASKS, task_by_name
 
 if TYPE_CHECKING:
@@ -126,6 +127,13 @@ class RunPlan:
                 raise ConfigError(
                     f"{data.task!r} is the name of a task that is installed",
                     remedy=f"Give the data another name: --data NAME={data.path}",
+                )
+            penalty = parse_spec(data.scoring).length_penalty if data.scoring else None
+            if penalty is not None and not penalty.of(self.max_new_tokens):
+                first = penalty.max_tokens - penalty.cache_tokens + 1
+                raise ConfigError(
+                    f"--length-penalty is from {first} tokens on, and completions have at most {self.max_new_tokens}",
+                    remedy=f"Give a lower one, or --max-new-tokens {penalty.max_tokens}.",
                 )
         count = len(self.shares)
         if not 1 <= count <= limits.MAX_TASKS:

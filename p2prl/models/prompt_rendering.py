@@ -91,8 +91,6 @@ class PromptRenderer:
 
     def _applied(self, prompt: Prompt, *, answered: bool) -> str:
         """What the template writes for messages, of which `answered` says that the last one is the assistant's."""
-        import jinja2  # no role imports it: a template is evaluated when the run is made, and never again
-
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self._system and messages[0]["role"] == "system":
             raise ConfigError(
@@ -106,9 +104,9 @@ class PromptRenderer:
                 add_generation_prompt=not answered,
                 strftime_now=_DATE.strftime,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is a program, which may raise anything
             raise ConfigError(
-                f"the chat template refuses the prompt: {str(error)[:200]}",
+                f"the chat template refuses the prompt: {str(error)[:200] or type(error).__name__}",
                 remedy="Leave out --system if it is that; or give another template: --chat-template FILE, or off.",
             ) from error
         return text

@@ -6,11 +6,11 @@ score. The run would look healthy and learn nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from p2prl.errors import ConfigError
-from p2prl.models.run_scoring import AnswerScorer
+from p2prl.models.run_scoring import AnswerScorer, ScoredAnswer
 from p2prl.tasks.data.packed_rows import PackedRows, Row
 
 _ROWS = 16
@@ -32,7 +32,8 @@ _NOTHING_MADE = "Nothing was made; --force makes the run all the same."
 def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAnswer, scorer: AnswerScorer) -> str:
     """A notice for the user, or an empty text when the scorers tell answers apart.
 
-    `ConfigError` when they give a row's own answer and another row's the same score, or fail on both.
+    `ConfigError` when they give a row's own answer and another row's the same score, or fail on both, or give one
+    answer two scores.
     """
     listed = [rows.row(number) for number in range(min(count, _LOOKED_AT))]
     known = [(row, right) for row in listed if (right := right_answer(row)) is not None]
@@ -43,12 +44,18 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
     tried, failures = 0, []
     for row, right_texts, wrong_texts in islice(pairs, _ROWS):
         completions = [(text, True) for text in (*right_texts, *wrong_texts)]
-        scored = scorer.submit(task, row, completions, account=b"").result()
+        if not tried:
+            scored = scorer.submit(task, row, completions * 2, account=b"").result()
+            _refuse_two_scores(task, zip(scored[: len(completions)], scored[len(completions) :], strict=True))
+            scored = scored[: len(completions)]
+        else:
+            scored = scorer.submit(task, row, completions, account=b"").result()
         failures += [each.failure for each in scored if each.failure]
         tried += len(scored)
         values, half = [each.value for each in scored], len(right_texts)
         if any(own > other for own, other in zip(values[:half], values[half:], strict=True)):
-            return ""
+            failed = f"{len(failures)} of {tried} answers"
+            return f"The scorer of {task} failed on {failed} it was tried on: {failures[-1]}." if failures else ""
     if tried and len(failures) == tried:
         raise ConfigError(
             f"the scorer of {task} failed on all {tried} answers it was tried on: {failures[-1]}",
@@ -61,6 +68,17 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         )
     why = "all rows have the same right answer" if known else "it reads no answer in a usual form"
     return f"Whether the scorer of {task} tells answers apart could not be tried: {why}."
+
+
+def _refuse_two_scores(task: str, pairs: Iterable[tuple[ScoredAnswer, ScoredAnswer]]) -> None:
+    """`ConfigError` when an answer has another score the second time. Failures differ by themselves: they take time."""
+    for first, second in pairs:
+        if first.value != second.value and not (first.failure or second.failure):
+            raise ConfigError(
+                f"the scorer of {task} gives one answer two scores: {first.value:g}, then {second.value:g}",
+                remedy="Let it use its arguments alone, neither a clock nor the system's random numbers: a validator "
+                f"with another score takes honest work for forged. {_NOTHING_MADE}",
+            )
 
 
 def _pairs(answers: Sequence[tuple[Row, list[str]]]) -> Iterator[tuple[Row, list[str], list[str]]]:

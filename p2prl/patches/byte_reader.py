@@ -1,9 +1,8 @@
-"""Bounded reading and writing of integers and bit fields; the reader never runs past the end of untrusted bytes."""
+"""Bounded reading and writing of integers; the reader never runs past the end of untrusted bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +38,6 @@ class ByteReader:
                 return value
         raise RemoteProtocolError("patch: an integer is too long")
 
-    def bits(self, count: int) -> Bytes:
-        """Read `count` bits, one byte each. The padding of the last byte must be zero."""
-        raw = np.frombuffer(self.take(-(-count // 8)), dtype=np.uint8)
-        bits = np.unpackbits(raw, bitorder="little")
-        if bits[count:].any():
-            raise RemoteProtocolError("patch: padding bits are set")
-        return bits[:count]
-
     def finish(self) -> None:
         """Raise unless every byte was read."""
         if self._at != len(self._data):
@@ -63,8 +54,3 @@ def integers(values: Sequence[int]) -> bytes:
             rest >>= 7
         out.append(rest)
     return bytes(out)
-
-
-def packed_bits(bits: NDArray[Any]) -> bytes:
-    """Encode flags for `ByteReader.bits`: eight per byte, the first in the lowest bit."""
-    return np.packbits(bits.astype(bool, copy=False), bitorder="little").tobytes()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.dense_codecs import decode_planes, decode_raw
+from p2prl.patches.ec2 import decode_ec2
 from p2prl.patches.kernels import Kernels
-from p2prl.patches.sparse_codecs import decode_sparse
 from p2prl.patches.stream_format import (
     HEADER_BYTES,
     MAGIC,
@@ -66,7 +66,7 @@ class PatchReader:
         if not self._begun:
             magic, code, words = PREAMBLE.unpack(part)
             if magic != MAGIC:
-                raise RemoteProtocolError("patch: not a patch of this format")
+                raise RemoteProtocolError(_foreign(magic))
             if word_type_of(code) is not self._word_type or words != self._words:
                 raise RemoteProtocolError(f"patch: {words} words of type {code} are not this model's")
             self._begun = True
@@ -81,6 +81,12 @@ class PatchReader:
         self._needed = HEADER_BYTES
         self._next += 1
         return [segment]
+
+
+def _foreign(magic: bytes) -> str:
+    if magic[:-2] != MAGIC[:-2]:
+        return "patch: not a patch of this format"
+    return "patch: written by another version of p2prl; the complete weights are downloaded instead"
 
 
 def apply_patch(
@@ -162,7 +168,6 @@ def decode_segment(
 def _decode_body(old: Words, codec: Codec, body: memoryview, word_type: WordType, kernels: Kernels) -> Words:
     if codec is Codec.RAW:
         return decode_raw(old, body, word_type)
-    coder = ZstdCoder()
     if codec is Codec.PLANES:
-        return decode_planes(old, body, word_type, coder)
-    return decode_sparse(old, body, word_type, kernels, coder, flat=codec is Codec.FLAT)
+        return decode_planes(old, body, word_type, ZstdCoder())
+    return decode_ec2(old, body, word_type, kernels)

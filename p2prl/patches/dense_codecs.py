@@ -21,7 +21,7 @@ def encode_planes(old: Words, new: Words, word_type: WordType, coder: ZstdCoder)
     steps = steps_between(old, new, word_type)
     folded = (steps << 1) ^ ((steps >> (word_type.bits - 1)) * steps.dtype.type((1 << word_type.bits) - 1))
     planes = np.ascontiguousarray(folded.view(np.uint8).reshape(len(folded), word_type.word_bytes).T)
-    packed = [coder.pack(plane, matches=True) for plane in planes]
+    packed = [coder.pack(plane) for plane in planes]
     return integers([tag for tag, _ in packed]) + b"".join(data for _, data in packed)
 
 

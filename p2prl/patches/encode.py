@@ -8,8 +8,8 @@ import numpy as np
 
 from p2prl.errors import LocalProtocolError
 from p2prl.patches.dense_codecs import encode_planes
+from p2prl.patches.ec2 import encode_ec2
 from p2prl.patches.kernels import Kernels
-from p2prl.patches.sparse_codecs import encode_sparse
 from p2prl.patches.stream_format import (
     MAGIC,
     PREAMBLE,
@@ -25,12 +25,13 @@ from p2prl.patches.zstd_coder import ZstdCoder
 _STRIPES, _STRIPE_WORDS = 8, 8192
 """The sample that predicts the size of the planes: 64 Ki words from all over the segment, 1/64 of the work."""
 
+_SPARSE_SHARE = 4
+"""No sample is taken where EC2 needs less than one part in this many of the words: planes were 2.8 times as large in
+such segments, and 1.5 times smaller than the words in their best case, a keyframe."""
+
 _PLANES_MARGIN = 1.5
 """Planes are encoded in full if the sample predicts at most this multiple of the best size so far. A sample's frames
 are short, so it overestimates."""
-
-_FLAT_BELOW_BYTES = 16 * 1024
-"""Flat saves fifteen of EC1's sixteen tables, a kilobyte or two, but costs more for positions: above this it loses."""
 
 
 def encode_patch(
@@ -55,17 +56,14 @@ def encode_patch(
 def encode_segment(old: Words, new: Words, word_type: WordType, kernels: Kernels) -> tuple[SegmentHeader, bytes]:
     """(header, body) of the smallest encoding of `new` relative to `old`.
 
-    EC1 is always tried. Flat only saves tables, so it is tried where tables matter. Planes are tried if a sample of the
-    segment predicts a gain. Plain words bound the result. Equal arguments give equal bytes.
+    EC2 is always tried, planes if a sample of the segment predicts a gain. Plain words bound the result. Equal
+    arguments give equal bytes.
     """
     old, new = segment_words(old, word_type), segment_words(new, word_type)
     if len(old) != len(new):
         raise LocalProtocolError("a patch needs as many old words as new ones")
     coder = ZstdCoder()
-    codec, body = Codec.EC1, encode_sparse(old, new, word_type, kernels, coder, flat=False)
-    if len(body) < _FLAT_BELOW_BYTES:
-        rival = encode_sparse(old, new, word_type, kernels, coder, flat=True)
-        codec, body = min((codec, body), (Codec.FLAT, rival), key=_length)
+    codec, body = Codec.EC2, encode_ec2(old, new, word_type, kernels)
     if _planes_may_win(old, new, word_type, coder, len(body)):
         rival = encode_planes(old, new, word_type, coder)
         codec, body = min((codec, body), (Codec.PLANES, rival), key=_length)
@@ -80,10 +78,12 @@ def _length(candidate: tuple[Codec, bytes]) -> int:
 
 
 def _planes_may_win(old: Words, new: Words, word_type: WordType, coder: ZstdCoder, best_bytes: int) -> bool:
-    """Whether a sample predicts shorter planes. Encoding them in full costs more time than EC1 itself."""
+    """Whether a sample predicts shorter planes. Encoding them in full costs more time than EC2 itself."""
     sample = _STRIPES * _STRIPE_WORDS
     if len(old) <= 4 * sample:
         return True
+    if _SPARSE_SHARE * best_bytes < new.nbytes:
+        return False
     starts = np.linspace(0, len(old) - _STRIPE_WORDS, _STRIPES).astype(np.int64)
     chosen = (starts[:, None] + np.arange(_STRIPE_WORDS)).ravel()
     length = len(encode_planes(old[chosen], new[chosen], word_type, coder))

@@ -7,7 +7,7 @@ from functools import cache
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
 
 _COMPILE_BYTES = 256 * 1024 * 1024
-"""Weights of at least this size justify the two seconds and 150 MB that compiling costs."""
+"""Weights of at least this size justify the three seconds and 70 MB that compiling costs."""
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Kernels port: the four passes over the words of a segment, and their numpy implementation.
+"""Kernels port: the passes over the words of a segment and over its symbols, and their numpy implementation.
 
 `numba_kernels` implements the same port in compiled code; `kernel_choice` picks one. Both give the same arrays for the
-same words, and all later steps are shared, so a patch does not depend on the implementation. Arguments are validated
-before they reach a kernel: no untrusted counts or ranks arrive here.
+same words, and all later steps are shared, so a patch does not depend on the implementation. Counts and ranks are
+validated before they reach a kernel.
 """
 
 from __future__ import annotations
@@ -12,87 +12,148 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from p2prl.patches.exponent_classes import ClassTable
+from p2prl.patches import entropy_coder
+from p2prl.patches.entropy_coder import Runs, States, Tables, Units
+from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
+from p2prl.patches.history import BLOCK_WORDS, Flags, History, packed_flags
+from p2prl.patches.intervals import Symbols, Values
 from p2prl.patches.words import Words, WordType, exponents_of, stepped, steps_between
 
-Counts = NDArray[np.int64]
+Ranks = NDArray[np.int64]
 
 
 class Kernels(Protocol):
-    """Passes over the words of one segment."""
+    """Passes over one segment. Steps are *turned*: negated where the history says that the last step was down."""
 
     @property
     def name(self) -> str:
         """Name of the implementation, for tables."""
 
-    def histogram(self, old: Words, word_type: WordType) -> Counts:
-        """Count the words of each exponent."""
+    def count(self, old: Words, word_type: WordType, top: int, history: History | None) -> tuple[int, ...]:
+        """Count the words of each group."""
 
-    def tally(self, old: Words, new: Words, word_type: WordType) -> tuple[Counts, Counts]:
-        """Count (words, changed words) by the exponent of the old word."""
-
-    def find(self, old: Words, new: Words, word_type: WordType, table: ClassTable) -> tuple[NDArray[np.uint32], Words]:
-        """(gaps between marked ranks, ulp steps of changed words), class after class, in the order of the words."""
+    def find(
+        self, old: Words, new: Words, word_type: WordType, top: int, history: History | None
+    ) -> tuple[Groups, Values, Words]:
+        """(groups, gaps between changed ranks, turned steps), group after group, in the order of the words."""
 
     def apply(
-        self, old: Words, word_type: WordType, table: ClassTable, ranks: NDArray[np.int64], steps: Words
+        self, old: Words, word_type: WordType, groups: Groups, history: History | None, ranks: Ranks, steps: Words
     ) -> Words:
-        """Return the new words. `ranks` are the marked ranks class after class, ascending within each and in range."""
+        """Return the new words. `ranks` are those of changed words, group after group, ascending and in range."""
+
+    def rans_encode(self, symbols: Symbols, runs: Runs, tables: Tables, states: States) -> Units:
+        """See `entropy_coder.rans_encode`."""
+
+    def rans_decode(self, runs: Runs, tables: Tables, states: States, units: Units) -> Symbols:
+        """See `entropy_coder.rans_decode`."""
+
+    def pack_fields(self, values: Values, widths: Symbols) -> bytes:
+        """See `entropy_coder.pack_fields`."""
+
+    def unpack_fields(self, data: bytes, widths: Symbols) -> Values:
+        """See `entropy_coder.unpack_fields`."""
 
 
 class NumpyKernels:
-    """Reference implementation: sorts word indices by class (a radix sort, eight bits) and slices."""
+    """Reference implementation: a flag for every word of a group, 64 to a number, and counts of set bits."""
 
     name = "numpy"
 
-    def histogram(self, old: Words, word_type: WordType) -> Counts:
-        return np.bincount(exponents_of(old, word_type), minlength=word_type.exponents).astype(np.int64)
+    def count(self, old: Words, word_type: WordType, top: int, history: History | None) -> tuple[int, ...]:
+        return tuple(map(_count, _members(old, word_type, top, history)))
 
-    def tally(self, old: Words, new: Words, word_type: WordType) -> tuple[Counts, Counts]:
-        changed = old[old != new]
-        return self.histogram(old, word_type), self.histogram(changed, word_type)
-
-    def find(self, old: Words, new: Words, word_type: WordType, table: ClassTable) -> tuple[NDArray[np.uint32], Words]:
-        order = _by_class(old, word_type, table)
-        changed = old != new
-        flags = changed if order is None else changed[order]
-        gaps, places, start = [], [], 0
-        for total, inverted in zip(table.words, table.inverted, strict=True):
-            own = flags[start : start + total]
-            ranks = np.flatnonzero(own)
-            places.append(ranks + start if order is None else order[start : start + total][ranks])
-            if inverted:
-                ranks = np.flatnonzero(~own)
-            gaps.append((np.diff(ranks, prepend=-1) - 1).astype(np.uint32))
-            start += total
+    def find(
+        self, old: Words, new: Words, word_type: WordType, top: int, history: History | None
+    ) -> tuple[Groups, Values, Words]:
+        different = packed_flags(old != new)
+        words, gaps, places = [], [], []
+        for flags in _members(old, word_type, top, history):
+            words.append(_count(flags))
+            places.append(_places(flags & different))
+            gaps.append((np.diff(_ranks(flags, places[-1]), prepend=-1) - 1).astype(np.uint32))
         where = np.concatenate(places)
-        return np.concatenate(gaps), steps_between(old[where], new[where], word_type)
+        steps = steps_between(old[where], new[where], word_type)
+        groups = Groups(top, tuple(words), tuple(map(len, places)))
+        return groups, np.concatenate(gaps), _turned(steps, where, history)
 
     def apply(
-        self, old: Words, word_type: WordType, table: ClassTable, ranks: NDArray[np.int64], steps: Words
+        self, old: Words, word_type: WordType, groups: Groups, history: History | None, ranks: Ranks, steps: Words
     ) -> Words:
-        order = _by_class(old, word_type, table)
-        places, start, at = [], 0, 0
-        for total, marks, inverted in zip(table.words, table.marks, table.inverted, strict=True):
-            own = ranks[at : at + marks]
-            if inverted:
-                others = np.ones(total, dtype=bool)
-                others[own] = False
-                own = np.flatnonzero(others)
-            places.append(own + start if order is None else order[start : start + total][own])
-            start += total
-            at += marks
+        places, at = [], 0
+        for flags, n in zip(_members(old, word_type, groups.top, history), groups.changed, strict=True):
+            places.append(_places_of_ranks(flags, ranks[at : at + n]))
+            at += n
         where = np.concatenate(places)
         new = old.copy()
-        new[where] = stepped(old[where], steps, word_type)
+        new[where] = stepped(old[where], _turned(steps, where, history), word_type)
         return new
 
+    rans_encode = staticmethod(entropy_coder.rans_encode)
+    rans_decode = staticmethod(entropy_coder.rans_decode)
+    pack_fields = staticmethod(entropy_coder.pack_fields)
+    unpack_fields = staticmethod(entropy_coder.unpack_fields)
 
-def _by_class(old: Words, word_type: WordType, table: ClassTable) -> NDArray[np.intp] | None:
-    """Indices of the words class after class; None when there is one class and nothing to sort."""
-    if len(table.words) == 1:
-        return None
-    return np.argsort(table.class_of_exponent[exponents_of(old, word_type)], kind="stable")
+
+def _members(old: Words, word_type: WordType, top: int, history: History | None) -> list[Flags]:
+    """The flags of each group's words."""
+    below, above = class_window(top)
+    table = np.minimum(np.maximum(np.arange(word_type.exponents) - below, 0), CLASSES - 1 - above) + above
+    classes = table.astype(np.uint8)[exponents_of(old, word_type)]
+    flags = [packed_flags(classes == number) for number in range(CLASSES)]
+    if history is None:
+        return flags
+    return [own & ~history.moved for own in flags] + [own & history.moved for own in flags]
+
+
+def _count(flags: Flags) -> int:
+    return int(np.bitwise_count(flags).sum(dtype=np.int64))
+
+
+def _places(flags: Flags) -> NDArray[np.int64]:
+    """Places of the set flags, ascending."""
+    blocks = np.flatnonzero(flags)
+    bits = np.unpackbits(flags[blocks].astype("<u8").view(np.uint8), bitorder="little")
+    within = np.flatnonzero(bits)
+    places: NDArray[np.int64] = blocks[within >> 6] * BLOCK_WORDS + (within & 63)
+    return places
+
+
+def _ranks(flags: Flags, places: NDArray[np.int64]) -> Ranks:
+    """How many set flags precede each place."""
+    counts = np.bitwise_count(flags)
+    before = np.cumsum(counts, dtype=np.int64) - counts
+    block = places >> 6
+    lower = (np.uint64(1) << (places & 63).astype(np.uint64)) - np.uint64(1)
+    ranks: Ranks = before[block] + np.bitwise_count(flags[block] & lower)
+    return ranks
+
+
+def _places_of_ranks(flags: Flags, ranks: Ranks) -> NDArray[np.int64]:
+    """Places of the set flags of these ranks, all below the number of set flags."""
+    until = np.cumsum(np.bitwise_count(flags), dtype=np.int64)
+    block = np.searchsorted(until, ranks, side="right")
+    rest = flags[block]
+    rank = ranks - until[block] + np.bitwise_count(rest)
+    place = block * BLOCK_WORDS
+    for half in (32, 16, 8, 4, 2, 1):  # the wanted flag is in the lower half, or beyond all of its flags
+        lower = rest & np.uint64((1 << half) - 1)
+        count = np.bitwise_count(lower)
+        beyond = rank >= count
+        rank = rank - np.where(beyond, count, 0)
+        place = place + np.where(beyond, half, 0)
+        rest = np.where(beyond, rest >> np.uint64(half), lower)
+    found: NDArray[np.int64] = place
+    return found
+
+
+def _turned(steps: Words, where: NDArray[np.int64], history: History | None) -> Words:
+    """Steps with those of words that last went down negated; its own inverse."""
+    if history is None:
+        return steps
+    down = (history.down[where >> 6] >> (where & 63).astype(np.uint64)) & np.uint64(1)
+    turned: Words = np.where(down.astype(bool), steps.dtype.type(0) - steps, steps)
+    return turned
 
 
 NUMPY_KERNELS: Kernels = NumpyKernels()

@@ -1,162 +1,357 @@
 """Kernels compiled by numba: one loop per pass, no sorting, no temporary larger than the result.
 
-A loop counts the words of each class; the count is the rank that the numpy implementation computes by sorting. The
-loops run without bounds checks and without the GIL. They still compare their cursors with the ends, because the words
-may be a mapped file that changes between two passes.
+A loop takes 64 words at a time: a mask of each class's words, and counts of set bits in place of ranks. So only words
+that change are looked at one by one. The loops run without bounds checks and without the GIL. A pass
+writes no more than one entry a word, so it stays within its arrays even if a mapped file changes under it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from p2prl.patches.exponent_classes import ClassTable
-from p2prl.patches.kernels import Counts
+from p2prl.errors import RemoteProtocolError
+from p2prl.patches.entropy_coder import Runs, States, Tables, Units, too_short
+from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
+from p2prl.patches.history import Flags, History
+from p2prl.patches.intervals import Symbols, Values
+from p2prl.patches.kernels import Ranks
+from p2prl.patches.vector_blocks import advance, classify, copy, different, lowest_bit, members, set_bits
 from p2prl.patches.words import Words, WordType
 
-
-def _histogram(old: Words, shift: int, counts: Counts) -> None:
-    mask = len(counts) - 1
-    for word in old:
-        counts[(word >> shift) & mask] += 1
+_NO_FLAGS = np.zeros(0, dtype=np.uint64)
 
 
-def _tally(old: Words, new: Words, shift: int, words: Counts, changed: Counts) -> None:
-    mask = len(words) - 1
-    for i in range(len(old)):
-        exponent = (old[i] >> shift) & mask
-        words[exponent] += 1
-        changed[exponent] += old[i] != new[i]
+def _compile(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile without a cache on disk: numba would keep machine code in pickles there."""
+    compiled: Callable[..., Any] = njit(nogil=True)(loop)
+    return compiled
+
+
+def _classes_at(
+    old: Words, start: int, shift: int, exponents: int, below: int, above: int, classes: NDArray[np.uint8]
+) -> None:
+    """Classes of the block's words; 255 beyond the last word."""
+    if start + 64 <= len(old):
+        classify(old, start, shift, exponents - 1, below, above, classes)
+        return
+    classes[:] = 255
+    for i in range(len(old) - start):
+        field = (np.int64(old[start + i]) >> shift) & (exponents - 1)
+        height = field - below if field > below else 0
+        classes[i] = (height if height < 15 - above else 15 - above) + above
+
+
+def _changed_at(old: Words, new: Words, start: int) -> np.uint64:
+    if start + 64 <= len(old):
+        return different(old, new, start)  # type: ignore[no-any-return]
+    mask = np.uint64(0)
+    for i in range(len(old) - start):
+        if old[start + i] != new[start + i]:
+            mask |= np.uint64(1) << np.uint64(i)
+    return mask
+
+
+def _place(mask: np.uint64, rank: int) -> int:
+    """Place of the set bit that `rank` others are below, without a branch that depends on the mask."""
+    place = np.uint64(0)
+    for half in (32, 16, 8, 4, 2, 1):
+        count = set_bits(mask & np.uint64((1 << half) - 1))
+        beyond = rank >= count
+        rank -= count if beyond else 0
+        shift = np.uint64(half) if beyond else np.uint64(0)
+        mask >>= shift
+        place += shift
+    return np.int64(place)  # type: ignore[return-value]
+
+
+def _copy(old: Words, new: Words, start: int) -> None:
+    if start + 64 <= len(old):
+        copy(old, new, start)
+    else:
+        for i in range(len(old) - start):
+            new[start + i] = old[start + i]
+
+
+_copy_block = _compile(_copy)
+_classes_at_block = _compile(_classes_at)
+_changed_at_block = _compile(_changed_at)
+_place_of_rank = _compile(_place)
+
+
+def _count(old: Words, moved: Flags, shift: int, exponents: int, below: int, above: int, words: Ranks) -> None:
+    classes = np.empty(64, dtype=np.uint8)
+    never = np.full(len(words), len(old), dtype=np.int64)
+    for block in range((len(old) + 63) // 64):
+        _classes_at_block(old, block * 64, shift, exponents, below, above, classes)
+        again = moved[block] if len(moved) else np.uint64(0)
+        advance(classes, ~again, words, never, 0)
+        if again:
+            advance(classes, again, words, never, 16)
 
 
 def _find(
     old: Words,
     new: Words,
+    moved: Flags,
+    down: Flags,
     shift: int,
     bits: int,
-    classes: NDArray[np.uint8],
-    inverted: NDArray[np.bool_],
-    mark_at: Counts,
-    mark_end: Counts,
-    step_at: Counts,
-    step_end: Counts,
-    gaps: NDArray[np.uint32],
+    exponents: int,
+    below: int,
+    above: int,
+    words: Ranks,
+    groups: NDArray[np.uint8],
+    gaps: Values,
     steps: Words,
-) -> None:
-    mask = len(classes) - 1
+) -> int:
+    """Write the group, gap and turned step of each changed word, in the order of the words; returns how many."""
     low = (1 << (bits - 1)) - 1
-    seen = np.zeros(len(inverted), dtype=np.int64)
-    after = np.zeros(len(inverted), dtype=np.int64)
-    for i in range(len(old)):
-        was = np.int64(old[i])
-        now = np.int64(new[i])
-        c = classes[(was >> shift) & mask]
-        rank = seen[c]
-        seen[c] = rank + 1
-        if was != now and step_at[c] < step_end[c]:
-            steps[step_at[c]] = (now ^ ((now >> (bits - 1)) * low)) - (was ^ ((was >> (bits - 1)) * low))
-            step_at[c] += 1
-        if (was != now) != inverted[c] and mark_at[c] < mark_end[c]:
-            gaps[mark_at[c]] = rank - after[c]
-            mark_at[c] += 1
-            after[c] = rank + 1
+    classes = np.empty(64, dtype=np.uint8)
+    after = np.zeros(len(words), dtype=np.int64)
+    never = np.full(len(words), len(old), dtype=np.int64)
+    found = 0
+    for block in range((len(old) + 63) // 64):
+        start = block * 64
+        _classes_at_block(old, start, shift, exponents, below, above, classes)
+        hits = _changed_at_block(old, new, start)
+        again = moved[block] if len(moved) else np.uint64(0)
+        while hits:
+            bit = hits & (~hits + np.uint64(1))
+            place = lowest_bit(hits)
+            c = np.int64(classes[place])
+            g = c + (16 if again & bit else 0)
+            own = members(classes, c) & (again if again & bit else ~again)
+            rank = words[g] + set_bits(own & (bit - np.uint64(1)))
+            was, now = np.int64(old[start + place]), np.int64(new[start + place])
+            step = (now ^ ((now >> (bits - 1)) * low)) - (was ^ ((was >> (bits - 1)) * low))
+            if len(moved) and down[block] & bit:
+                step = -step
+            groups[found] = g
+            gaps[found] = rank - after[g]
+            steps[found] = step
+            after[g] = rank + 1
+            found += 1
+            hits ^= bit
+        advance(classes, ~again, words, never, 0)
+        if again:
+            advance(classes, again, words, never, 16)
+    return found
 
 
 def _apply(
     old: Words,
+    moved: Flags,
+    down: Flags,
     shift: int,
     bits: int,
-    classes: NDArray[np.uint8],
-    inverted: NDArray[np.bool_],
-    mark_at: Counts,
-    mark_end: Counts,
-    step_at: Counts,
-    step_end: Counts,
-    ranks: NDArray[np.int64],
+    exponents: int,
+    below: int,
+    above: int,
+    at: Ranks,
+    ends: Ranks,
+    ranks: Ranks,
     steps: Words,
     new: Words,
 ) -> None:
-    mask = len(classes) - 1
+    """Step the words of these ranks: for each group those from `at` to `ends`, which `at` reaches."""
     low = (1 << (bits - 1)) - 1
     whole = (1 << bits) - 1
-    seen = np.zeros(len(inverted), dtype=np.int64)
-    following = np.full(len(inverted), -1, dtype=np.int64)
-    for c in range(len(inverted)):
-        if mark_at[c] < mark_end[c]:
-            following[c] = ranks[mark_at[c]]
-    for i in range(len(old)):
-        was = np.int64(old[i])
-        c = classes[(was >> shift) & mask]
-        rank = seen[c]
-        seen[c] = rank + 1
-        marked = rank == following[c]
-        if marked:
-            mark_at[c] += 1
-            following[c] = ranks[mark_at[c]] if mark_at[c] < mark_end[c] else -1
-        if marked != inverted[c] and step_at[c] < step_end[c]:
-            line = ((was ^ ((was >> (bits - 1)) * low)) + np.int64(steps[step_at[c]])) & whole
-            new[i] = line ^ ((line >> (bits - 1)) * low)
-            step_at[c] += 1
-        else:
-            new[i] = was
+    classes = np.empty(64, dtype=np.uint8)
+    seen = np.zeros(len(at), dtype=np.int64)
+    following = np.full(len(at), len(old), dtype=np.int64)
+    for g in range(len(at)):
+        if at[g] < ends[g]:
+            following[g] = ranks[at[g]]
+    for block in range((len(old) + 63) // 64):
+        start = block * 64
+        _classes_at_block(old, start, shift, exponents, below, above, classes)
+        again = moved[block] if len(moved) else np.uint64(0)
+        _copy_block(old, new, start)
+        due = advance(classes, ~again, seen, following, 0)
+        if again:
+            due |= advance(classes, again, seen, following, 16) << np.uint64(16)
+        while due:
+            g = lowest_bit(due)
+            due &= due - np.uint64(1)
+            own = members(classes, g & 15) & (again if g > 15 else ~again)
+            until = seen[g]
+            rank = until - set_bits(own)
+            mark, end = at[g], ends[g]
+            wanted = following[g]
+            while wanted < until:
+                place = _place_of_rank(own, wanted - rank)
+                place = min(place, len(old) - 1 - start)  # no matter what a mapped file has become meanwhile
+                step = np.int64(steps[mark])
+                if len(moved) and (down[block] >> np.uint64(place)) & np.uint64(1):
+                    step = -step
+                was = np.int64(old[start + place])
+                line = ((was ^ ((was >> (bits - 1)) * low)) + step) & whole
+                new[start + place] = line ^ ((line >> (bits - 1)) * low)
+                mark += 1
+                wanted = ranks[mark] if mark < end else len(old)
+            at[g] = mark
+            following[g] = wanted
 
 
-def _compile(loop: Callable[..., None]) -> Callable[..., None]:
-    """Compile without a cache on disk: numba would keep machine code in pickles there."""
-    compiled: Callable[..., None] = njit(nogil=True)(loop)
-    return compiled
+def _encode(
+    symbols: Symbols,
+    run_tables: Ranks,
+    run_ends: Ranks,
+    frequency: Values,
+    begin: Values,
+    states: States,
+    units: Units,
+) -> int:
+    """Write the units from the end of `units`; returns how many."""
+    lanes = len(states)
+    run = len(run_ends) - 1
+    at = len(units)
+    for i in range(len(symbols) - 1, -1, -1):
+        while run > 0 and i < run_ends[run - 1]:
+            run -= 1
+        slot = (run_tables[run] << 8) + symbols[i]
+        lane = i & (lanes - 1)
+        state = np.uint64(states[lane])
+        own = np.uint64(frequency[slot])
+        if (state >> np.uint64(20)) >= own:
+            at -= 1
+            units[at] = state & np.uint64(0xFFFF)
+            state >>= np.uint64(16)
+        quotient = state // own
+        states[lane] = (quotient << np.uint64(12)) + (state - quotient * own) + np.uint64(begin[slot])
+    return len(units) - at
 
 
-_histogram_loop = _compile(_histogram)
-_tally_loop = _compile(_tally)
+def _decode(run_tables: Ranks, run_ends: Ranks, slots: Values, states: States, units: Units, symbols: Symbols) -> int:
+    """Returns how many units were read, −1 for more than there are."""
+    lanes = len(states)
+    used = start = 0
+    for run in range(len(run_ends)):
+        table = run_tables[run] << 12
+        for i in range(start, run_ends[run]):
+            lane = i & (lanes - 1)
+            state = states[lane]
+            entry = slots[table + (state & np.uint32(0xFFF))]
+            symbols[i] = entry & np.uint32(0xFF)
+            own = ((entry >> np.uint32(8)) & np.uint32(0xFFF)) + np.uint32(1)
+            state = np.uint32(own * (state >> np.uint32(12)) + (entry >> np.uint32(20)))
+            if state < np.uint32(0x10000):
+                if used == len(units):
+                    return -1
+                state = np.uint32((state << np.uint32(16)) | units[used])
+                used += 1
+            states[lane] = state
+        start = run_ends[run]
+    return used
+
+
+def _pack(values: Values, widths: Symbols, out: NDArray[np.uint8]) -> None:
+    held, bits, at = np.uint64(0), np.uint64(0), 0
+    for i in range(len(values)):
+        held |= np.uint64(values[i]) << bits
+        bits += np.uint64(widths[i])
+        while bits >= np.uint64(8):
+            out[at] = held & np.uint64(0xFF)
+            at += 1
+            held >>= np.uint64(8)
+            bits -= np.uint64(8)
+    if bits:
+        out[at] = held & np.uint64(0xFF)
+
+
+def _unpack(data: NDArray[np.uint8], widths: Symbols, values: Values) -> None:
+    held, bits, at = np.uint64(0), np.uint64(0), 0
+    for i in range(len(widths)):
+        width = np.uint64(widths[i])
+        while bits < width:
+            held |= np.uint64(data[at]) << bits
+            at += 1
+            bits += np.uint64(8)
+        values[i] = held & ((np.uint64(1) << width) - np.uint64(1))
+        held >>= width
+        bits -= width
+
+
+_count_loop = _compile(_count)
 _find_loop = _compile(_find)
 _apply_loop = _compile(_apply)
+_encode_loop = _compile(_encode)
+_decode_loop = _compile(_decode)
+_pack_loop = _compile(_pack)
+_unpack_loop = _compile(_unpack)
 
 
 class NumbaKernels:
-    """See `kernels.Kernels`. The first call for each width of words compiles, which takes a second or two."""
+    """See `kernels.Kernels`. The first call for each width of words compiles, which takes some seconds."""
 
     name = "numba"
 
-    def histogram(self, old: Words, word_type: WordType) -> Counts:
-        counts = np.zeros(word_type.exponents, dtype=np.int64)
-        _histogram_loop(old, word_type.mantissa_bits, counts)
-        return counts
+    def count(self, old: Words, word_type: WordType, top: int, history: History | None) -> tuple[int, ...]:
+        words = _zeros(history)
+        _count_loop(old, _flags(history)[0], word_type.mantissa_bits, word_type.exponents, *class_window(top), words)
+        return tuple(words.tolist())
 
-    def tally(self, old: Words, new: Words, word_type: WordType) -> tuple[Counts, Counts]:
-        words = np.zeros(word_type.exponents, dtype=np.int64)
-        changed = np.zeros(word_type.exponents, dtype=np.int64)
-        _tally_loop(old, new, word_type.mantissa_bits, words, changed)
-        return words, changed
-
-    def find(self, old: Words, new: Words, word_type: WordType, table: ClassTable) -> tuple[NDArray[np.uint32], Words]:
-        marks, changes = _ends(table.marks), _ends(table.changed)
-        gaps = np.empty(int(marks[-1]), dtype=np.uint32)
-        steps = np.empty(int(changes[-1]), dtype=word_type.dtype)
-        _find_loop(old, new, *_layout(word_type, table), *_bounds(marks), *_bounds(changes), gaps, steps)
-        return gaps, steps
+    def find(
+        self, old: Words, new: Words, word_type: WordType, top: int, history: History | None
+    ) -> tuple[Groups, Values, Words]:
+        # Room for all words, of which the system gives no more than is written to.
+        groups = np.empty(len(old), dtype=np.uint8)
+        gaps = np.empty(len(old), dtype=np.uint32)
+        steps = np.empty(len(old), dtype=word_type.dtype)
+        words = _zeros(history)
+        found = _find_loop(old, new, *_flags(history), *_format(word_type, top), words, groups, gaps, steps)
+        order = np.argsort(groups[:found], kind="stable")
+        changed = np.bincount(groups[:found], minlength=len(words))
+        return Groups(top, tuple(words.tolist()), tuple(changed.tolist())), gaps[order], steps[order]
 
     def apply(
-        self, old: Words, word_type: WordType, table: ClassTable, ranks: NDArray[np.int64], steps: Words
+        self, old: Words, word_type: WordType, groups: Groups, history: History | None, ranks: Ranks, steps: Words
     ) -> Words:
-        marks, changes = _ends(table.marks), _ends(table.changed)
         new = np.empty_like(old)
-        _apply_loop(old, *_layout(word_type, table), *_bounds(marks), *_bounds(changes), ranks, steps, new)
+        ends = np.cumsum(groups.changed)
+        starts = ends - groups.changed
+        _apply_loop(old, *_flags(history), *_format(word_type, groups.top), starts, ends, ranks, steps, new)
         return new
 
+    def rans_encode(self, symbols: Symbols, runs: Runs, tables: Tables, states: States) -> Units:
+        units = np.empty(len(symbols), dtype=np.uint16)
+        count = _encode_loop(symbols, runs.tables, runs.ends, tables.frequency, tables.begin, states, units)
+        return units[len(units) - count :]
 
-def _layout(word_type: WordType, table: ClassTable) -> tuple[int, int, NDArray[np.uint8], NDArray[np.bool_]]:
-    return word_type.mantissa_bits, word_type.bits, table.class_of_exponent, np.array(table.inverted)
+    def rans_decode(self, runs: Runs, tables: Tables, states: States, units: Units) -> Symbols:
+        symbols = np.empty(runs.symbols, dtype=np.uint8)
+        used = _decode_loop(runs.tables, runs.ends, tables.slots, states, units, symbols)
+        if used < 0:
+            raise too_short()
+        if used != len(units):
+            raise RemoteProtocolError("patch: more coded bytes than symbols take")
+        return symbols
+
+    def pack_fields(self, values: Values, widths: Symbols) -> bytes:
+        out = np.empty(-(-int(widths.sum(dtype=np.int64)) // 8), dtype=np.uint8)
+        _pack_loop(values, widths, out)
+        return out.tobytes()
+
+    def unpack_fields(self, data: bytes, widths: Symbols) -> Values:
+        values = np.empty(len(widths), dtype=np.uint32)
+        _unpack_loop(np.frombuffer(data, dtype=np.uint8), widths, values)
+        return values
 
 
-def _bounds(ends: Counts) -> tuple[Counts, Counts]:
-    """(cursors, ends) of the classes. Copies, because a loop moves the cursors."""
-    return ends[:-1].copy(), ends[1:].copy()
+def _flags(history: History | None) -> tuple[Flags, Flags]:
+    return (_NO_FLAGS, _NO_FLAGS) if history is None else (history.moved, history.down)
 
 
-def _ends(counts: tuple[int, ...]) -> Counts:
-    """0 and the running sums of `counts`: the limits of the classes."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+def _zeros(history: History | None) -> Ranks:
+    """A counter for each group."""
+    return np.zeros(CLASSES if history is None else 2 * CLASSES, dtype=np.int64)
+
+
+def _format(word_type: WordType, top: int) -> tuple[int, ...]:
+    """Mantissa bits, bits, exponents, and the window of the classes."""
+    return (word_type.mantissa_bits, word_type.bits, word_type.exponents, *class_window(top))

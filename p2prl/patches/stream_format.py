@@ -20,7 +20,7 @@ from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.patches.words import Words, WordType
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
 
-MAGIC = b"p2prl-patch-1\n"
+MAGIC = b"p2prl-patch-2\n"
 """Name and version of the format. A codec or a field that changes its meaning needs a new number."""
 
 PREAMBLE = struct.Struct(f"<{len(MAGIC)}sBQ")
@@ -34,12 +34,11 @@ HEADER_BYTES = _HEADER.size
 
 
 class Codec(IntEnum):
-    """Encoding of a segment's body. A retired number is never used again."""
+    """Encoding of a segment's body. A retired number is never used again; 1 and 2 were EC1 and flat."""
 
     RAW = 0
-    EC1 = 1
-    FLAT = 2
     PLANES = 3
+    EC2 = 4
 
 
 @dataclass(frozen=True, kw_only=True)

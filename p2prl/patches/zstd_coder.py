@@ -12,39 +12,25 @@ MAX_WINDOW_BYTES = 8 * 1024 * 1024
 """Memory that a frame may require of its reader; no plane of a segment is larger than 4 MiB."""
 
 _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
-"""Saves four bytes per frame, with dozens of frames in a segment, and excludes skippable frames."""
+"""Saves four bytes per frame, and excludes skippable frames."""
 
-# Entropy coding almost alone: matches of 7 bytes among independent bytes are accidents and cost more than they save,
-# and one Huffman table per frame suits the bytes of one class. target_length stays 0: with the fast strategy any other
-# value turns Huffman codes off.
-_ENTROPY = zstandard.ZstdCompressionParameters(
-    compression_level=1,
-    strategy=zstandard.STRATEGY_FAST,
-    window_log=17,
-    hash_log=10,
-    min_match=7,
-    target_length=0,
-    format=_FORMAT,
-    write_content_size=True,
-)
-_MATCHING = zstandard.ZstdCompressionParameters.from_level(1, format=_FORMAT, write_content_size=True)
+_FAST = zstandard.ZstdCompressionParameters.from_level(1, format=_FORMAT, write_content_size=True)
 
 
 class ZstdCoder:
     """zstd contexts of one thread. Make one per segment; share none between threads."""
 
     def __init__(self) -> None:
-        self._entropy = zstandard.ZstdCompressor(compression_params=_ENTROPY)
-        self._matching = zstandard.ZstdCompressor(compression_params=_MATCHING)
+        self._compressor = zstandard.ZstdCompressor(compression_params=_FAST)
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES, format=_FORMAT)
 
-    def pack(self, data: Bytes, *, matches: bool = False) -> tuple[int, bytes]:
-        """Return (tag, bytes): a frame or the plain bytes, whichever is shorter. The tag is length·2 + (1 for a frame).
+    def pack(self, data: Bytes) -> tuple[int, bytes]:
+        """Return (tag, bytes): a frame or the plain bytes, whichever is shorter.
 
-        With `matches` the encoder also searches for repeats; otherwise it treats the bytes as independent.
+        The tag is length·2 + (1 for a frame).
         """
         plain = data.tobytes()
-        frame = (self._matching if matches else self._entropy).compress(plain)
+        frame = self._compressor.compress(plain)
         if len(frame) < len(plain):
             return len(frame) * 2 + 1, frame
         return len(plain) * 2, plain

@@ -278,7 +278,7 @@ class Swarm:
     def _host(self, identity: Identity, role: Role, store: DiskBlobStore, keep_versions: int) -> SimulatedPort:
         peer, run = identity.peer_id, self._run
         port = SimulatedPort(self.network, peer, (self.network.address(peer),), store.path)
-        config = NodeConfig(role=role, keep_versions=keep_versions, rebuilds=role is Role.VOLUNTEER)
+        config = self._node_config(identity, role, keep_versions)
 
         def make(now: float, rng: random.Random) -> Node:
             node = Node(identity, run.run, store, rng, config, now)
@@ -290,6 +290,11 @@ class Swarm:
         if role is not Role.LEARNER:
             self.network.connect(peer, run.key.peer_id)
         return port
+
+    def _node_config(self, identity: Identity, role: Role, keep_versions: int) -> NodeConfig:
+        """Settings of a machine's node."""
+        del identity
+        return NodeConfig(role=role, keep_versions=keep_versions, rebuilds=role is Role.VOLUNTEER)
 
     def _turns(self, port: SimulatedPort, turn: Callable[[], float]) -> None:
         """Repeat `turn` forever; it returns the virtual seconds until the next one."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.kinds import Role
+from p2prl.protocol.membership import Membership
 from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.peers.config import ConnectionsConfig
@@ -37,6 +38,8 @@ class NodeConfig:
     """The delegation of this machine's key by its owner, sent to the learner."""
     revocations: tuple[Revocation, ...] = ()
     """Revocations that this machine passes on to the learner for its owner."""
+    memberships: tuple[Membership, ...] = ()
+    """The membership of its owner, or of this machine if it has none, sent to the learner."""
     connections: ConnectionsConfig = field(default_factory=ConnectionsConfig)
     gossip: GossipConfig = field(default_factory=GossipConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)

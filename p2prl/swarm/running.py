@@ -11,14 +11,15 @@ from collections.abc import Iterable
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.countersignature import countersigned_head
-from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.membership import OwnersStatement
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS
@@ -40,7 +41,7 @@ _LOOPBACK = subnet_of("/ip4/127.0.0.1")
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
 
-_CHECKED_KINDS = GROUP_KINDS | {Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE, Kind.DELEGATION, Kind.REVOCATION}
+_CHECKED_KINDS = GROUP_KINDS | {Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE, *OWNERS_STATEMENTS}
 """Kinds checked as if a peer had sent them before this node publishes them: a folder may hold anything."""
 
 
@@ -59,7 +60,9 @@ class Running:
         core.local.learner = peer_id_of(manifest.learner)
         self._policies = PolicySync(manifest, core.relay, core.gossip, core.config)
         self._statements = StatementQuota()
-        self._own_statements = OwnStatements((*core.config.delegations, *core.config.revocations))
+        self._own_statements = OwnStatements(
+            (*core.config.delegations, *core.config.revocations, *core.config.memberships)
+        )
         self._introductions = Introductions(core.rng, now) if core.config.role is Role.LEARNER else None
         core.gossip.pin(manifest_envelope.raw, manifest_envelope.digest)
         core.events.append(RunKnown(manifest, manifest_envelope.raw))
@@ -99,7 +102,7 @@ class Running:
             core.on_repeated(name, raw, source, now)
             return self
         opened = open_envelope(raw, now=now)
-        if isinstance(opened.body, (Delegation, Revocation)) and not self._statements.allows(opened.body, source, now):
+        if isinstance(opened.body, OwnersStatement) and not self._statements.allows(opened, source, now):
             raise StaleWorkError("too many owners' statements; this one will be sent again")
         self._admit(opened, now)
         if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):

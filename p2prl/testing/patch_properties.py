@@ -8,10 +8,11 @@ from hypothesis.extra import numpy as arrays
 
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import decode_planes, encode_planes
+from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.encode import encode_segment
+from p2prl.patches.history import History
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
-from p2prl.patches.sparse_codecs import decode_sparse, encode_sparse
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
 from p2prl.patches.zstd_coder import ZstdCoder
 
@@ -72,17 +73,17 @@ def check_round_trip(case: Version) -> None:
 
 
 def check_each_codec(case: Version) -> None:
-    """The sparse and the dense codec reproduce the new words with either kernel."""
+    """The dense codec, and the sparse one without and with a history, reproduce the new words with either kernel."""
     word_type, old, new = case
-    coder = ZstdCoder()
-    for flat in (True, False):
-        bodies = [encode_sparse(old, new, word_type, kernels, coder, flat=flat) for kernels in BOTH]
+    earlier = np.roll(old, 1)
+    for history in (None, History.none(len(old)), History.none(len(old)).after(earlier, old, word_type)):
+        bodies = [encode_ec2(old, new, word_type, kernels, history=history) for kernels in BOTH]
         assert bodies[0] == bodies[1]
         for kernels in BOTH:
-            got = decode_sparse(old, memoryview(bodies[0]), word_type, kernels, coder, flat=flat)
+            got = decode_ec2(old, memoryview(bodies[0]), word_type, kernels, history=history)
             assert np.array_equal(got, new)
-    planes = memoryview(encode_planes(old, new, word_type, coder))
-    assert np.array_equal(decode_planes(old, planes, word_type, coder), new)
+    planes = memoryview(encode_planes(old, new, word_type, ZstdCoder()))
+    assert np.array_equal(decode_planes(old, planes, word_type, ZstdCoder()), new)
 
 
 def check_small_pair(old: Words, new: Words) -> None:

@@ -18,6 +18,7 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import apply_route
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.stream_format import MAGIC
 from p2prl.patches.words import BF16, Words
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
@@ -44,11 +45,13 @@ class PatchedSwarm(ProtocolSwarm):
         self.refused: list[tuple[str, int]] = []
         """(member, version) of every route that failed to decode."""
 
-    def advance(self, *, spoil: bool = False, keyframe: bool = False, bridge: bool = False) -> PolicyManifest:
+    def advance(
+        self, *, spoil: bool = False, outdated: bool = False, keyframe: bool = False, bridge: bool = False
+    ) -> PolicyManifest:
         """The learner publishes its next version with the patches due at it, and a policy head.
 
         `spoil` corrupts the patch from the previous version, as a buggy learner would.
-        `bridge` adds the patch from version 0.
+        `outdated` writes all patches in the previous format's name. `bridge` adds the patch from version 0.
         """
         version = len(self.published)
         if version:
@@ -57,7 +60,10 @@ class PatchedSwarm(ProtocolSwarm):
         bases = [version - span for span in SPANS if version % span == 0 and version >= span]
         if bridge and 0 not in bases:
             bases.append(0)
-        patches = [self._patch(base, self._moved(new) if spoil and base == version - 1 else new) for base in bases]
+        patches = [
+            self._patch(base, self._moved(new) if spoil and base == version - 1 else new, outdated=outdated)
+            for base in bases
+        ]
         if keyframe:
             patches.append(self._patch(NO_BASE, new))
         manifest = self.publish(0, data=new.tobytes(), chunk_bytes=4096, patches=tuple(patches))
@@ -127,10 +133,12 @@ class PatchedSwarm(ProtocolSwarm):
         member.store.add(event.manifest.weights, data)
         return True
 
-    def _patch(self, base: int, new: NDArray[np.uint16]) -> Patch:
+    def _patch(self, base: int, new: NDArray[np.uint16], *, outdated: bool = False) -> Patch:
         old = np.zeros_like(new) if base == NO_BASE else self.versions[base]
         pieces = encode_patch([(old, new)], words=len(new), word_type=BF16, kernels=NUMPY_KERNELS)
         stream = b"".join(itertools.chain(pieces))
+        if outdated:
+            stream = b"p2prl-patch-1\n" + stream[len(MAGIC) :]
         ref: BlobRef = blob_of(stream, 4096)
         self.members[self._learner].store.add(ref, stream)
         return Patch(base, b"" if base == NO_BASE else blake3(old.tobytes()).digest(), ref)

@@ -180,7 +180,7 @@ def test_a_newer_wire_version_ends_the_volunteer(tmp_path: Path) -> None:
     peer = subprocess.Popen(
         [
             sys.executable,
-            str(Path(__file__).with_name("newer_peer.py")),
+            *("-m", "p2prl.testing.newer_peer"),
             str(tmp_path / "newer.json"),
             run_name.hex(),
             str(tmp_path / "blobs"),

@@ -11,7 +11,6 @@ import pytest
 
 from p2prl.testing.run_audit import settled_groups
 from p2prl.testing.swarm_processes import (
-    RoleProcess,
     SwarmProcesses,
     command,
     daemon_folder,
@@ -49,8 +48,9 @@ def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
         def every_process_came_up() -> bool:
             """Six daemons: learner, three volunteers, cheat, validator; the board reads the run folder."""
             nonlocal most_roles
-            folders.update(daemon_folder(p) for p in demo.tree() if _name(p) == "p2pd")
-            most_roles = max(most_roles, len(_role_processes(demo)))
+            processes = demo.tree()
+            folders.update(daemon_folder(p) for p in processes if _name(p) == "p2pd")
+            most_roles = max(most_roles, len(_role_processes(processes)))
             return len(folders) >= 6 and most_roles >= 7
 
         # The cheat does not stay: it is excluded and ends.
@@ -92,10 +92,10 @@ def _check(document: dict[str, Any], run: Path) -> None:
     assert document["staleness_p50"] == ages[len(ages) // 2]
 
 
-def _role_processes(demo: RoleProcess) -> list[str]:
-    """First argument of each role that runs as a separate process."""
+def _role_processes(processes: list[psutil.Process]) -> list[str]:
+    """First argument of each role that runs as a separate process; the demo itself comes first and is none."""
     found = []
-    for process in demo.tree()[1:]:
+    for process in processes[1:]:
         try:
             words = process.cmdline()
         except psutil.Error:

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import PatchReader, decode_segment
+from p2prl.patches.ec2 import decode_ec2
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
-from p2prl.patches.sparse_codecs import decode_sparse
 from p2prl.patches.stream_format import MAGIC, Codec, SegmentHeader, words_digest
 from p2prl.patches.words import BF16, Words, WordType
-from p2prl.patches.zstd_coder import ZstdCoder
 from p2prl.testing.patch_properties import (
     Version,
     check_each_codec,
@@ -53,9 +52,9 @@ def test_any_pair_of_small_arrays(old: Words, new: Words) -> None:
 def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels: Any) -> Words | None:
     """The decoder's output for `body` without a digest check; None when it refuses."""
     header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(old))
-    if codec in (Codec.EC1, Codec.FLAT):
+    if codec is Codec.EC2:
         try:
-            return decode_sparse(old, memoryview(body), word_type, kernels, ZstdCoder(), flat=codec is Codec.FLAT)
+            return decode_ec2(old, memoryview(body), word_type, kernels)
         except RemoteProtocolError:
             return None
     try:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from p2prl.protocol import frames
 from p2prl.protocol.delegation import DAY_MS, Delegation, sign_delegation, sign_revocation
-from p2prl.protocol.envelope import seal
+from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.link_messages import Push
+from p2prl.protocol.membership import OwnersStatement, sign_membership, sign_team_name
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import PeerBanned
 from p2prl.swarm.gossip.own_statements import PERIOD_S
-from p2prl.swarm.gossip.statement_quota import MAX_PER_LINK, WINDOW_S, StatementQuota
+from p2prl.swarm.gossip.statement_quota import (
+    MAX_PER_LINK,
+    MAX_PER_MACHINE,
+    MAX_PER_OWNER,
+    WINDOW_S,
+    StatementQuota,
+)
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 OWNER = identity_of("owner")
+TEAM_NAME = sign_team_name(identity_of("team"), "Red Pandas", serial=1)
 START_MS = int(START * 1000)
 
 
@@ -28,11 +39,14 @@ def delegation(machine: str, owner: str = "owner") -> Delegation:
 
 def with_statements(name: str) -> NodeConfig:
     revocation = sign_revocation(OWNER, identity_of("old").public_key, serial=START_MS, from_ms=START_MS)
-    return NodeConfig(role=Role.VOLUNTEER, delegations=(delegation(name),), revocations=(revocation,))
+    membership = sign_membership(OWNER, TEAM_NAME, serial=START_MS)
+    return NodeConfig(
+        role=Role.VOLUNTEER, delegations=(delegation(name),), revocations=(revocation,), memberships=(membership,)
+    )
 
 
 def statements_at(learner: Member) -> list[Kind]:
-    return [e.opened.kind for e in learner.arrived() if e.opened.kind in (Kind.DELEGATION, Kind.REVOCATION)]
+    return [e.opened.kind for e in learner.arrived() if e.opened.kind in OWNERS_STATEMENTS]
 
 
 def test_a_machine_sends_its_statements_when_it_joins_and_every_ten_minutes() -> None:
@@ -41,10 +55,10 @@ def test_a_machine_sends_its_statements_when_it_joins_and_every_ten_minutes() ->
     made.network.run_for(30)
     learner = made.members["learner"]
     first = statements_at(learner)
-    assert {Kind.DELEGATION, Kind.REVOCATION} == set(first)
-    assert len(first) <= 4, "on joining, and with the link to the learner"
+    assert set(OWNERS_STATEMENTS) == set(first)
+    assert len(first) <= 6, "on joining, and with the link to the learner"
     made.network.run_for(PERIOD_S + 30)
-    assert 2 <= len(statements_at(learner)) - len(first) <= 4
+    assert 3 <= len(statements_at(learner)) - len(first) <= 6
     authors = {e.opened.author for e in learner.arrived() if e.opened.kind is Kind.DELEGATION}
     assert authors == {identity_of("attic").public_key}
 
@@ -88,8 +102,25 @@ def _push(made: ProtocolSwarm, name: str, envelopes: list[bytes]) -> None:
 def test_the_quota_counts_links_owners_and_machines_in_each_window() -> None:
     peers = [identity_of(f"link {index}").peer_id for index in range(200)]
     quota = StatementQuota()
-    found = [quota.allows(delegation("attic"), peer, 0.0) for peer in peers[:6]]
-    assert found == [True] * 4 + [False] * 2
-    assert quota.allows(delegation("cellar"), peers[0], 0.0)
-    assert not quota.allows(delegation("attic"), peers[0], WINDOW_S - 0.1)
-    assert quota.allows(delegation("attic"), peers[0], WINDOW_S)
+    attic, cellar = (sent(name, delegation(name)) for name in ("attic", "cellar"))
+    found = [quota.allows(attic, peer, 0.0) for peer in peers[:6]]
+    assert found == [True] * MAX_PER_MACHINE + [False] * 2
+    assert quota.allows(cellar, peers[0], 0.0)
+    assert not quota.allows(attic, peers[0], WINDOW_S - 0.1)
+    assert quota.allows(attic, peers[0], WINDOW_S)
+
+
+def test_the_quota_counts_a_membership_for_its_sender_and_not_for_its_member() -> None:
+    quota, links = StatementQuota(), [identity_of(f"link {index}").peer_id for index in range(20)]
+    stolen = sign_membership(OWNER, TEAM_NAME, serial=1)
+    eve = sent("eve", stolen)
+    found = [quota.allows(eve, links[0], 0.0) for _ in range(MAX_PER_MACHINE + 1)]
+    assert found == [True] * MAX_PER_MACHINE + [False]
+    machines = [replace(eve, author=index.to_bytes(32, "big")) for index in range(MAX_PER_OWNER)]
+    assert all(quota.allows(each, links[1 + index // MAX_PER_LINK], 0.0) for index, each in enumerate(machines))
+    for statement in (delegation("attic"), stolen):
+        assert quota.allows(sent("attic", statement), links[-1], 0.0), "the member keeps its own places"
+
+
+def sent(machine: str, statement: OwnersStatement) -> Opened:
+    return open_envelope(seal(identity_of(machine), statement, run=bytes(32), now=START), now=None)

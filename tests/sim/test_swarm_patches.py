@@ -234,6 +234,19 @@ def test_a_wrong_patch_is_tried_once() -> None:
     assert patch_counts(made.members["v0"])[-1] == 1, "the next version is downloaded as a patch again"
 
 
+def test_a_run_with_patches_of_an_earlier_format_goes_on() -> None:
+    """As a learner whose folder holds versions that an earlier program published."""
+    made = swarm(volunteers=2)
+    run_on(made, 3)
+    made.advance(outdated=True)
+    made.network.run_for(60.0)
+    for name in ("v0", "v1"):
+        assert made.words_of(made.members[name], 3) == made.versions[3].tobytes()
+        assert made.refused.count((name, 3)) == 1
+    run_on(made, 1)
+    assert patch_counts(made.members["v0"])[-1] == 1, "the next version is downloaded as a patch again"
+
+
 class Poisoner(Node):
     """Serves wrong bytes."""
 

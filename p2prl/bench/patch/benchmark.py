@@ -14,8 +14,10 @@ import numpy as np
 
 from p2prl.bench.patch.compared_codecs import PRODUCT, Codec, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import BandRow, bands_as_markdown, measure_bands
-from p2prl.bench.patch.report import Case, CodecRow, PatchReport, as_document, as_markdown, plot
+from p2prl.bench.patch.history_gain import VersionRow, history_as_markdown, measure_history
+from p2prl.bench.patch.report import Case, CodecRow, Limits, PatchReport, as_document, as_markdown, plot
 from p2prl.bench.patch.simulated_training import adam_versions, entropy_bits
+from p2prl.bench.patch.trained_updates import LEARNING_RATE, trained_versions
 from p2prl.bench.patch.weight_updates import (
     LEARNING_RATES,
     Updates,
@@ -27,12 +29,15 @@ from p2prl.bench.patch.weight_updates import (
 from p2prl.errors import IntegrityError, MachineError, require
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.kernel_choice import fastest_kernels
-from p2prl.patches.stream_format import SEGMENT_WORDS
+from p2prl.patches.stream_format import SEGMENT_WORDS, words_digest
 from p2prl.patches.words import BF16, Words
 
 MERGED_VERSIONS = 16
 _BANDED_VERSIONS = 256
 """Updates simulated for dead bands: many, because at first no word has reached the edge of its band."""
+
+TRAINED_UPDATES = 16
+"""Versions of the policy that the benchmark trains, after the first."""
 
 _MOST_PAIRS = 32
 """Number of a run's last updates to measure; more add no information."""
@@ -48,6 +53,8 @@ class PatchBenchConfig:
     """Calls per measurement; the fastest gives the speed."""
     run: Path | None = None
     """A run folder whose published versions are also measured."""
+    train: str = ""
+    """An environment, such as `chain4@240x6`, whose policy is trained and measured; empty for none."""
     bands: tuple[int, ...] = ()
     """Dead bands to publish the same updates with, ulp of bf16."""
     seed: int = 0
@@ -63,14 +70,16 @@ class PatchBenchConfig:
 def run_patch_bench(
     config: PatchBenchConfig, out: Path, *, on_progress: Callable[[str, float], None] | None = None
 ) -> PatchReport:
-    """Measure, and write `patches.json`, `patches-table.md`, `patches.png` and (with bands) `bands-table.md` to `out`.
+    """Measure, and write `patches.json`, `patches-table.md`, `patches.png` and, if asked for, `bands-table.md` and
+    `history-table.md` to `out`.
 
     Sizes depend on the seed and the version of zstd; speeds depend on the machine. `IntegrityError` when a codec does
     not reproduce the new words, `ConfigError` when the run has nothing to measure.
     """
     real = [] if config.run is None else run_updates(config.run)
-    total = len(LEARNING_RATES) + 1 + len(real) + 1 + bool(config.bands)
+    total = len(LEARNING_RATES) + 1 + len(real) + bool(config.train) + 1 + bool(config.bands)
     cases: list[Case] = []
+    history: list[VersionRow] = []
 
     def tell(stage: str, *, after: int = 0) -> None:
         if on_progress is not None:
@@ -83,10 +92,22 @@ def run_patch_bench(
     for updates in real:
         tell(updates.name)
         cases.append(_measure(updates, config.repeats))
+    if config.train:
+        versions = trained_versions(
+            config.train, TRAINED_UPDATES, config.seed, out, on_progress=lambda stage, _: tell(stage)
+        )
+        name = f"{config.train} lr {LEARNING_RATE:g}, bf16"
+        tell(name)
+        history = measure_history(
+            list(versions), BF16, fastest_kernels(), lambda work: _best_time(work, config.repeats)
+        )
+        segments = [row[:SEGMENT_WORDS] for row in versions]
+        cases.append(_measure(Updates(name=name, word_type=BF16, pairs=tuple(pairwise(segments))), config.repeats))
     tell("sixteen versions in one patch")
     merged = _merged_over_chain(config.words, config.seed)
     tell("dead bands", after=1)
-    report = PatchReport(cases=cases, merged_over_chain=merged, bands=_bands(config))
+    limits = _limits(config)
+    report = PatchReport(cases=cases, merged_over_chain=merged, bands=_bands(config), history=history, limits=limits)
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "patches.json").write_text(
@@ -95,6 +116,8 @@ def run_patch_bench(
         (out / "patches-table.md").write_text(as_markdown(report) + "\n", encoding="utf-8")
         if report.bands:
             (out / "bands-table.md").write_text(bands_as_markdown(report.bands) + "\n", encoding="utf-8")
+        if report.history:
+            (out / "history-table.md").write_text(history_as_markdown(report.history) + "\n", encoding="utf-8")
         plot(report, out / "patches.png")
     except OSError as error:
         raise MachineError(f"cannot write to {out}: {error}", remedy="Choose another folder with --out.") from error
@@ -143,6 +166,14 @@ def _best_time(work: Callable[..., Any], repeats: int, *arguments: Any) -> tuple
         work(*arguments)
         times.append(time.process_time() - begun)
     return max(min(times), 1e-9), result
+
+
+def _limits(config: PatchBenchConfig) -> Limits:
+    """Speeds that no codec can exceed, on words as many as a simulated segment's."""
+    words, _ = adam_versions(config.words, LEARNING_RATES[0], 0, config.seed)
+    copy_s, other = _best_time(words.copy, config.repeats)
+    digest_s, _ = _best_time(lambda: (words_digest(words), words_digest(other)), config.repeats)
+    return Limits(copy_mb_s=words.nbytes / copy_s / 1e6, digests_mb_s=words.nbytes / digest_s / 1e6)
 
 
 def _merged_over_chain(words: int, seed: int) -> float:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from p2prl.bench.patch.ec1 import decode_ec1, encode_ec1
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import decode_planes, encode_planes
+from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
-from p2prl.patches.sparse_codecs import decode_sparse, encode_sparse
 from p2prl.patches.stream_format import HEADER_BYTES, SegmentHeader
 from p2prl.patches.words import Words, WordType
 from p2prl.patches.zstd_coder import ZstdCoder
@@ -29,7 +30,7 @@ Codec = tuple[Encode, Decode]
 COLUMNS = 4096
 """Row length of the row-and-column layout."""
 
-PRODUCT, EC1, FLAT, PLANES, RAW = "patch", "ec1", "flat", "planes", "raw"
+PRODUCT, EC2, EC1, PLANES, RAW = "patch", "ec2", "ec1 (numpy)", "planes", "raw"
 XOR, ROWS, INDEX = "xor byte planes + zstd-1", "row8+col16+value + zstd-1", "index32+value"
 
 
@@ -39,8 +40,8 @@ def codecs(word_type: WordType) -> dict[str, Codec]:
     return {
         f"{PRODUCT} ({fast.name})": _product(word_type, fast),
         f"{PRODUCT} (numpy)": _product(word_type, NUMPY_KERNELS),
-        EC1: _sparse(word_type, fast, flat=False),
-        FLAT: _sparse(word_type, fast, flat=True),
+        EC2: _ec2(word_type, fast),
+        EC1: _ec1(word_type),
         PLANES: _planes(word_type),
         XOR: _xor_planes(word_type),
         ROWS: _rows_and_columns(word_type),
@@ -55,7 +56,7 @@ def sent_bytes(sent: Any) -> int:
 
 
 def _product(word_type: WordType, kernels: Kernels) -> Codec:
-    """The codec that peers use: the smallest of four, with digests before and after."""
+    """The codec that peers use: the smallest of three, with digests before and after."""
 
     def encode(old: Words, new: Words) -> tuple[SegmentHeader, bytes]:
         return encode_segment(old, new, word_type, kernels)
@@ -66,12 +67,22 @@ def _product(word_type: WordType, kernels: Kernels) -> Codec:
     return encode, decode
 
 
-def _sparse(word_type: WordType, kernels: Kernels, *, flat: bool) -> Codec:
+def _ec2(word_type: WordType, kernels: Kernels) -> Codec:
     def encode(old: Words, new: Words) -> bytes:
-        return encode_sparse(old, new, word_type, kernels, ZstdCoder(), flat=flat)
+        return encode_ec2(old, new, word_type, kernels)
 
     def decode(old: Words, body: bytes) -> Words:
-        return decode_sparse(old, memoryview(body), word_type, kernels, ZstdCoder(), flat=flat)
+        return decode_ec2(old, memoryview(body), word_type, kernels)
+
+    return encode, decode
+
+
+def _ec1(word_type: WordType) -> Codec:
+    def encode(old: Words, new: Words) -> bytes:
+        return encode_ec1(old, new, word_type)
+
+    def decode(old: Words, body: bytes) -> Words:
+        return decode_ec1(old, body, word_type)
 
     return encode, decode
 

@@ -23,6 +23,12 @@ def bench_patch(
         Path | None,
         typer.Option("--run", help="A run folder whose published versions are also measured. Default: none."),
     ] = None,
+    train: Annotated[
+        str,
+        typer.Option(
+            "--train", help="An environment, such as chain4@240x6, whose policy is trained and measured. Default: none."
+        ),
+    ] = "",
     bands: Annotated[
         str, typer.Option("--bands", help="Dead bands, ulp of bfloat16, comma-separated. Default: none.")
     ] = "",
@@ -36,10 +42,13 @@ def bench_patch(
     """Compare weight patches with other layouts: bits per changed word, ratio, speed."""
     from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
     from p2prl.bench.patch.dead_bands import bands_as_markdown
+    from p2prl.bench.patch.history_gain import history_as_markdown
     from p2prl.bench.patch.report import as_document, as_markdown
 
     began = time.monotonic()
-    config = PatchBenchConfig(words=words, repeats=repeats, run=run, bands=numbers(bands, int, "--bands"), seed=seed)
+    config = PatchBenchConfig(
+        words=words, repeats=repeats, run=run, train=train, bands=numbers(bands, int, "--bands"), seed=seed
+    )
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         report = run_patch_bench(config, out, on_progress=on_progress)
     demands = report.demands()
@@ -50,9 +59,13 @@ def bench_patch(
         say(f"16 versions in one patch: {report.merged_over_chain:.3f} of the chain")
         if report.bands:
             print_table(bands_as_markdown(report.bands))
+        if report.history:
+            print_table(history_as_markdown(report.history))
         for demand in demands if check else ():
             say(verdict_line(demand.text, demand.bound, demand.measured, demand.met))
-        tables = "patches-table.md, bands-table.md" if report.bands else "patches-table.md"
+        tables = ", ".join(
+            ["patches-table.md", *["bands-table.md"] * bool(report.bands), *["history-table.md"] * bool(report.history)]
+        )
         say(f"written to {out}: patches.json, {tables}, patches.png")
     failed = sum(not demand.met for demand in demands)
     if check and failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -58,7 +59,7 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
     for notice in notices:
         say(notice)
     say(disk_text(folder.manifest))
-    say(f"Created {folder.directory}. Start its learner:  p2prl learn {folder.directory}")
+    say(f"Created {folder.directory}. Start its learner:  p2prl learn {shlex.quote(str(folder.directory))}")
     if folder.manifest.licence == NOT_STATED:
         say("The license of the trained weights is not stated: the model has no card with one (--license).")
     if options.as_json:

@@ -42,6 +42,12 @@ VramGb = Annotated[
     float,
     typer.Option("--vram-gb", min=0.0, help="Most memory of the device for weights and samples, GB; 0: what is free."),
 ]
+Share = Annotated[
+    float,
+    typer.Option(
+        "--share", min=0.0, max=1.0, help="Most of the time that it computes, 0.05 to 1; 0 leaves it to limits."
+    ),
+]
 MirrorLedger = Annotated[
     bool,
     typer.Option("--mirror-ledger", help="Keep a copy of the run's ledger and serve it, up to 256 MB of disk."),
@@ -67,6 +73,7 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         no_port_mapping: NoPortMapping = False,
         slots: Slots = 0,
         vram_gb: VramGb = 0.0,
+        share: Share = 0.0,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
         disk_gb: DiskGb = 0.0,
@@ -85,9 +92,8 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
         from p2prl.net.process.network_config import ReachOptions
 
-        planned = plan_limits(
-            home, vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
-        )
+        bounds = {"share": share, "vram_gb": vram_gb, "ram_gb": ram_gb, "disk_gb": disk_gb}
+        planned = plan_limits(home, upload_mbit=upload_mbit, monthly_gb=monthly_gb, **bounds)
         request = WorkerRequest(
             link=link,
             kind="seat",

@@ -17,15 +17,16 @@ from p2prl.protocol.identity import Identity, peer_id_of
 from p2prl.scoreboard.display_names import display_name
 
 OWNER_FOLDER = "owner"
+TEAM_FOLDER = "team"
 
-_FOLDER_NAME = re.compile(r"owner|(seat|validator|seeder|board)-[1-9][0-9]?")
+_FOLDER_NAME = re.compile(r"owner|team|(seat|validator|seeder|board)-[1-9][0-9]?")
 
 
 def show_command(home: Path | None, *, as_json: bool) -> None:
     """Print the peer id and the owner of every worker folder, and the owner's key with its machines."""
     base = home or default_home()
     keys = {path.parent.name: identity for path, identity in named_keys(base)}
-    seats = {name: identity for name, identity in keys.items() if name != OWNER_FOLDER}
+    seats = {name: identity for name, identity in keys.items() if name not in (OWNER_FOLDER, TEAM_FOLDER)}
     owners = {name: _owner_of(base / name, identity) for name, identity in seats.items()}
     machines = list(load_machines(base).values())
     if as_json:
@@ -35,6 +36,7 @@ def show_command(home: Path | None, *, as_json: bool) -> None:
                 "seats": {name: identity.peer_id for name, identity in seats.items()},
                 "owners": owners,
                 "owner": keys[OWNER_FOLDER].peer_id if OWNER_FOLDER in keys else None,
+                "team": keys[TEAM_FOLDER].peer_id if TEAM_FOLDER in keys else None,
                 "delegates": [asdict(machine) for machine in machines],
             }
         )

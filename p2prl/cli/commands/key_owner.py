@@ -115,8 +115,10 @@ def revoke_command(home: Path | None, machine: str, since: str, *, as_json: bool
 def _request(base: Path, terms: Terms) -> dict[str, Any]:
     """On the machine: tell which key the owner has to sign for."""
     machine = load_or_create_identity(key_file(base, terms.seat))
-    say(f"This machine's key, {display_name(machine.public_key)}, asks for an owner. Where your owner's key is (p2prl")
-    say("key owner makes one), run p2prl key delegate with the peer id below; then here with the line it prints.")
+    say(
+        f"This machine's key, {display_name(machine.public_key)}, asks for an owner. Where your owner's key is (p2prl "
+        "key owner makes one), run p2prl key delegate with the peer id below; then here with the line it prints."
+    )
     return _document("request", machine.public_key, None, terms.seat, "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
+from p2prl.cli.device_errors import device_failures_explained
 from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
@@ -85,7 +87,8 @@ def learn_command(
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
-                learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
+                with device_failures_explained():
+                    learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
             document = {"run": str(directory), "step": learner.step, **report.newest}
             state = "finished" if learner.finished else "stopped"
             status = {"role": "learner", "state": state, **document, **learner.status()}
@@ -93,9 +96,9 @@ def learn_command(
     if as_json:
         emit(document)
     if interrupts.count:
-        say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {directory}")
+        say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {shlex.quote(str(directory))}")
         sys.exit(INTERRUPTED)
-    say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {directory}")
+    say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {shlex.quote(str(directory))}")
 
 
 def _show_link(folder: RunFolder, link: str) -> None:
@@ -115,7 +118,7 @@ def _announce(
     show_qr(text)
     if warning := link.reach_warning():
         say(warning)
-    say(f"Leaderboard:  p2prl board {folder.directory}")
+    say(f"Leaderboard:  p2prl board {shlex.quote(str(folder.directory))}")
     view.phase("waiting for groups", "start volunteers with p2prl join and the link")
 
 

@@ -16,6 +16,7 @@ from p2prl.client.own_groups import OwnGroups
 from p2prl.client.spool import SpoolState
 from p2prl.config.own_runs import OwnRun, runs_here
 from p2prl.config.owner_files import load_delegation
+from p2prl.config.team_files import load_memberships
 from p2prl.config.worker_folder import default_home
 from p2prl.errors import IdentityError, MachineError
 from p2prl.protocol.identity import PeerId, public_key_of
@@ -52,11 +53,13 @@ def run_part(run: OwnRun, groups: OwnGroups) -> dict[str, Any]:
     tokens = sum(groups.credited_by_day().values())
     newest = groups.newest(1)
     status = read_status(run.directory / "status.json")
+    name, team = _shown_names(run, str(status.get("peer", "")))
     return {
         "run": run.manifest.name,
         "goal": run.manifest.goal,
         "seat": run.seat,
-        "name": _shown_name(run, str(status.get("peer", ""))),
+        "name": name,
+        "team": team,
         "groups": counts,
         "tokens": tokens,
         "credit": credit_of(tokens, run.manifest.parameters),
@@ -73,11 +76,14 @@ def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _shown_name(run: OwnRun, peer: str) -> str:
-    """The row of the board that this worker's work counts for: its owner's, or its own."""
+def _shown_names(run: OwnRun, peer: str) -> tuple[str, str]:
+    """The row of the board that this worker's work counts for, its owner's or its own, and the name of its team."""
     try:
         key = public_key_of(PeerId(peer))
         delegation = load_delegation(run.directory.parent, key)
+        owner = key if delegation is None else delegation.owner
+        membership = load_memberships(run.directory.parent.parent).get(owner)
     except (IdentityError, MachineError):
-        return ""
-    return display_name(key if delegation is None else delegation.owner)
+        return "", ""
+    team = None if membership is None else membership.team
+    return display_name(owner), "" if team is None else team.name

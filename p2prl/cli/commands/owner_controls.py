@@ -32,6 +32,7 @@ _LEAST = 1e-6
 def option_texts(**options: float) -> dict[str, str]:
     """Texts of the limits that options of the command line set; those that are 0 set none."""
     names = {
+        "share": ("share", ""),
         "vram_gb": ("gpu.memory", "GB"),
         "ram_gb": ("ram", "GB"),
         "upload_mbit": ("net.up", "Mbit"),
@@ -147,13 +148,20 @@ class PlannedLimits:
 
 
 def plan_limits(
-    home: Path | None, *, ram_gb: float, upload_mbit: float, monthly_gb: float, disk_gb: float, vram_gb: float = 0.0
+    home: Path | None,
+    *,
+    ram_gb: float,
+    upload_mbit: float,
+    monthly_gb: float,
+    disk_gb: float,
+    vram_gb: float = 0.0,
+    share: float = 0.0,
 ) -> PlannedLimits:
     """The owner's limits with these options of a start. `ConfigError` for a figure or a file that is wrong."""
     MachineLimits(disk_gb=disk_gb, ram_gb=ram_gb)  # refuses figures that no text of a limit could hold
     UploadCaps(upload_mbit=upload_mbit, monthly_gb=monthly_gb)
     options = option_texts(
-        vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
+        share=share, vram_gb=vram_gb, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb
     )
     owner = load_limits(home or default_home(), options)
     wanted = figures(owner)

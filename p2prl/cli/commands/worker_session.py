@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from p2prl.cli.device_errors import device_failures_explained, out_of_memory_explained
 from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
@@ -97,26 +98,14 @@ def introduce_run(
 
 @contextmanager
 def session(directory: Path, limits: MachineLimits, interrupts: Interrupts) -> Iterator[None]:
-    """A worker's session on the run in `directory`: Ctrl-C, memory that ran out, a run that was refused."""
-    with forgetting_refused(directory), out_of_memory_explained(limits), interrupts.handled():
+    """A worker's session on the run in `directory`: Ctrl-C, a machine that fails, a run that was refused."""
+    with (
+        forgetting_refused(directory),
+        out_of_memory_explained(limits.ram_gb),
+        device_failures_explained(),
+        interrupts.handled(),
+    ):
         yield
-
-
-@contextmanager
-def out_of_memory_explained(limits: MachineLimits) -> Iterator[None]:
-    """Turn running out of memory in this block into one sentence. torch is imported only when an error needs it."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        from p2prl.models.out_of_memory import is_out_of_memory
-
-        if not is_out_of_memory(error):
-            raise
-        bound = f"the {limits.ram_gb:g} GB of --ram-gb" if limits.ram_gb else "this machine's memory"
-        raise MachineError(
-            f"the run needs more than {bound}",
-            remedy="Give it more with --ram-gb, close other programs, or sample less at once: join --slots 1.",
-        ) from error
 
 
 def pending_text(document: Mapping[str, Any]) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.segment import Segment, Segments
 
 from p2prl.cli.views.plain_text import cleaned, wrapped
 from p2prl.cli.views.startup import StartupPhases
+from p2prl.cli.views.terminal_echo import without_control_echo
 
 PLAIN_PERIOD_S = 10.0
 """Interval of progress lines when there is no terminal."""
@@ -31,7 +33,8 @@ def say(message: str, *, unwrapped: bool = False) -> None:
     """
     text = cleaned(message)
     for line in [text] if unwrapped or not console.is_terminal else wrapped(text, console.width):
-        console.print(line, markup=False, soft_wrap=True)
+        # Not soft_wrap: the live panel is drawn again with this line, and would lose its own wrapping.
+        console.print(Segments([Segment(line), Segment.line()]), crop=False)
 
 
 def emit(document: dict[str, Any]) -> None:
@@ -60,7 +63,7 @@ class LiveView:
     def shown(self) -> Iterator[LiveView]:
         """Draw inside this block."""
         if console.is_terminal and not self._quiet:
-            with Live(console=console, refresh_per_second=4, transient=False) as live:
+            with without_control_echo(), Live(console=console, refresh_per_second=4, transient=False) as live:
                 self._live = live
                 try:
                     yield self

@@ -18,7 +18,9 @@ _NAME = 24
 def contribution_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
     """The lines of `p2prl me --json`'s object in at most `width` columns."""
     names = list(dict.fromkeys(part["name"] for part in document["runs"] if part["name"]))
-    lines = [f"You are {', '.join(names)} on the board." if names else "This machine has no name yet."]
+    teams = list(dict.fromkeys(part["team"] for part in document["runs"] if part["team"]))
+    of_teams = f", in the team {', '.join(teams)}" if teams else ""
+    lines = [f"You are {', '.join(names)} on the board{of_teams}." if names else "This machine has no name yet."]
     lines += [
         "",
         f"{'run':<{_NAME}} {'worker':<8} {'groups':>7} {'passed':>6} {'tokens':>12} {'credit':>9}  last group",

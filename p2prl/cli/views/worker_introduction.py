@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from p2prl.config.owner_files import load_delegation
 from p2prl.config.requirements import Requirements, size_text
+from p2prl.config.team_files import load_memberships
 from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
@@ -100,9 +101,14 @@ def _scorer_lines(manifest: RunManifest, *, run_scorer: bool) -> list[str]:
 def _identity_lines(identity: Identity, folder: Path) -> list[str]:
     delegation = load_delegation(folder, identity.public_key)
     owner = [] if delegation is None else [f"  Owner     {display_name(delegation.owner)}: work counts for that row"]
+    row = identity.public_key if delegation is None else delegation.owner
+    membership = load_memberships(folder.parent).get(row)
+    named = None if membership is None else membership.team
+    team = [] if named is None else [f"  Team      {named.name}: work counts for it too"]
     return [
         f"  You are   {display_name(identity.public_key)} on the board, {identity.peer_id}",
         *owner,
+        *team,
         f"  Your key  back it up on paper: {_backup_command(folder)}",
     ]
 

@@ -30,6 +30,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Kind
+from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
 
@@ -50,8 +51,6 @@ _COUNTED_EVERY_S = 1.0
 
 _MALFORMED_REMEMBERED = 1_024
 """Malformed bodies that are not fetched again. Each has cost its author the upload of a large group."""
-
-_STATEMENTS = (Kind.DELEGATION, Kind.REVOCATION)
 
 _ALL = 1_000_000
 """No limit in practice: the buffer holds some dozens of groups."""
@@ -119,7 +118,7 @@ class Intake:
         self._receive_headers([each for each in opened if each.kind is Kind.GROUP_HEADER])
         # After the groups: a verdict may have come with the group it is about.
         has_verdicts = self._receive_verdicts([each for each in opened if each.kind is Kind.VERDICT])
-        return self._owners.receive([each for each in opened if each.kind in _STATEMENTS]) or has_verdicts
+        return self._owners.receive([each for each in opened if each.kind in OWNERS_STATEMENTS]) or has_verdicts
 
     def receive_body(self, header: bytes, body: bytes) -> None:
         """Store and acknowledge a large group whose body was fetched, then let the network drop its copy."""
@@ -257,6 +256,7 @@ class Intake:
         height = ledger.height
         with self._journal.transaction():
             checks = self._verdicts.receive(verdicts)
+            self._owners.enter(self._verdicts.take_confirmed())
         for envelope in checks:
             self._sender.send(envelope)
         return ledger.height > height

@@ -67,8 +67,8 @@ class Settlement:
                 self._journal.groups.forget_refused(now - limits.MAX_ENVELOPE_AGE_S)
             verified = [group for outcome in outcomes if (group := self._record(outcome)) is not None]
             self._journal.ledger.append(receipts)
-            self._owners.enter(group.peer for group in verified)
             checks = self._verdicts.settle(outcomes)
+            self._owners.enter([*(group.peer for group in verified), *self._verdicts.take_confirmed()])
             dropped = [self._buffer.add_surplus(group) for group in verified] if surplus else []
             for group in dropped:
                 if group is not None:

@@ -65,6 +65,7 @@ class VerdictIntake:
         self._sender = sender
         self._clock = clock
         self._counts: Counter[str] = Counter(dict.fromkeys(FIGURES, 0))
+        self._confirmed: dict[bytes, None] = {}
 
     @property
     def figures(self) -> dict[str, float]:
@@ -101,6 +102,11 @@ class VerdictIntake:
                 checks += self._check(opened, body_of(opened, Verdict))
         return self._sign(checks)
 
+    def take_confirmed(self) -> list[bytes]:
+        """Validators with a verdict that its check has confirmed since the last call."""
+        confirmed, self._confirmed = list(self._confirmed), {}
+        return confirmed
+
     def _wait(self, opened: Opened, verdict: Verdict) -> None:
         """Keep a verdict until the receipt, or refuse it for those that wait with a better rank."""
         table, name = self._journal.verdicts, Digest(verdict.group)
@@ -128,6 +134,8 @@ class VerdictIntake:
             return []  # free of charge, so it leaves no trace
         table.enter(validator, name, verdict.version, newcomer=newcomer)
         self._journal.ledger.append(opened.raw)
+        if outcome is CheckOutcome.AGREED:
+            self._confirmed[validator] = None
         if outcome is not CheckOutcome.UNCLEAR:
             agreed = outcome is CheckOutcome.AGREED
             standing = table.standing(validator).after(self._clock.now(), passed=agreed, failed=not agreed)

@@ -1,4 +1,4 @@
-"""Statements table of the journal: which ledger entries are delegations and revocations, for a start."""
+"""Statements table of the journal: which ledger entries are statements of owners, for a start."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ class StatementTable:
             raise IntegrityError("the journal lacks a ledger entry", remedy="Restore journal.db from a copy.")
         return [decode(bytes(raw), LedgerEntry, limit_bytes=_MAX_ENTRY_BYTES).envelope for _, raw in rows]
 
-    def has_verified_group(self, peer: bytes) -> bool:
-        """Whether a group of a peer passed its checks."""
+    def has_work(self, peer: bytes) -> bool:
+        """Whether a group of a peer passed its checks, or a verdict of it: each costs at least a forward pass."""
         row = self._db.execute(
-            "SELECT 1 FROM groups WHERE peer = ? AND state IN ('verified', 'used', 'unused') LIMIT 1", (peer,)
+            "SELECT 1 FROM groups WHERE peer = ? AND state IN ('verified', 'used', 'unused')"
+            " UNION ALL SELECT 1 FROM validators WHERE validator = ? AND passed > 0 LIMIT 1",
+            (peer, peer),
         ).fetchone()
         return row is not None

@@ -6,14 +6,14 @@ same numbers, and a finished run still shows its last day.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.documents.api_views import require_run, time_text
 from p2prl.scoreboard.documents.page_schema import ActivityDocument, ActivitySeries
-from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS, HOURS_PER_DAY, NO_WORK, Work
+from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS, HOURS_PER_DAY, NO_WORK, Hours, Work, team_and_owner
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 
@@ -38,16 +38,31 @@ def newest_hour(board: BoardState) -> int | None:
 @lru_cache(maxsize=4)
 def window_work(board: BoardState, window: str) -> Mapping[bytes, Work]:
     """Credited work of each owner within a window of `WINDOW_DAYS`."""
+    total: dict[bytes, Work] = {}
+    for owner, work in _in_window(board, board.hours, window):
+        total[owner] = total.get(owner, NO_WORK).plus(*work)
+    return total
+
+
+@lru_cache(maxsize=4)
+def team_window_work(board: BoardState, window: str) -> Mapping[bytes, Work]:
+    """Credited work of each team within a window of `WINDOW_DAYS`."""
+    total: dict[bytes, Work] = {}
+    for row, work in _in_window(board, board.team_hours, window):
+        team, _ = team_and_owner(row)
+        total[team] = total.get(team, NO_WORK).plus(*work)
+    return total
+
+
+def _in_window(board: BoardState, hours: Hours, window: str) -> Iterator[tuple[bytes, Work]]:
+    """What `hours` hold within a window; windows end with the newest hour of the whole board."""
     newest = newest_hour(board)
     if newest is None:
-        return {}
+        return
     first_day = newest // HOURS_PER_DAY - WINDOW_DAYS[window] + 1
-    total: dict[bytes, Work] = {}
-    for hour, owners in board.hours.items():
+    for hour, rows in hours.items():
         if hour // HOURS_PER_DAY >= first_day:
-            for owner, work in owners.items():
-                total[owner] = total.get(owner, NO_WORK).plus(*work)
-    return total
+            yield from rows.items()
 
 
 def activity_document(snapshot: Snapshot, *, top: int = TOP) -> ActivityDocument:
@@ -81,6 +96,22 @@ def owner_activity(board: BoardState, owner: bytes) -> ActivityDocument:
     """Credited work of one owner over time, with the columns of the whole run."""
     columns = {start: {owner: owners[owner]} if owner in owners else {} for start, owners in _columns(board).items()}
     tokens = [owners.get(owner, NO_WORK).tokens for owners in columns.values()]
+    return _document(board, columns, tokens, [], tokens)
+
+
+def team_activity(board: BoardState, team: bytes) -> ActivityDocument:
+    """Credited work of one team over time, with the columns of the whole run."""
+    width = _width(board)
+    columns: dict[int, dict[bytes, Work]] = {start: {} for start in _columns(board)}
+    for hour, rows in board.team_hours.items():
+        column = columns.get(hour // width * width)
+        if column is None:
+            continue
+        for row, work in rows.items():
+            of_team, owner = team_and_owner(row)
+            if of_team == team:
+                column[owner] = column.get(owner, NO_WORK).plus(*work)
+    tokens = [sum(work.tokens for work in owners.values()) for owners in columns.values()]
     return _document(board, columns, tokens, [], tokens)
 
 

@@ -146,6 +146,10 @@ class ContributorDocument:
     """The peer id of the owner's public key: the machine's own unless a delegation names another."""
     handle: str
     """Display name, derived from the public key; never something a person typed."""
+    team: str
+    """Name of the team that it is in now; empty for none. A person typed it."""
+    team_id: str | None
+    """The peer id of the team's public key; null for none."""
     credit: float
     window_credit: float
     """Credit within the window that was asked for; all of it without one."""

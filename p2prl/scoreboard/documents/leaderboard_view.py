@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from p2prl.errors import ConfigError, IdentityError
+from p2prl.errors import IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.documents.activity_view import WINDOW_DAYS, window_work
+from p2prl.scoreboard.documents.activity_view import window_work
 from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
     LeaderboardDocument,
@@ -18,25 +17,19 @@ from p2prl.scoreboard.documents.api_schema import (
     ValidatorDocument,
 )
 from p2prl.scoreboard.documents.api_views import require_run, rounded, time_text
+from p2prl.scoreboard.documents.page_cursor import ALL, cursor_of, place_of
+from p2prl.scoreboard.documents.team_view import team_of
 from p2prl.scoreboard.ledger.hourly_totals import NO_WORK, Work
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.owner_totals import receipts_root
 
-CURSOR_PATTERN = "^[0-9]{1,18}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
-"""A cursor: tokens and peer id of the last row of a page."""
-
 _MACHINES_LISTED = 16
 """Machines of a contributor in a list of contributors: a page of fifty rows stays small."""
 
 _CACHED_KEYS = 100_000
 """Public keys whose names are cached: every request sorts the same keys, and base 58 is slow in Python."""
-
-ALL = "all"
-"""The window that holds the whole run."""
-
-WINDOWS = (*WINDOW_DAYS, ALL)
 
 _peer_id = lru_cache(maxsize=_CACHED_KEYS)(peer_id_of)
 
@@ -112,8 +105,7 @@ def leaderboard_document(
     With a `window`, only the people with credited work in it, ranked by that work. Validators have no window.
 
     With a `query`, only the rows it matches, each with its rank in the whole table; `total` counts the matches.
-    Raises `ConfigError` for a cursor that this API did not issue. The cursor holds the last row's sort key, not its
-    number, so a page neither repeats nor skips a row when others overtake in between.
+    Raises `ConfigError` for a cursor that this API did not issue.
     """
     _, board = require_run(snapshot)
     window = window if by == "people" else ALL
@@ -121,7 +113,7 @@ def leaderboard_document(
     ranked = _found(board, by, window, words) if words else _ranked(board, by, window)
     start = 0
     if cursor is not None:
-        last = _place(cursor)
+        last = place_of(cursor)
         start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
     page = ranked[start : start + limit]
     over, most = snapshot.finished, _MACHINES_LISTED
@@ -130,7 +122,7 @@ def leaderboard_document(
     )
     validators = [_validator(board, rank, key, over) for rank, (_, _, key) in page] if by == "validators" else []
     more = start + limit < len(ranked)
-    next_cursor = f"{-page[-1][1][0]}-{page[-1][1][1]}" if more else None
+    next_cursor = cursor_of(page[-1][1]) if more else None
     return LeaderboardDocument(
         by=by, window=window, total=len(ranked), people=people, validators=validators, next_cursor=next_cursor
     )
@@ -143,6 +135,12 @@ def contributor_document(snapshot: Snapshot, contributor_id: str) -> Contributor
     if key is None:
         return None
     return _contributor(board, (_ranks(board)[key], ALL), key, len(board.machines[key]), snapshot.finished)
+
+
+def rank_of(snapshot: Snapshot, contributor_id: str) -> int | None:
+    """Rank of an owner by its peer id; None when no receipt counts for it."""
+    _, board = require_run(snapshot)
+    return _ranks(board).get(public_key_of(PeerId(contributor_id)))
 
 
 def owner_of(board: BoardState, contributor_id: str) -> bytes | None:
@@ -167,13 +165,6 @@ def _matches(public_key: bytes, words: list[str]) -> bool:
     return all(word in name or peer_id.startswith(word) or peer_id.endswith(word) for word in words)
 
 
-def _place(cursor: str) -> tuple[int, str]:
-    if re.fullmatch(CURSOR_PATTERN, cursor) is None:
-        raise ConfigError("the cursor was not issued by this API", remedy="Use next_cursor of the previous page.")
-    tokens, _, peer_id = cursor.partition("-")
-    return -int(tokens), peer_id
-
-
 def _contributor(
     board: BoardState, place: tuple[int, str], key: bytes, most_machines: int, finished: bool
 ) -> ContributorDocument:
@@ -181,13 +172,15 @@ def _contributor(
     person, machines = board.people[key], board.machines[key]
     rank, window = place
     in_window = _all_work(person) if window == ALL else window_work(board, window).get(key, NO_WORK)
-    own_only = list(machines) == [key]
+    own_only, team = list(machines) == [key], team_of(board, key)
     checked = person.credited_groups + person.rejected_groups
     low, high = wilson_interval(person.credited_groups, checked)
     return ContributorDocument(
         rank=rank,
         id=_peer_id(key),
         handle=display_name(key),
+        team=team.name if team else "",
+        team_id=_peer_id(team.team) if team else None,
         credit=board.credit(person.tokens),
         window_credit=board.credit(in_window.tokens),
         window_groups=in_window.groups,

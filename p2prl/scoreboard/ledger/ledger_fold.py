@@ -11,7 +11,9 @@ verdict that precedes its receipt waits for it, so the order in which the two re
 learner; those of the newest eight are in escrow, and a failed check voids them. `verdict_totals` has the rules.
 * A receipt counts for the owner of its machine when the learner signed it, and a verdict for that of its machine when
 the learner signed its check, whenever the delegation or the revocation that says so reaches the ledger
-(`owner_totals`). A verdict on work of one's own owner earns nothing.
+(`owner_totals`). A verdict on work of one's own owner, or of an owner in one's own team, earns nothing.
+* A membership counts for receipts and checks that the learner signs after those before it in the ledger; what a team
+has is not changed by a later one (`p2prl.protocol.teams`).
 * An invalid line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line from
 one peer must not take down every board of the run.
 """
@@ -27,9 +29,11 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
+from p2prl.protocol.membership import Membership
 from p2prl.scoreboard.ledger.hourly_totals import Hours
 from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator
 from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
+from p2prl.scoreboard.ledger.team_totals import Team, team_totals
 from p2prl.scoreboard.ledger.validator_shares import merged
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
 
@@ -59,6 +63,10 @@ class BoardState:
     """By learner step, in the order of their first receipt."""
     hours: Hours
     """Credited work by hour, then by the owner's public key."""
+    teams: Mapping[bytes, Team]
+    """By the team's public key."""
+    team_hours: Hours
+    """Credited work that counts for teams by hour, then by `team_row` of team and owner."""
     ignored: Mapping[str, int]
     """Ignored ledger lines, by rule."""
     waiting_verdicts: int
@@ -85,7 +93,9 @@ class LedgerFold:
         self._height = 0
         self._head = ledger_chain.GENESIS
         self._receipts = ReceiptTotals()
-        self._verdicts = VerdictTotals(self._receipts.groups, self._receipts.owners.ownership)
+        self._verdicts = VerdictTotals(
+            self._receipts.groups, self._receipts.owners.ownership, self._receipts.owners.teams
+        )
         self._ignored: dict[str, int] = {}
         self._state: BoardState | None = None
 
@@ -118,6 +128,9 @@ class LedgerFold:
             self._ignore(*(self._verdicts.add_check(check, opened.sent_ms) for check in opened.body.checks))
         elif isinstance(opened.body, (Delegation, Revocation)):
             self._take(opened.body)
+        elif isinstance(opened.body, Membership):
+            teams = self._receipts.owners.teams
+            self._ignore(teams.take(opened.body, opened.author, after_ms=self._verdicts.learner_ms))
         self._height, self._head = self._height + 1, head
         self._state = None
         return opened
@@ -129,17 +142,19 @@ class LedgerFold:
     def state(self) -> BoardState:
         """The totals so far."""
         if self._state is None:
-            validators = self._verdicts.by_owner()
+            validators, owners = self._verdicts.by_owner(), self._receipts.owners
             self._state = BoardState(
                 parameters=self._parameters,
                 height=self._height,
                 head=self._head,
-                people=MappingProxyType(dict(self._receipts.owners.people)),
-                machines=MappingProxyType(dict(self._receipts.owners.machines)),
+                people=MappingProxyType(dict(owners.people)),
+                machines=MappingProxyType(dict(owners.machines)),
                 validators=MappingProxyType({owner: merged(parts) for owner, parts in validators.items()}),
                 validator_machines=MappingProxyType(validators),
                 steps=MappingProxyType(dict(self._receipts.steps)),
-                hours=self._receipts.owners.hours.state(),
+                hours=owners.hours.state(),
+                teams=MappingProxyType(team_totals(owners.teams, owners.hours.team_work)),
+                team_hours=owners.hours.team_state(),
                 ignored=MappingProxyType(dict(sorted(self._ignored.items()))),
                 waiting_verdicts=self._verdicts.waiting,
                 overruled_receipts=self._verdicts.overruled,

@@ -1,6 +1,7 @@
-"""Totals of contributors by owner: one row of the board for all machines of a person.
+"""Totals of contributors by owner: one row of the board for all machines of a person; and of owners by team.
 
-A receipt counts for the owner of its machine at the time at which the learner signed it (`p2prl.protocol.ownership`).
+A receipt counts for the owner of its machine at the time at which the learner signed it (`p2prl.protocol.ownership`),
+and for the team that this owner was in then (`p2prl.protocol.teams`).
 A delegation or a revocation may reach the ledger later than receipts it decides about; the machine's receipts are then
 counted again from a compact record. So the totals depend on the ledger alone, and their sum on the receipts alone.
 """
@@ -17,6 +18,7 @@ from p2prl.protocol.digests import DIGEST_BYTES, digest
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.teams import Teams
 from p2prl.scoreboard.ledger.hourly_totals import HourlyTotals
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, Person
 
@@ -59,9 +61,11 @@ class OwnerTotals:
         self.machines: dict[bytes, Mapping[bytes, Person]] = {}
         """The same by owner, then by machine; an inner mapping is replaced and never changed."""
         self.hours = HourlyTotals()
-        """Credited work by hour and owner."""
+        """Credited work by hour, owner and team."""
         self.ownership = Ownership()
         """Who owned which machine when."""
+        self.teams = Teams(self.ownership)
+        """Which owner was in which team when."""
         self._receipts: dict[bytes, array[int]] = {}
         """By machine, `_COLUMNS` numbers a receipt."""
         self._groups: dict[bytes, bytearray] = {}
@@ -112,7 +116,8 @@ class OwnerTotals:
         """A machine's totals for an owner with one more receipt; the hours follow."""
         after = _added(before, receipt)
         if receipt.state in CREDITED:
-            self.hours.credit(owner, machine, receipt.sent_ms, receipt.tokens)
+            team = self.teams.team_at(owner, receipt.sent_ms)
+            self.hours.credit(owner, machine, receipt.sent_ms, receipt.tokens, team)
         elif after.forfeited_tokens > (before.forfeited_tokens if before else 0):
             self.hours.forfeit(owner, machine)
         return replace(after, receipts_chain=_chained(after.receipts_chain, receipt, group))

@@ -1,16 +1,18 @@
 """Pay of each verdict, which depends on who owns the validator and the sampler when the learner signs its check.
 
-A verdict on a group of one's own owner earns nothing. Statements about owners may reach the ledger after the check, so
-each verdict's pay is kept in a compact record, and a statement counts again those that it can concern.
+A verdict on a group of one's own owner, or of an owner in one's own team, earns nothing. Statements about owners may
+reach the ledger after the check, so each verdict's pay is kept in a compact record, and a statement counts again those
+that it can concern. A membership concerns later checks alone (`p2prl.protocol.teams`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from p2prl.protocol.ownership import Ownership
+from p2prl.protocol.teams import Teams
 
 _COLUMNS = 3
 """When the check was signed, Unix milliseconds; tokens; whether they are paid."""
@@ -27,8 +29,9 @@ class PayRecord(NamedTuple):
 class VerdictPay:
     """Tokens of verdicts that passed their check, by validator and sampler."""
 
-    def __init__(self, ownership: Ownership) -> None:
+    def __init__(self, ownership: Ownership, teams: Teams) -> None:
         self._ownership = ownership
+        self._teams = teams
         self._records: dict[bytes, dict[bytes, array[int]]] = {}
         """By validator, then by sampler: `_COLUMNS` numbers a verdict, 24 bytes."""
         self._validators_of: dict[bytes, set[bytes]] = {}
@@ -53,11 +56,15 @@ class VerdictPay:
     def recount(self, machine: bytes) -> Iterator[tuple[bytes, int, int]]:
         """After a statement about a machine: (validator, time of the check, change of tokens) of each changed verdict.
 
-        Only those between the machine and others that may share an owner with it: a statement costs no more.
+        Only those between the machine and others that may share an owner with it: a statement costs no more. When one
+        of its owners was in a team, all of the machine's, as for its receipts: anybody may be in that team.
         """
-        others = self._ownership.related(machine)
-        pairs = {(machine, peer) for peer in self._records.get(machine, {}) if peer in others}
-        pairs |= {(validator, machine) for validator in self._validators_of.get(machine, ()) if validator in others}
+        peers: Iterable[bytes] = self._records.get(machine, ())
+        validators: Iterable[bytes] = self._validators_of.get(machine, ())
+        if not any(map(self._teams.was_member, self._ownership.owners_of(machine))):
+            others = self._ownership.related(machine)
+            peers, validators = others.intersection(peers), others.intersection(validators)
+        pairs = {(machine, peer) for peer in peers} | {(validator, machine) for validator in validators}
         for validator, peer in sorted(pairs):
             records = self._records[validator][peer]
             for place in range(0, len(records), _COLUMNS):
@@ -69,5 +76,4 @@ class VerdictPay:
                         yield validator, at_ms, tokens * (after - before)
 
     def _is_paid(self, validator: bytes, peer: bytes, at_ms: int) -> bool:
-        owner_at = self._ownership.owner_at
-        return owner_at(validator, at_ms) != owner_at(peer, at_ms)
+        return not self._teams.are_allied(validator, peer, at_ms)

@@ -3,15 +3,15 @@
 The learner checks each verdict against its own replay and signs the outcome (`VerdictCheck`):
 
 * agreed: the verdict earns the lesser of its own tokens and the check's, unless the validator and the sampler have the
-  same owner when the check is signed (`verdict_pay`). The tokens stay in escrow until `ESCROW_VERDICTS` further
-  verdicts of the validator have passed.
+  same owner, or owners of one team, when the check is signed (`verdict_pay`). The tokens stay in escrow until
+  `ESCROW_VERDICTS` further verdicts of the validator have passed.
 * failed: what is in escrow is void.
 * unclear: nothing either way.
 * contradicted: learner and validator have both replayed the group and disagree. A third validator decides: of the
-  known ones, without those of the volunteer's owner and of the owner of the validator that contradicted first, the
-  `DECIDERS` with the smallest hash of group and key may, and the first of them with a checked verdict on the group
-  does. If it contradicts the learner as well, the receipt counts as overruled, and all verdicts against it as agreed;
-  if not, they count as failed. Until then they earn nothing.
+  known ones, without those that have the owner or the team of the volunteer, or of the validator that contradicted
+  first, the `DECIDERS` with the smallest hash of group and key may, and the first of them with a checked verdict on the
+  group does. If it contradicts the learner as well, the receipt counts as overruled, and all verdicts against it as
+  agreed; if not, they count as failed. Until then they earn nothing.
 
 A verdict without a check earns nothing. Everybody with the ledger computes the same.
 """
@@ -26,6 +26,7 @@ from p2prl.protocol.digests import DIGEST_BYTES, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import CheckOutcome, Verdict, VerdictCheck
 from p2prl.protocol.ownership import Ownership
+from p2prl.protocol.teams import Teams
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS, Validator
 from p2prl.scoreboard.ledger.receipt_totals import MAX_GROUP_TOKENS, CountedGroup
 from p2prl.scoreboard.ledger.validator_shares import Change, ValidatorShares
@@ -51,19 +52,20 @@ class _CheckedGroup:
 class VerdictTotals:
     """Totals verdicts. A verdict waits for its group's receipt, so their order in the ledger does not matter."""
 
-    def __init__(self, groups: Mapping[bytes, CountedGroup], ownership: Ownership) -> None:
-        """`groups` is the growing table of groups that have a receipt, `ownership` that of owners."""
+    def __init__(self, groups: Mapping[bytes, CountedGroup], ownership: Ownership, teams: Teams) -> None:
+        """`groups` is the growing table of groups that have a receipt, `ownership` and `teams` those of owners."""
         self.validators: dict[bytes, Validator] = {}
         """By public key of the machine."""
         self.overruled = 0
         """Receipts that a third validator decided against."""
         self._groups = groups
-        self._ownership = ownership
-        self._pay = VerdictPay(ownership)
+        self._teams = teams
+        self._pay = VerdictPay(ownership, teams)
         self._shares = ValidatorShares(ownership)
         self._escrow: dict[bytes, deque[PayRecord]] = {}
         """By validator, the newest verdicts that passed their check."""
-        self._learner_ms = 0
+        self.learner_ms = 0
+        """The learner's newest signature, Unix milliseconds."""
         self._seen: set[tuple[bytes, bytes]] = set()
         self._waiting: dict[bytes, list[tuple[bytes, int, Verdict]]] = {}
         self._unchecked: dict[tuple[bytes, bytes], int] = {}
@@ -88,7 +90,7 @@ class VerdictTotals:
 
     def on_learner_time(self, sent_ms: int) -> None:
         """The learner signed an entry at this time: what is counted from now on counts as of then."""
-        self._learner_ms = max(self._learner_ms, sent_ms)
+        self.learner_ms = max(self.learner_ms, sent_ms)
 
     def on_statement(self, machine: bytes) -> None:
         """A delegation or revocation of a machine was taken in: pay and owners of verdicts may change."""
@@ -147,18 +149,18 @@ class VerdictTotals:
             failed_groups=int(not verdict.passed),
             disputed_groups=int(group.credited and not verdict.passed),
         )
-        self._change(validator, self._learner_ms, change)
+        self._change(validator, self.learner_ms, change)
         self._unchecked[validator, verdict.group] = verdict.tokens
         return None
 
     def _decide(self, name: bytes, checked: _CheckedGroup, at_ms: int) -> None:
         """Close a dispute if one of its deciders has replayed the group."""
-        owner_at, first = self._ownership.owner_at, next(iter(checked.against))
-        parties = {owner_at(self._groups[name].peer, at_ms), owner_at(first, at_ms)}
+        parties = self._groups[name].peer, next(iter(checked.against))
         known = [
             validator
             for validator, row in self.validators.items()
-            if row.standing.after(at_ms / 1000).is_known and owner_at(validator, at_ms) not in parties
+            if row.standing.after(at_ms / 1000).is_known
+            and not any(self._teams.are_allied(validator, party, at_ms) for party in parties)
         ]
         known.sort(key=lambda validator: digest("p2prl/dispute-decider/v1", name, validator))
         for validator in known[:DECIDERS]:

@@ -40,6 +40,8 @@ from p2prl.scoreboard.documents.page_schema import (
     ProfileDocument,
 )
 from p2prl.scoreboard.documents.profile_view import profile_document
+from p2prl.scoreboard.documents.team_schema import TeamProfileDocument, TeamsDocument
+from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import dump_items
 from p2prl.scoreboard.web.answers import Answers
@@ -56,6 +58,7 @@ from p2prl.scoreboard.web.parameters import (
     MAX_ID_CHARS,
     MAX_POINTS,
     PAGE_ERRORS,
+    TEAM_ERRORS,
     Cursor,
     Rows,
     Search,
@@ -91,6 +94,7 @@ def create_app(source: LedgerSource, *, is_public: bool = False, streams: EventS
     add_pages(app, answers)
     _add_run_routes(app, answers)
     _add_people_routes(app, answers)
+    _add_team_routes(app, answers)
     _add_ledger_routes(app, answers)
     (streams or EventStreams(source)).add_route(app)
     return app
@@ -156,6 +160,24 @@ def _add_people_routes(app: FastAPI, answers: Answers) -> None:
     @app.get("/api/v1/contributors/{contributor_id}/profile", response_model=ProfileDocument, responses=ID_ERRORS)
     def profile(request: Request, contributor_id: _Id) -> Response:
         return answers.json(request, lambda snapshot: profile_document(snapshot, contributor_id), missing=_nobody)
+
+
+def _add_team_routes(app: FastAPI, answers: Answers) -> None:
+    @app.get("/api/v1/teams", response_model=TeamsDocument, responses=PAGE_ERRORS)
+    def teams(
+        request: Request, limit: Rows = 50, cursor: Cursor = None, q: Search = "", window: Window = "all"
+    ) -> Response:
+        return answers.json(
+            request, lambda snapshot: teams_document(snapshot, limit=limit, cursor=cursor, query=q, window=window)
+        )
+
+    @app.get("/api/v1/teams/{team_id}", response_model=TeamProfileDocument, responses=TEAM_ERRORS)
+    def team(request: Request, team_id: _Id) -> Response:
+        return answers.json(request, lambda snapshot: team_document(snapshot, team_id), missing=_no_team)
+
+
+def _no_team() -> Response:
+    return error_response(404, "the ledger has no membership in this team", "Take an id from /api/v1/teams.")
 
 
 def _nobody() -> Response:

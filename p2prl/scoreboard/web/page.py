@@ -16,10 +16,12 @@ from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.activity_view import TOP, activity_document
 from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
-from p2prl.scoreboard.documents.leaderboard_view import ALL, contributor_document, leaderboard_document
+from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document, rank_of
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.network_view import network_document
+from p2prl.scoreboard.documents.page_cursor import ALL
 from p2prl.scoreboard.documents.profile_view import profile_document
+from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.learning_curve import reward_chart
 from p2prl.scoreboard.web.qr_code import qr_code
@@ -54,6 +56,8 @@ class PageRequest:
     """Position where the page begins; None for the top of the leaderboard."""
     query: str = ""
     """Search over display names and peer ids; empty for none."""
+    by: str = "people"
+    """Whose work the leaderboard shows: `people` or `teams`."""
     window: str = ALL
     """Time over which the leaderboard counts."""
     axis: str = "time"
@@ -67,7 +71,7 @@ class PageRequest:
     next_page: str = ""
     """In an exported site, the file with the next rows."""
     linked: int = 1 << 48
-    """Contributors up to this rank have a page of their own."""
+    """Contributors and teams up to this rank have a page of their own."""
     has_picture: bool = False
     """Whether the board can draw a picture for link previews."""
 
@@ -78,12 +82,19 @@ def render_page(snapshot: Snapshot, request: PageRequest) -> str:
         return _environment.get_template("waiting.html").render(peers=snapshot.connected_peers or {})
     metrics = api_views.metrics_document(snapshot, from_step=0, to_step=(1 << 48) - 1, points=_CURVE_POINTS)
     activity = activity_document(snapshot)
-    people = leaderboard_document(
-        snapshot, by="people", limit=request.show, cursor=request.cursor, query=request.query, window=request.window
-    )
+    people, teams = None, None
+    if request.by == "teams":
+        teams = teams_document(
+            snapshot, limit=request.show, cursor=request.cursor, query=request.query, window=request.window
+        )
+    else:
+        people = leaderboard_document(
+            snapshot, by="people", limit=request.show, cursor=request.cursor, query=request.query, window=request.window
+        )
     return _environment.get_template("board.html").render(
         run=api_views.run_document(snapshot),
         people=people,
+        teams=teams,
         validators=leaderboard_document(snapshot, by="validators", limit=request.show, query=request.query),
         metrics=metrics,
         chart=reward_chart(metrics, axis=request.axis),
@@ -112,17 +123,43 @@ def render_contributor(snapshot: Snapshot, contributor_id: str, request: PageReq
     return _environment.get_template("contributor.html").render(
         run=api_views.run_document(snapshot),
         person=person,
+        has_team_page=_has_team_page(snapshot, person.team_id, request),
         profile=profile,
         work=work_chart(profile.activity),
         request=request,
     )
 
 
-def render_missing(snapshot: Snapshot, request: PageRequest) -> str:
-    """The page for a contributor that the ledger does not know."""
-    return _environment.get_template("missing.html").render(
-        run=api_views.run_document(snapshot), request=request, share_title="", share_text=""
+def render_team(snapshot: Snapshot, team_id: str, request: PageRequest) -> str | None:
+    """The page of one team; None when the ledger has no membership in it."""
+    profile = team_document(snapshot, team_id)
+    if profile is None:
+        return None
+
+    def linked(contributor_id: str) -> bool:
+        rank = rank_of(snapshot, contributor_id)
+        return rank is not None and rank <= request.linked
+
+    return _environment.get_template("team.html").render(
+        run=api_views.run_document(snapshot),
+        profile=profile,
+        work=work_chart(profile.activity),
+        linked=linked,
+        request=request,
     )
+
+
+def render_missing(snapshot: Snapshot, request: PageRequest, *, title: str, reason: str) -> str:
+    """The page for a contributor or a team that the ledger does not know."""
+    return _environment.get_template("missing.html").render(
+        run=api_views.run_document(snapshot), request=request, title=title, reason=reason, share_title="", share_text=""
+    )
+
+
+def _has_team_page(snapshot: Snapshot, team_id: str | None, request: PageRequest) -> bool:
+    """Whether a contributor's team has a page: on a server every one has, in an exported site the first ones."""
+    profile = None if team_id is None else team_document(snapshot, team_id)
+    return profile is not None and profile.team.rank <= request.linked
 
 
 def render_feed(snapshot: Snapshot, request: PageRequest) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Path, Request, Response
 
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_schema import HealthDocument
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.answers import Answers
 from p2prl.scoreboard.web.drawing import can_draw
 from p2prl.scoreboard.web.http_responses import error_response, json_response
@@ -18,17 +20,24 @@ from p2prl.scoreboard.web.page import (
     render_feed,
     render_missing,
     render_page,
+    render_team,
 )
 from p2prl.scoreboard.web.parameters import MAX_ID_CHARS, Cursor, Rows, Search, Window, origin_of
 from p2prl.scoreboard.web.share_picture import share_picture
 
 _HTML = "text/html"
 
+_NO_CONTRIBUTOR = (
+    "The ledger has no receipt of this id. A new contributor appears with the first group that was checked."
+)
+_NO_TEAM = "The ledger has no membership in a team of this id. A team appears with the first checked work of a member."
+
 
 def add_pages(app: FastAPI, answers: Answers) -> None:
     """Add the routes."""
     _add_board(app, answers)
-    _add_contributor(app, answers)
+    _add_profile(app, answers, "c", render_contributor, title="No such contributor", reason=_NO_CONTRIBUTOR)
+    _add_profile(app, answers, "t", render_team, title="No such team", reason=_NO_TEAM)
 
     @app.get("/feed.atom", include_in_schema=False)
     def feed(request: Request) -> Response:
@@ -55,6 +64,7 @@ def _add_board(app: FastAPI, answers: Answers) -> None:
         show: Rows = DEFAULT_ROWS,
         cursor: Cursor = None,
         q: Search = "",
+        by: Literal["people", "teams"] = "people",
         window: Window = "all",
         axis: Literal["time", "step"] = "time",
     ) -> Response:
@@ -62,6 +72,7 @@ def _add_board(app: FastAPI, answers: Answers) -> None:
             show=show,
             cursor=cursor,
             query=q.strip(),
+            by=by,
             window=window,
             axis=axis,
             origin=origin_of(request),
@@ -70,15 +81,23 @@ def _add_board(app: FastAPI, answers: Answers) -> None:
         return answers.text(request, lambda snapshot: render_page(snapshot, wanted), _HTML)
 
 
-def _add_contributor(app: FastAPI, answers: Answers) -> None:
-    @app.get("/c/{contributor_id}", include_in_schema=False)
-    def contributor(request: Request, contributor_id: Annotated[str, Path(max_length=MAX_ID_CHARS)]) -> Response:
+def _add_profile(
+    app: FastAPI,
+    answers: Answers,
+    folder: str,
+    render: Callable[[Snapshot, str, PageRequest], str | None],
+    *,
+    title: str,
+    reason: str,
+) -> None:
+    """Pages of single contributors or teams, by their id."""
+
+    @app.get(f"/{folder}/{{profile_id}}", include_in_schema=False)
+    def profile(request: Request, profile_id: Annotated[str, Path(max_length=MAX_ID_CHARS)]) -> Response:
         wanted = PageRequest(origin=origin_of(request), has_picture=can_draw())
 
         def missing() -> Response:
-            page = render_missing(answers.source.snapshot(), wanted)
+            page = render_missing(answers.source.snapshot(), wanted, title=title, reason=reason)
             return Response(page, status_code=404, media_type=_HTML)
 
-        return answers.text(
-            request, lambda snapshot: render_contributor(snapshot, contributor_id, wanted), _HTML, missing=missing
-        )
+        return answers.text(request, lambda snapshot: render(snapshot, profile_id, wanted), _HTML, missing=missing)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request
 
 from p2prl.scoreboard.documents.api_schema import ErrorDocument
-from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN
+from p2prl.scoreboard.documents.page_cursor import CURSOR_PATTERN
 
 MAX_ROWS = 500
 """Rows of one leaderboard page; bounds the work of one request."""
@@ -20,7 +20,7 @@ MAX_QUERY_CHARS = 100
 """Longest search, characters; more than any display name and peer id together."""
 
 MAX_ID_CHARS = 100
-"""Characters of a contributor id in a path: a peer id has 52."""
+"""Characters of a contributor's or a team's id in a path: a peer id has 52."""
 
 LAST_STEP = (1 << 48) - 1
 
@@ -30,6 +30,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 PAGE_ERRORS = {**ERRORS, 400: {"model": ErrorDocument, "description": "The cursor was not issued by this API."}}
 ID_ERRORS = {**ERRORS, 404: {"model": ErrorDocument, "description": "The ledger has no receipt of this id."}}
+TEAM_ERRORS = {**ERRORS, 404: {"model": ErrorDocument, "description": "The ledger has no membership in this team."}}
 
 Rows = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Window = Literal["today", "7d", "all"]

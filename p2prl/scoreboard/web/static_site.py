@@ -15,17 +15,18 @@ from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.network_view import network_document
+from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource, Snapshot
 from p2prl.scoreboard.ledger_dump import write_dump
 from p2prl.scoreboard.web.drawing import can_draw
-from p2prl.scoreboard.web.page import STATIC, PageRequest, render_contributor, render_feed, render_page
+from p2prl.scoreboard.web.page import STATIC, PageRequest, render_contributor, render_feed, render_page, render_team
 from p2prl.scoreboard.web.share_picture import share_picture
 
 ROWS = 500
 """Rows of the leaderboard in one file: a site without a server cannot search, but a browser finds text in a page."""
 
 CONTRIBUTOR_PAGES = 1_000
-"""Contributors with a page of their own, those with the most credit: 6 KB each."""
+"""Contributors, and teams, with a page of their own, those with the most credit: 6 KB each."""
 
 LEDGER_FILE = "run.ledger"
 
@@ -61,6 +62,7 @@ def write_site(source: LedgerSource, directory: Path, *, url: str = "") -> Writt
     (directory / "feed.atom").write_text(render_feed(snapshot, request), encoding="utf-8")
     pages = _write_pages(snapshot, directory, request)
     contributors = _write_contributors(snapshot, directory / "c", request)
+    _write_teams(snapshot, directory, request)
     _write_documents(snapshot, directory / "api" / "v1")
     entries = write_dump(source, directory / LEDGER_FILE, snapshot=snapshot)
     return WrittenSite(pages, contributors, entries)
@@ -90,12 +92,28 @@ def _write_contributors(snapshot: Snapshot, directory: Path, request: PageReques
     return len(people)
 
 
+def _write_teams(snapshot: Snapshot, directory: Path, request: PageRequest) -> None:
+    """The table of the teams, and a page and a document of each."""
+    table = replace(request, by="teams", show=CONTRIBUTOR_PAGES)
+    (directory / "teams.html").write_text(render_page(snapshot, table), encoding="utf-8")
+    documents = directory / "api" / "v1" / "teams"
+    documents.mkdir(parents=True)
+    (directory / "t").mkdir()
+    below = replace(request, root="../")
+    for team in teams_document(snapshot, limit=CONTRIBUTOR_PAGES).teams:
+        html = render_team(snapshot, team.id, below)
+        assert html is not None, "every team in the table has a page"
+        (directory / "t" / f"{team.id}.html").write_text(html, encoding="utf-8")
+        (documents / f"{team.id}.json").write_bytes(msgspec.json.encode(team_document(snapshot, team.id)))
+
+
 def _write_documents(snapshot: Snapshot, directory: Path) -> None:
     everyone = {by: leaderboard_document(snapshot, by=by, limit=_EVERYTHING) for by in ("people", "validators")}
     documents = {
         "run": api_views.run_document(snapshot),
         "leaderboard": everyone["people"],
         "validators": everyone["validators"],
+        "teams": teams_document(snapshot, limit=_EVERYTHING),
         "metrics": api_views.metrics_document(snapshot, from_step=0, to_step=_EVERYTHING, points=5_000),
         "evaluations": evaluations_document(snapshot, limit=_EVERYTHING),
         "answers": answers_document(snapshot),

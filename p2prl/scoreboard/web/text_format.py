@@ -24,6 +24,9 @@ _IGNORED_LINES = {
     "revocation_of_nothing": "revocation without a delegation",
     "second_revocation": "revocation that says nothing new",
     "too_many_revocations": "revocation beyond the number that counts",
+    "membership_of_another": "membership that none of the member's machines sent",
+    "second_membership": "membership that says nothing new",
+    "too_many_memberships": "membership beyond the number that counts",
 }
 
 

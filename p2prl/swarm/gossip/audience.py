@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 
 AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.RUN_MANIFEST: frozenset(),
@@ -20,9 +21,10 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.GROUP_HEADER: frozenset({Role.LEARNER, Role.VALIDATOR}),
     Kind.DELEGATION: frozenset({Role.LEARNER}),
     Kind.REVOCATION: frozenset({Role.LEARNER}),
+    Kind.MEMBERSHIP: frozenset({Role.LEARNER}),
 }
 """Roles a message kind is meant for. Peer records live in the directory, run manifests are asked for by digest, and an
-introduction is pushed to the one peer it names. Delegations and revocations reach everybody else in the ledger."""
+introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger."""
 
 PUSHED_BY_AUTHOR: dict[Kind, frozenset[Role]] = {
     **AUDIENCE,
@@ -34,5 +36,5 @@ PUSHED_BY_AUTHOR: dict[Kind, frozenset[Role]] = {
 PUSHED_BY_FORWARDERS = frozenset({Kind.POLICY_MANIFEST, Kind.POLICY_HEAD})
 """Kinds that every peer wants at once: forwarders push them too."""
 
-BOUND_FOR_LEARNER = frozenset({Kind.ROLLOUT_GROUP, Kind.GROUP_HEADER, Kind.VERDICT, Kind.DELEGATION, Kind.REVOCATION})
+BOUND_FOR_LEARNER = frozenset({Kind.ROLLOUT_GROUP, Kind.GROUP_HEADER, Kind.VERDICT, *OWNERS_STATEMENTS})
 """Kinds that must reach a learner: a node without a link to one hands them to a few carriers."""

@@ -1,6 +1,6 @@
-"""Schedule of a machine's own delegation and its owner's revocations: sent on joining a run, and again now and then.
+"""Schedule of the statements a machine sends about itself and its owner: on joining a run, and again now and then.
 
-They are sent again because a learner keeps a delegation in memory only until the machine has a verified group, and
+They are sent again because a learner keeps some of them in memory only until the machine has checked work, and
 because any node on the way may drop one (`statement_quota`). Pure.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from p2prl.protocol.delegation import Delegation, Revocation
+from p2prl.protocol.membership import OwnersStatement
 
 PERIOD_S = 600.0
-"""How often they are sent: three statements of 300 bytes in ten minutes cost nothing, and a lost one delays credit to
+"""How often they are sent: four statements of 300 bytes in ten minutes cost nothing, and a lost one delays credit to
 the owner's row, not the credit itself."""
 
 _LEARNER_S = 60.0
@@ -21,7 +21,7 @@ _LEARNER_S = 60.0
 class OwnStatements:
     """When to send which statements."""
 
-    def __init__(self, statements: tuple[Delegation | Revocation, ...]) -> None:
+    def __init__(self, statements: tuple[OwnersStatement, ...]) -> None:
         self._statements = statements
         self._sent_at = -math.inf
         self._due_at = -math.inf if statements else math.inf
@@ -31,7 +31,7 @@ class OwnStatements:
         """When the next sending is due; −∞ for the first, ∞ for never."""
         return self._due_at
 
-    def take_due(self, now: float, *, linked: bool, learner_linked: bool) -> tuple[Delegation | Revocation, ...]:
+    def take_due(self, now: float, *, linked: bool, learner_linked: bool) -> tuple[OwnersStatement, ...]:
         """The statements to send now; none before they are due or while no peer is `linked`.
 
         Call it every few seconds: a new link with the learner makes them due.

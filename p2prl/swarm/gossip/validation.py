@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.countersignature import countersigned_head
-from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
+from p2prl.protocol.membership import OwnersStatement
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, check_group_size
 
@@ -36,7 +36,7 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes, group_bytes: i
     elif isinstance(opened.body, (RolloutGroup, GroupHeader)):
         check_group_size(opened.body, envelope_bytes=len(opened.raw), most=group_bytes)
         opened.body.check()
-    elif isinstance(opened.body, (Delegation, Revocation)):
+    elif isinstance(opened.body, OwnersStatement):
         opened.body.check_sent_by(opened.author)
     elif opened.kind is Kind.COUNTERSIGNATURE:
         countersigned_head(opened, run=run, learner=learner)

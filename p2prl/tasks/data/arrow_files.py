@@ -54,10 +54,10 @@ class _ArrowSource(ABC):
                     for row in self._decoded(batch.slice(index, _BATCH_ROWS), number):
                         yield self._json_row(row, number)
                         number += 1
-        except (self._arrow.ArrowInvalid, self._arrow.ArrowNotImplementedError) as error:
+        except (self._arrow.ArrowInvalid, self._arrow.ArrowNotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise MachineError(f"cannot read {self._path}: {error}", remedy="Check the disk.") from error
             raise ConfigError(f"{self._path} is damaged: {str(error)[:200]}", remedy="Save the data again.") from error
-        except OSError as error:
-            raise MachineError(f"cannot read {self._path}: {error}", remedy="Check the disk.") from error
 
     @abstractmethod
     def _batches(self) -> Iterator[Any]:

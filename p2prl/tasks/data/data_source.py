@@ -40,11 +40,17 @@ def open_source(path: Path) -> DataSource:
     if is_generated(str(path)):
         return GeneratedRows(str(path))
     if not path.exists():
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a link to a file that is not there", remedy="Give the file itself.")
         raise ConfigError(f"there is no file {path}", remedy=_similar(path))
     if path.is_dir():
         from p2prl.tasks.data.arrow_files import SavedDatasetSource
 
         return SavedDatasetSource(path)
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} is a pipe or a device, and rows are read twice", remedy="Save the rows to a file, and give that."
+        )
     try:
         with path.open("rb") as file:
             head = file.read(_PEEKED_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,8 +65,11 @@ class JsonLinesSource:
             raise self._unreadable(number, reason, "Write one JSON object a line.") from error
         except RecursionError as error:
             raise self._unreadable(number, "the JSON is nested too deep", "Flatten the row.") from error
-        except ValueError as error:
+        except _NotFiniteError as error:
             raise self._unreadable(number, str(error), "Remove the row, or give it a number.") from error
+        except ValueError as error:  # of int()
+            reason = f"a number has more than {sys.get_int_max_str_digits():,} digits"
+            raise self._unreadable(number, reason, "Write it as a text.") from error
         if not isinstance(row, dict):
             raise self._unreadable(number, "not a JSON object", 'Write rows as {"prompt": …, "answer": …}.')
         return row
@@ -74,5 +78,9 @@ class JsonLinesSource:
         return ConfigError(f"{self.place(number)}: {reason}", remedy=remedy)
 
 
+class _NotFiniteError(ValueError):
+    """NaN or an infinity, which JSON does not have."""
+
+
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise _NotFiniteError(f"{name} is no JSON number")

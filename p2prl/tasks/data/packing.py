@@ -27,7 +27,9 @@ from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.data.prompts import Prompt, normal_text
 from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker, number_of
 from p2prl.tasks.scorers.answer_text import marked_answer
+from p2prl.tasks.scorers.row_sources import is_generated
 
+_MORE_ROOM = "Choose a smaller --max-new-tokens, or a model with a longer context."
 _BATCH_ROWS = 256
 _BATCH_CHARS = 1 << 20
 """Rows and characters encoded in one call, which uses all cores. Characters of all columns count: a batch is held in
@@ -80,7 +82,7 @@ class DataPacker:
 
         `ConfigError` when a source does not exist or has another format.
         """
-        self._plan = plan
+        self.plan = plan
         self._problem = problem
         self._encoder = encoder
         self._room = room
@@ -104,10 +106,10 @@ class DataPacker:
         """Read and pack all rows; the bytes they take, at most `most_bytes`. `ConfigError` for the first fault."""
         held_out = self.held_out
         if self._held_source is not None and held_out is not None:
-            for row, rendered, token_ids in self._packable(CheckedRows(self._held_source, self._plan)):
+            for row, rendered, token_ids in self._packable(CheckedRows(self._held_source, self.plan)):
                 held_out.add(row, rendered, token_ids)
                 self._advance(self._held_source, row, on_progress, most_bytes)
-        rows = CheckedRows(self._source, self._plan)
+        rows = CheckedRows(self._source, self.plan)
         for row, rendered, token_ids in self._packable(rows):
             self._split_of(row).add(row, rendered, token_ids)
             self._advance(self._source, row, on_progress, most_bytes)
@@ -120,10 +122,8 @@ class DataPacker:
         counts = []
         for name, split in zip(("to train on", "for evaluation"), self._splits(), strict=False):
             if not len(split):
-                raise ConfigError(
-                    f"{self._plan.task}: no row is left {name}", remedy="Give more rows, or another --eval-split."
-                )
-            count, notices = split.finish(drop_conflicts=self._plan.drop_conflicts)
+                raise self._none_left(name, split.long)
+            count, notices = split.finish(drop_conflicts=self.plan.drop_conflicts)
             counts.append(count)
             self._notices += notices
         return PackedData(
@@ -133,12 +133,19 @@ class DataPacker:
             notices=tuple(self._notices),
         )
 
+    def _none_left(self, name: str, long: LongPrompts) -> ConfigError:
+        said = f"{self.plan.task}: no row is left {name}"
+        if not long.count:
+            return ConfigError(said, remedy="Give more rows, or another --eval-split.")
+        said += f": {long.count:,} {'has a prompt that is' if long.count == 1 else 'have prompts that are'} too long"
+        return ConfigError(said, remedy=_MORE_ROOM)
+
     def _splits(self) -> list[SplitPacker]:
         return [self.training] if self.held_out is None else [self.training, self.held_out]
 
     def _split_of(self, row: CheckedRow) -> SplitPacker:
         """The split of a row: by the hash of its prompt, so that equal prompts are on the same side."""
-        share = self._plan.eval_split
+        share = self.plan.eval_split
         if self.held_out is None or not share:
             return self.training
         return self.held_out if number_of(normal_text(row.prompt)) < share * 2.0**64 else self.training
@@ -149,7 +156,7 @@ class DataPacker:
         """Report progress now and then, and stop before the data is larger than a run may have."""
         if row.number % _BATCH_ROWS:
             return
-        on_progress(f"packing {self._plan.task}", source.share_done)
+        on_progress(f"packing {self.plan.task}", source.share_done)
         if sum(split.size_bytes for split in self._splits()) > most_bytes:
             raise ConfigError(
                 f"{row.place}: the data sets take more than {limits.MAX_DATA_BYTES:,} bytes together",
@@ -160,7 +167,7 @@ class DataPacker:
         """Notices about columns and unknown tokens."""
         if rows.chosen is not None:
             answers = f"answers from {rows.chosen.answer!r}" if rows.chosen.answer else "no answers"
-            self._notices.append(f"{self._plan.task}: prompts from the column {rows.chosen.prompt!r}, {answers}.")
+            self._notices.append(f"{self.plan.task}: prompts from the column {rows.chosen.prompt!r}, {answers}.")
         if self._unknown:
             share = self._unknown / max(1, self._tokens)
             self._notices.append(f"The tokenizer does not know {share:.1%} of the prompts' tokens.")
@@ -210,7 +217,7 @@ class DataPacker:
 
     def _check_answer(self, row: CheckedRow) -> None:
         answer, most = row.columns.get(ANSWER), self._room.longest_answer
-        if not checks_answers(self._plan) or not isinstance(answer, str):
+        if not checks_answers(self.plan) or not isinstance(answer, str):
             return
         answer = marked_answer(answer)  # of a worked solution, only that is compared
         # A token has a byte or more: most answers are short enough without counting.
@@ -229,8 +236,9 @@ class DataPacker:
             long = split.long
             if not long.count:
                 continue
-            if self._plan.drop_long:
-                self._notices.append(f"{long.count:,} rows with longer prompts were left out; the first: {long.first}.")
+            if self.plan.drop_long:
+                noun = "row with a longer prompt was" if long.count == 1 else "rows with longer prompts were"
+                self._notices.append(f"{long.count:,} {noun} left out; the first: {long.first}.")
                 continue
             raise ConfigError(_too_long(long, self._room), remedy=_shorter(long.longest, self._room))
 
@@ -251,18 +259,26 @@ def _shorter(longest: int, room: PromptRoom) -> str:
         remedies.append(f"give --max-new-tokens {room.context - longest}")
     if room.longest_prompt > 0:
         remedies.append("leave such rows out with --drop-long")
-    text = ", or ".join(remedies) or "choose a smaller --max-new-tokens, or a model with a longer context"
-    return f"{text[0].upper()}{text[1:]}."
+    text = ", or ".join(remedies)
+    return f"{text[0].upper()}{text[1:]}." if text else _MORE_ROOM
+
+
+def overlap_remedy(held_out: Path | None) -> str:
+    """What to do about rows of `held_out` that are trained on."""
+    if held_out is None or not is_generated(str(held_out)):
+        return "Remove it from one of the files: an evaluation on trained prompts measures memory."
+    # Row n of reasoning-gym follows from seed + n: seeds 1 and 2 share all rows but one.
+    return "Hold out rows with --eval-split; or give --eval a seed that is larger by the number of rows to train on."
 
 
 def refuse_overlap(packers: Sequence[DataPacker]) -> None:
     """`ConfigError` when a held-out prompt of any data set is trained on by any of them."""
-    for held_out in (packer.held_out for packer in packers if packer.held_out is not None):
+    for plan, held_out in ((packer.plan, packer.held_out) for packer in packers if packer.held_out is not None):
         for training in (packer.training for packer in packers):
             count, row, match = held_out.overlap(training)
             if count:
                 more = f", and {count - 1:,} more like it" if count > 1 else ""
                 raise ConfigError(
                     f"{row}: this evaluation prompt is also trained on: {match}{more}",
-                    remedy="Remove it from one of the files: an evaluation on trained prompts measures memory.",
+                    remedy=overlap_remedy(plan.held_out),
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from p2prl.errors import ConfigError
@@ -14,11 +15,18 @@ Prompt = str | list[Message]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
+_MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*[\"'](?:role|content)[\"']\s*:")
+
+
 def checked_prompt(value: Any, *, place: str, column: str) -> Prompt:
     """The prompt in a row's column. `ConfigError` naming the place when it is empty, or no prompt."""
     if isinstance(value, str):
         if not value.strip():
             raise ConfigError(f"{place}: the prompt is empty", remedy="Remove the row, or give it a prompt.")
+        if _MESSAGES_AS_TEXT.match(value):
+            raise ConfigError(
+                f"{place}: the messages are written as text", remedy="Write them as a list, without quotes around it."
+            )
         return value
     if not isinstance(value, list):
         kind = "missing" if value is None else f"{kind_of(value)}, not a text or a list of messages"

@@ -23,9 +23,8 @@ from p2prl.tasks.data.packed_file import PackedWriter
 from p2prl.tasks.data.packed_prompts import prompt_record
 from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, row_record
 from p2prl.tasks.data.prompts import normal_text
-from p2prl.tasks.scorers.answer_text import marked_answer, plain_latex
+from p2prl.tasks.scorers.answer_text import answer_number, marked_answer, plain_latex
 from p2prl.tasks.scorers.numbers import number_of as number_in
-from p2prl.tasks.scorers.numbers import whole_number
 
 Digests = NDArray[np.uint64]
 
@@ -186,9 +185,9 @@ def number_of(data: bytes) -> int:
 def _answer_key(value: object) -> bytes:
     """Equal for answers that are the same: of worked solutions the marked answer counts, of numbers their value."""
     if isinstance(value, str):
-        text = plain_latex(marked_answer(value))
-        number = whole_number(text)
-        return f"text {text}".encode() if number is None else f"number {number}".encode()
+        text = marked_answer(value)
+        number = answer_number(text)
+        return f"text {plain_latex(text)}".encode() if number is None else f"number {number}".encode()
     number = number_in(value)
     return _canonical(value) if number is None else f"number {number}".encode()
 

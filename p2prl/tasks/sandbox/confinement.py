@@ -34,6 +34,10 @@ MAX_OPEN_FILES = 64
 """Open files of a worker: some libraries read tables of theirs while they score."""
 
 
+_RANDOM = Path("/dev/urandom")
+"""torch reads it when it is imported, which rewards in TRL's shape may do. `getrandom` gives the same."""
+
+
 @dataclass(frozen=True)
 class Confinement:
     """The fork server's layers, ready for its workers."""
@@ -65,7 +69,7 @@ def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
             layers.append(CAPABILITIES)
         linux.forbid_tracing()
         if linux.landlock_version():
-            access = linux.Access(readable=(*readable_paths(), *codes))
+            access = linux.Access(readable=(*readable_paths(), _RANDOM, *codes))
             linux.landlock_restrict(linux.landlock_ruleset(access))
             ruleset = linux.landlock_ruleset(access)
             layers.append(LANDLOCK)

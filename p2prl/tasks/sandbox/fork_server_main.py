@@ -29,6 +29,7 @@ from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
+from p2prl.tasks.sandbox.plotting_library import prepare_plotting_library
 from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 
 COMMAND = struct.Struct("<cQ")
@@ -179,6 +180,8 @@ def _build_and_serve(control: socket.socket, settings: dict[str, Any]) -> None:
     try:
         builder = importlib.import_module(settings["builder"])  # ours, perhaps from a folder that a scorer may not read
         codes = [Path(code) for _spec, code in tasks.values() if code is not None]
+        if any(builder.runs_third_party_code(spec) for spec, _code in tasks.values()):
+            prepare_plotting_library()
         address_space = address_space_meter()
         confinement = confine_fork_server(codes)
         if settings["require_layers"]:

@@ -128,7 +128,9 @@ class ScorerPool:
         self._answers: Counter[str] = Counter()
         self._failures: Counter[tuple[str, str]] = Counter()
         self._overruns = 0
-        scoring = {name: (task.spec, None if task.code is None else str(task.code)) for name, task in tasks.items()}
+        # The process is in another folder.
+        files = {name: None if task.code is None else str(task.code.absolute()) for name, task in tasks.items()}
+        scoring = {name: (task.spec, files[name]) for name, task in tasks.items()}
         self._server = ForkServer(
             ForkServerSettings(
                 tasks=scoring,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.scorers.numbers import numbers_equal, whole_number
@@ -17,7 +18,18 @@ BOX = "\\boxed{"
 HASH = "####"
 
 _LATEX_SPACE = re.compile(r"\\[,;:! ]|\{,\}|\\(?:left|right)(?![A-Za-z])")
-_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\[,;:! ])(?=[0-9]{3}(?![0-9]))")
+_THOUSANDS = re.compile("(?<=[0-9])(?:\\{,\\}|,\\\\!|\\\\[,;:! ]|[\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))")
+_BARE_FRACTION = re.compile(r"(\\[dt]?frac) ?([0-9])([0-9])")
+_STYLED = re.compile(r"\\[dtc](?=frac(?![A-Za-z]))")
+"""Fractions of another size."""
+_BARE_TOP = re.compile(r"\\frac ?([0-9])")
+_BARE_BOTTOM = re.compile(r"(\\frac\{(?:[^{}]|\{[^{}]*\})*\}) ?([0-9A-Za-z])")
+_BARE_ROOT = re.compile(r"\\sqrt ?([0-9])")
+"""Arguments of one character without braces: `\\frac12`, `\\frac{x}2`, `\\sqrt2`."""
+_DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))")
+_ONE_RAISED = re.compile(r"([\^_])\{([0-9A-Za-z])\}")
+_COMMA_SPACE = re.compile(r"[0-9], (?=[0-9]{3}(?![0-9]))")
+"""What separates two values, not thousands."""
 _TEXT_MACRO = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 _NO_NUMBER_SPACE = re.compile(r"(?<![0-9])(?<![0-9]\.) | (?!\.?[0-9])")
 """A space that does not stand between two numbers."""
@@ -29,12 +41,15 @@ class UnusableRowError(ValueError):
 
 
 def right_text(row: Row, column: str) -> str:
-    """The right answer of a row as text. `UnusableRowError` when the column is missing or holds no text or number."""
+    """The right answer of a row as text. `UnusableRowError` when the column is missing or holds no text or number.
+
+    A whole number is written as one: tables turn 7 into 7.0 where a row of the column is empty.
+    """
     value = row.get(column)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         found = "is missing" if value is None else f"holds {type(value).__name__}"
         raise UnusableRowError(f"the column {column!r} {found}; it must hold a text or a number")
-    text = str(value)
+    text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
     if not text.strip() or len(text) > MAX_ANSWER_CHARS:
         raise UnusableRowError(f"the column {column!r} is empty or longer than {MAX_ANSWER_CHARS} characters")
     return text
@@ -109,30 +124,50 @@ def same_text(text: str, *, ignore_case: bool = False) -> str:
     return joined.casefold() if ignore_case else joined
 
 
-def plain_thousands(text: str) -> str:
-    """A text whose thousands are separated by commas alone, where LaTeX has `1{,}234`, `1,\\!234` or `1\\,234`."""
-    return _THOUSANDS.sub(",", text)
+def plain_numbers(text: str) -> str:
+    """A text whose thousands are separated by commas alone, and whose fractions have braces.
+
+    LaTeX has `1{,}234`, `1,\\!234`, `1\\,234` and `\\frac12`; models write no-break and thin spaces too.
+    """
+    return _BARE_FRACTION.sub(r"\1{\2}{\3}", _THOUSANDS.sub(",", text))
 
 
 def plain_words(text: str) -> str:
     """A LaTeX text with `\\text{}` and its kin unwrapped, and its spaces plain."""
-    spaced = _LATEX_SPACE.sub(lambda match: "," if match[0] == "{,}" else " ", plain_thousands(text))
+    spaced = _LATEX_SPACE.sub(lambda match: "," if match[0] == "{,}" else " ", plain_numbers(text))
     return _TEXT_MACRO.sub(r"\1", spaced)
 
 
 def plain_latex(text: str) -> str:
     """A LaTeX answer without what does not change it: `\\left`, `\\text{}`, dollar signs, a final dot, and spaces.
 
-    One space stays between two numbers, so that `2 1/2` is not `21/2`.
+    One space stays between two numbers, so that `2 1/2` is not `21/2`. `\\dfrac12` is `\\frac{1}{2}`, `\\sqrt2` is
+    `\\sqrt{2}`, `x^{2}` is `x^2`, `^\\circ` is `°`.
     """
-    joined = " ".join(plain_words(text).split())
-    return _NO_NUMBER_SPACE.sub("", joined).strip("$ ").rstrip(".")
+    return _without_spaces(_one_form(text))
+
+
+def answer_number(text: str) -> Fraction | None:
+    """The number that a LaTeX answer is. None for anything else, such as `2, 100`: two values."""
+    joined = _one_form(text)
+    return None if _COMMA_SPACE.search(joined) else whole_number(_without_spaces(joined))
 
 
 def answers_equal(answer: str, right: str, tolerance: float = 0.0) -> bool:
     """Whether two answers are equal numbers, or, unless both are numbers, equal as `plain_latex`."""
-    plain, plain_right = plain_latex(answer), plain_latex(right)
-    numbers = whole_number(plain), whole_number(plain_right)
-    if numbers[0] is not None and numbers[1] is not None:
-        return numbers_equal(numbers[0], numbers[1], tolerance)
-    return plain == plain_right
+    number, right_number = answer_number(answer), answer_number(right)
+    if number is not None and right_number is not None:
+        return numbers_equal(number, right_number, tolerance)
+    return number is right_number and plain_latex(answer) == plain_latex(right)
+
+
+def _one_form(text: str) -> str:
+    """A LaTeX text with one form for what has several, and its spaces plain."""
+    fractions = _BARE_TOP.sub(r"\\frac{\1}", _STYLED.sub(r"\\", plain_words(text)))
+    braced = _BARE_ROOT.sub(r"\\sqrt{\1}", _BARE_BOTTOM.sub(r"\1{\2}", fractions))
+    degrees = _DEGREES.sub("°", braced.replace("\\$", "").replace("\\%", "%"))
+    return " ".join(_ONE_RAISED.sub(r"\1\2", degrees).split())
+
+
+def _without_spaces(joined: str) -> str:
+    return _NO_NUMBER_SPACE.sub("", joined).strip("$ ").rstrip(".")

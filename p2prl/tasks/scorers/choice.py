@@ -14,7 +14,8 @@ LETTERS = "ABCDEFGHIJ"
 
 _LETTER = re.compile(r"\(?([A-Ja-j])[).:]?")
 _STATED = re.compile(
-    r"\b(?i:answer|option|choice)(?:\s{1,3}is)?\s{0,3}[:=]?\s{0,3}[*(\[{$]{0,3}"
+    r"\b(?i:answer|option|choice)(?:\s{1,3}is)?\*{0,3}\s{0,3}[:=>]?\*{0,3}\s{0,3}"
+    r"[*(\[{$\"“]{0,3}(?:\\(?:text|textbf|mathrm|mathbf)\{)?\(?"
     r"([A-HJ](?![A-Za-z0-9'’])|[a-jI](?![A-Za-z0-9'’]|\s{1,3}[A-Za-z]))"  # `the answer is a prime` names no option
 )
 _BRACKETED = re.compile(r"[(\[]([A-J])[)\]]")
@@ -26,10 +27,10 @@ _WRAPPING = " \t\r\n*_`$\"'."
 class Choice:
     """Accepts, for the answer B, what names B last, by the first of these rules that finds a letter:
 
-    `\\boxed{B}`; `Answer: B`, `the answer is (b)`, `option B`; `(B)` or `[B]` in capitals; a last line that is only
-    `B`, `b`, `B.`, `B)` or `**B**`; a line that begins with a capital as an option does, `B. Paris`, `B) Paris`,
-    `(B): Paris` or `**B.** Paris`. The answer's column holds a letter (`B`, `(B)`, `b.`) or the option's number
-    counted from 0, as in MMLU.
+    `\\boxed{B}`; `Answer: B`, `**Answer:** B`, `the answer is (b)`, `<answer>B</answer>`, `option B`; `(B)` or `[B]`
+    in capitals; a last line that is only `B`, `b`, `B.`, `B)` or `**B**`; a line that begins with a capital as an
+    option does, `B. Paris`, `B) Paris`, `(B): Paris` or `**B.** Paris`. The answer's column holds a letter
+    (`B`, `(B)`, `b.`) or the option's number counted from 0, as in MMLU.
     """
 
     column: str
@@ -49,7 +50,8 @@ class Choice:
         letter = _lone_letter(value) if isinstance(value, str) else None
         if letter is None:
             raise UnusableRowError(
-                f"the column {self.column!r} holds {str(value)[:60]!r}; it must hold a letter A..J or a number 0..9"
+                f"the column {self.column!r} holds {str(value)[:60]!r};"
+                " it must hold a letter A..J, or a number 0..9 that is not written as text"
             )
         return letter
 

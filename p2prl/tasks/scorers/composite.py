@@ -40,5 +40,5 @@ class Composite:
 
 def _checked(value: float, what: str) -> float:
     if not math.isfinite(value) or abs(value) > MAX_VALUE:
-        raise ScorerValueError(f"{what} {value!r}; it must be a number within ±{MAX_VALUE:g}")
+        raise ScorerValueError(f"{what} {value!r}; it must be a number from -{MAX_VALUE:g} to {MAX_VALUE:g}")
     return value

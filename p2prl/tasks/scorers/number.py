@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from p2prl.tasks.data.packed_rows import Row
-from p2prl.tasks.scorers.answer_text import UnusableRowError, marked_answer, plain_thousands, plain_words
+from p2prl.tasks.scorers.answer_text import UnusableRowError, marked_answer, plain_numbers, plain_words
 from p2prl.tasks.scorers.numbers import last_number, number_of, numbers_equal, only_number
 
 
@@ -25,14 +25,14 @@ class Number:
     def accepts(self, row: Row, text: str) -> bool:
         """See `Judge.accepts`."""
         right = self._right(row)
-        answer = last_number(plain_thousands(text))
+        answer = last_number(plain_numbers(text))
         return answer is not None and numbers_equal(answer, right, self.tolerance)
 
     def right_answer(self, row: Row) -> str | None:
         """See `Judge.right_answer`."""
         value, right = row.get(self.column), self._right(row)
         text = marked_answer(value) if isinstance(value, str) else str(value)
-        return text if last_number(plain_thousands(text)) == right else str(right)
+        return text if last_number(plain_numbers(text)) == right else str(right)
 
     def _right(self, row: Row) -> Fraction:
         value = row.get(self.column)

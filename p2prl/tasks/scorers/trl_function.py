@@ -37,11 +37,14 @@ class TrlFunction:
         """See `RowScorer.score`. None scores 0, as TRL leaves it out of the sum. Raises what the function raises."""
         results = self._function(**self.arguments(row, completion))
         try:
-            (value,) = results
-        except (TypeError, ValueError):
+            values = [*results]
+        except TypeError:
             raise TypeError(
                 f"{self._name} returned {type(results).__name__}, not a list of one number per completion"
             ) from None
+        if len(values) != 1:
+            raise TypeError(f"{self._name} returned {len(values)} values for 1 completion")
+        (value,) = values
         if value is None:
             return 0.0
         return float(value)
@@ -72,7 +75,7 @@ def load_function(path: Path, name: str) -> TrlFunction:
     sys.modules[_MODULE] = module  # dataclasses and typing look their module up
     try:
         loader.exec_module(module)
-    except Exception as error:  # a researcher's file may raise anything
+    except (Exception, SystemExit) as error:  # a researcher's file may raise anything
         raise ConfigError(
             f"{path.name} cannot be loaded: {type(error).__name__}: {str(error)[:200]}",
             remedy="Run `python FILE` and repair it; it must need no network and no file beside it.",

@@ -12,6 +12,15 @@ from p2prl.protocol.delegation import parse_statement, sign_delegation, sign_rev
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.membership import (
+    invite_text,
+    membership_text,
+    parse_invite,
+    parse_membership,
+    sign_membership,
+    sign_team_name,
+)
+from p2prl.protocol.typed_names import typed_name
 from p2prl.protocol.wire_codec import decode
 from p2prl.swarm.peers.dial_rules import DialRules
 from p2prl.tasks.sandbox import frames as scorer_frames
@@ -48,6 +57,25 @@ def text_targets(world: VectorWorld) -> Iterator[Target]:
         decode=lambda data: parse_statement(_text(data)),
         examples=tuple(statement_text(each).encode() for each in statements),
         allowed=(IdentityError,),
+    )
+    name = sign_team_name(owner, "Red Pandas", serial=1)
+    yield Target(
+        name="team's invite",
+        decode=lambda data: parse_invite(_text(data)),
+        examples=(invite_text(name).encode(),),
+        allowed=(IdentityError,),
+    )
+    yield Target(
+        name="membership",
+        decode=lambda data: parse_membership(_text(data)),
+        examples=(membership_text(sign_membership(VOLUNTEER, name, serial=1)).encode(),),
+        allowed=(IdentityError,),
+    )
+    yield Target(
+        name="team's name",
+        decode=lambda data: typed_name(_text(data)),
+        examples=(b"Red Pandas",),
+        allowed=(ConfigError,),
     )
     rules, peer = DialRules(), VOLUNTEER.peer_id
     binary = tuple(multiaddrs.to_bytes(address.decode()) for address in _ADDRESSES)

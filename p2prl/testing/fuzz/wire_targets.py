@@ -13,19 +13,21 @@ from p2prl.config.requirements import requirements_of
 from p2prl.errors import IdentityError, StaleWorkError
 from p2prl.net.transports import framing
 from p2prl.protocol import frames, limits
-from p2prl.protocol.delegation import Statement, sign_delegation, sign_revocation
+from p2prl.protocol.delegation import sign_delegation, sign_revocation
 from p2prl.protocol.envelope import SIGNED_MESSAGES, Opened, open_envelope
-from p2prl.protocol.identity import Identity
+from p2prl.protocol.identity import Identity, peer_id_of
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.protocol.ledger_chain import append
+from p2prl.protocol.ledger_chain import LEDGER_KINDS, OWNERS_STATEMENTS, append
 from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of
+from p2prl.protocol.membership import OwnersStatement, sign_membership, sign_team_name
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, largest_group_bytes
 from p2prl.protocol.signed_group import read_group
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
@@ -35,11 +37,10 @@ from p2prl.tasks.scorers.spec import parse_spec
 from p2prl.testing.fuzz import mutations
 from p2prl.testing.fuzz.node_harness import NodeHarness
 from p2prl.testing.fuzz.target import PROTOCOL_ERRORS, Target
-from p2prl.testing.fuzz.values import integer, value_of
+from p2prl.testing.fuzz.values import TEXTS, integer, value_of
 from p2prl.testing.fuzz.vector_world import LEARNER, NOW, VOLUNTEER, VectorWorld
 
 _OUTSIDE_GOSSIP = frozenset({Kind.RUN_MANIFEST, Kind.PEER_RECORD})
-_IN_LEDGER = (Kind.RECEIPTS, Kind.VERDICT, Kind.VERDICT_CHECKS, Kind.DELEGATION, Kind.REVOCATION)
 _CHANGES = (mutations.of_msgpack, mutations.of_msgpack, mutations.of_bytes)
 _LATE = (*PROTOCOL_ERRORS, StaleWorkError)
 
@@ -52,7 +53,7 @@ def wire_targets(world: VectorWorld) -> Iterator[Target]:
         yield _signed_target(world, kind)
     for kind in (*LINK_MESSAGES, *SIGNED_MESSAGES):
         yield _node_target(world, kind)
-    for kind in _IN_LEDGER:
+    for kind in LEDGER_KINDS:
         yield _ledger_target(world, kind)
     examples = tuple(world.frames.values())
     yield Target(
@@ -100,18 +101,21 @@ def _maker(world: VectorWorld, kind: Kind) -> Callable[[random.Random], bytes]:
     if kind is Kind.COUNTERSIGNATURE:
         of_head = _maker(world, Kind.LEDGER_HEAD)
         return lambda rng: msgspec.msgpack.encode(Countersignature(world.sealed(Kind.LEDGER_HEAD, of_head(rng))))
-    if kind in (Kind.DELEGATION, Kind.REVOCATION):
+    if kind in OWNERS_STATEMENTS:
         return lambda rng: msgspec.msgpack.encode(_statement(kind, rng) or value_of(body, rng, pool))
     return lambda rng: msgspec.msgpack.encode(value_of(body, rng, pool))
 
 
-def _statement(kind: Kind, rng: random.Random) -> Statement | None:
+def _statement(kind: Kind, rng: random.Random) -> OwnersStatement | None:
     """A statement that its owner signed, with any numbers; None where no owner may sign them."""
     owner, machine = rng.choice((LEARNER, Identity(rng.randbytes(16)))), rng.choice((VOLUNTEER, LEARNER)).public_key
     serial, first, last = sorted(abs(integer(rng)) for _ in range(3))
     try:
         if kind is Kind.REVOCATION:
             return sign_revocation(owner, machine, serial=serial, from_ms=first)
+        if kind is Kind.MEMBERSHIP:
+            name = sign_team_name(Identity(rng.randbytes(16)), rng.choice(("Red Pandas", *TEXTS)), serial=first)
+            return sign_membership(rng.choice((owner, VOLUNTEER)), rng.choice((None, name)), serial=serial)
         return sign_delegation(owner, machine, serial=serial, not_before_ms=first, expires_ms=last, name="attic")
     except (IdentityError, OverflowError):
         return None
@@ -225,6 +229,9 @@ def _shown(run: KnownRun, board: BoardState) -> None:
     )
     for table in ("people", "validators"):
         msgspec.json.encode(leaderboard_document(snapshot, by=table, limit=50))
+    msgspec.json.encode(teams_document(snapshot, limit=50))
+    for team in board.teams:
+        msgspec.json.encode(team_document(snapshot, peer_id_of(team)))
 
 
 def _group_body(world: VectorWorld) -> Target:

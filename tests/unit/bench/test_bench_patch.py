@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from p2prl.bench.patch.benchmark import PatchBenchConfig, run_patch_bench
+from p2prl.bench.patch.benchmark import TRAINED_UPDATES, PatchBenchConfig, run_patch_bench
 from p2prl.bench.patch.compared_codecs import INDEX, RAW, codecs, sent_bytes
 from p2prl.bench.patch.dead_bands import bands_as_markdown, measure_bands
+from p2prl.bench.patch.history_gain import BOTH, DIRECTION, MOVED, NONE, over_entropy
 from p2prl.bench.patch.report import CodecRow, PatchReport, as_document
 from p2prl.bench.patch.simulated_training import entropy_bits, lora_versions
 from p2prl.bench.patch.weight_updates import Chain, run_chains, run_updates
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
+from p2prl.patches.ec2 import encode_ec2
+from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.stream_format import HEADER_BYTES
 from p2prl.patches.words import BF16, FP32, WordType
 from tests.unit.learner.small_run import SmallRun
 
 WORDS = 65_536
-CONFIG = PatchBenchConfig(words=WORDS, repeats=1, bands=(0, 1))
+CONFIG = PatchBenchConfig(words=WORDS, repeats=1, bands=(0, 1), train="chain4@24x1")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,7 @@ def test_sizes_counted_by_hand(report: tuple[PatchReport, Path]) -> None:
         assert case.codecs[RAW].ratio == 1.0
         assert case.codecs[RAW].bits_per_change == pytest.approx(16 / case.changed_share)
         assert case.codecs["patch (numba)"].bits_per_change == case.codecs["patch (numpy)"].bits_per_change
-        assert case.codecs["ec1"].bits_per_change > case.codecs["ec1"].entropy_bits_per_change
+        assert case.codecs["ec1 (numpy)"].bits_per_change > case.codecs["ec2"].bits_per_change > 0
 
 
 def test_entropy_of_a_case_computed_by_hand() -> None:
@@ -80,9 +84,9 @@ def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> N
     document = json.loads((out / "patches.json").read_text())
     assert document == json.loads(json.dumps(as_document(measured, seed=CONFIG.seed, words=CONFIG.words)))
     assert [case["name"] for case in document["cases"]] == [case.name for case in measured.cases]
-    assert set(document["cases"][0]["codecs"]["ec1"]) == set(CodecRow.__dataclass_fields__)
+    assert set(document["cases"][0]["codecs"]["ec2"]) == set(CodecRow.__dataclass_fields__)
     table = (out / "patches-table.md").read_text().splitlines()
-    assert len(table) == 2 + sum(len(case.codecs) for case in measured.cases)
+    assert len(table) == 2 + sum(len(case.codecs) for case in measured.cases) + 2
     assert [(row["name"], row["band_ulp"]) for row in document["bands"]] == [
         (case.name, band) for case in measured.cases[:3] for band in (0, 1)
     ]
@@ -91,6 +95,29 @@ def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> N
     judged = {demand.text: demand for demand in measured.demands()}
     assert judged["16 versions in one patch, of the chain"].measured == measured.merged_over_chain
     assert 0.2 < measured.merged_over_chain < 0.6
+
+
+def test_a_trained_policy_is_measured_with_each_context(report: tuple[PatchReport, Path]) -> None:
+    measured, out = report
+    versions = np.load(out / "versions-chain4@24x1-16-0.npy")
+    assert len(versions) == TRAINED_UPDATES + 1
+    assert [(row.version, row.context) for row in measured.history] == [
+        (version, context) for version in range(1, len(versions)) for context in (NONE, MOVED, DIRECTION, BOTH)
+    ]
+    document = json.loads((out / "patches.json").read_text())
+    assert [row["history"] for row in document["history"][:4]] == [False, False, False, True]
+    for row in measured.history:
+        before, after = versions[row.version - 1], versions[row.version]
+        assert row.changed_share == pytest.approx(np.mean(before != after))
+        assert row.entropy_bytes == pytest.approx(entropy_bits(before, after) / 8)
+    plain = [row.patch_bytes for row in measured.history if row.context == NONE]
+    sizes = [len(encode_ec2(*pair, BF16, NUMPY_KERNELS)) + HEADER_BYTES for pair in itertools.pairwise(versions)]
+    assert plain == sizes
+    assert over_entropy(measured.history, NONE) == pytest.approx(
+        sum(sizes) / sum(entropy_bits(*pair) / 8 for pair in itertools.pairwise(versions))
+    )
+    assert (out / "history-table.md").read_text().count("\n") == 2 + TRAINED_UPDATES + 2
+    assert min(vars(measured.limits).values()) > 0
 
 
 def test_the_versions_of_a_run_are_measured(tmp_path: Path) -> None:

@@ -8,9 +8,19 @@ from typing import Any
 
 import click
 import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from p2prl.cli.app import app
+
+
+@functools.cache
+def _program() -> Any:
+    return typer.main.get_command(app)
+
+
+def _run(arguments: list[str], **options: Any) -> Any:
+    """Run the program, built once for all tests: typer's runner builds it again each time."""
+    return CliRunner().invoke(_program(), arguments, **options)
 
 
 @functools.cache
@@ -24,21 +34,21 @@ def commands() -> dict[str, click.Command]:
         if not hasattr(command, "commands"):
             found[name] = command
 
-    walk(typer.main.get_command(app), "p2prl")
+    walk(_program(), "p2prl")
     return found
 
 
 def invoke(*arguments: object, stdin: str | None = None) -> Any:
     """The result of a command, with the `exception` it raised."""
-    return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
+    return _run([str(a) for a in arguments], input=stdin)
 
 
 @functools.cache
 def help_text(name: str, *, columns: int = 120) -> str:
     """The help page of a command, given by its full name."""
-    result = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": str(columns)})
+    result = _run([*name.split()[1:], "--help"], env={"COLUMNS": str(columns)})
     assert result.exit_code == 0
-    return result.stdout
+    return str(result.stdout)
 
 
 def json_of(*arguments: object) -> dict[str, Any]:

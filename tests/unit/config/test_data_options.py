@@ -82,7 +82,10 @@ def test_a_scorer_file_travels_unchanged_and_unread() -> None:
         (("a.jsonl", "a.jsonl"), {}, "two data sets have the name 'a'", "NAME=FILE"),
         (("a.jsonl@0",), {}, "the weight must be from 1e-06", "@2.5"),
         (("a.jsonl@1e9",), {}, "the weight must be from 1e-06", "@2.5"),
+        (("a.jsonl@-1",), {}, "a.jsonl@-1': the weight must be from 1e-06", "a.jsonl@2.5"),
         (("a.jsonl",), {"scorers": ()}, "'a' has no scorer", "--scorer"),
+        (("a.jsonl",), {"scorers": ("b=exact",)}, "--scorer 'b=exact': no data set has the name 'b'", "a=exact"),
+        (("a.jsonl",), {"held_out": ("b=held.jsonl",)}, "no data set has the name 'b'", "--eval a=held.jsonl"),
         (("a.jsonl",), {"scorers": ("exakt",)}, "exakt", ""),
         (("a.jsonl",), {"scorers": ("own.py:scor",)}, "own.py defines no function 'scor'", "own.py:score"),
         (("a.jsonl",), {"scorers": ("other.py:score",)}, "no file other.py", "--scorer"),
@@ -120,7 +123,8 @@ def test_faults_name_the_option_and_the_remedy(
     [
         (b"def score(:\n", "own.py, line 1"),
         (b"def other(): pass\n", "defines no function 'score'"),
-        (b"x = '\0'\n", "own.py"),
+        (b"x = '\0'\n", "own.py: source code"),
+        (b"def other():\n    def score(): pass\n", "defines no function 'score'"),
         (b"score = 1\n#" + b"x" * (MAX_SCORER_CODE_BYTES - 10), "outside 1..1,048,576"),
     ],
 )
@@ -137,8 +141,11 @@ def test_the_longest_scorer_file_is_taken() -> None:
 
 
 def test_a_scorer_may_be_assigned_or_imported() -> None:
-    Path("own.py").write_text("from math import sqrt as root\nscore = root\n")
-    for name in ("root", "score"):
+    Path("own.py").write_text(
+        "from math import sqrt as root\nscore = root\n"
+        "try:\n    import x\nexcept ImportError:\n    def mine(**_): return [0.0]\n"
+    )
+    for name in ("root", "score", "mine"):
         assert plans("a.jsonl", scorers=(f"own.py:{name}",))[0].code
 
 

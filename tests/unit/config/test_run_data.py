@@ -16,11 +16,11 @@ from p2prl.config.run_folder import Folder
 from p2prl.confinement.layers import ALL_LAYERS, LANDLOCK, NAMESPACE, SECCOMP
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
 from p2prl.protocol.run_blobs import is_third_party
 from p2prl.sim.bare_run import run_manifest_of
+from p2prl.tasks.data.file_blob import file_blob
 from p2prl.tasks.data.packed_prompts import prompt_record
 from p2prl.tasks.data.packed_rows import row_record
 from p2prl.tasks.sandbox.pool import PoolConfig, Protection
@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> RunOnDisk:
                 blob_of(rows, 4096),
                 EXACT,
                 blob_of(code, 4096) if code else None,
-                held_out=chunk_digest(rows) if task == "plain" else b"",
+                held_out=file_blob(place / "held_out_rows.packed").root if task == "plain" else b"",
             )
         )
     bare = run_manifest_of(KEY)
@@ -95,6 +95,13 @@ def test_a_missing_file_is_named(run: RunOnDisk, file: str) -> None:
     with pytest.raises(ConfigError, match="data cannot be used") as caught:
         folder_data(run.folder)
     assert str(run.place("plain")) in caught.value.remedy
+
+
+def test_other_held_out_rows_are_refused(run: RunOnDisk) -> None:
+    place = run.place("plain") / "held_out_rows.packed"
+    pack(place, [row_record(ROWS[1])] * 2)
+    with pytest.raises(ConfigError, match=r"held_out_rows\.packed is not the file that the run's manifest names"):
+        folder_data(run.folder)
 
 
 def test_data_is_served_without_a_second_copy(run: RunOnDisk, tmp_path: Path) -> None:

@@ -230,6 +230,14 @@ def test_impossible_mixes_are_refused(train: Path, changes: dict[str, Any], said
         replace(plan, data=(replace(data[0], task="chain4"),))
 
 
+def test_a_length_penalty_that_no_completion_reaches_is_refused(train: Path) -> None:
+    data = data_plans(DataOptions(data=[f"sums={train}"], scorers=["number"], length_penalty="32:16"))
+    plan = RunPlan(name="unit", goal="test", task="", model="m", data=data, max_new_tokens=17)
+    with pytest.raises(ConfigError, match="from 17 tokens on, and completions have at most 16") as caught:
+        replace(plan, max_new_tokens=16)
+    assert "--max-new-tokens 32" in caught.value.remedy
+
+
 def test_a_mix_has_as_many_tasks_as_a_manifest(train: Path) -> None:
     data = data_plans(DataOptions(data=[f"sums={train}"], scorers=["number"]))
     many = tuple(replace(data[0], task=f"sums-{number}") for number in range(65))

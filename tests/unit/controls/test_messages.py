@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.controls import messages
+from p2prl.controls.limits import SPECS
 from p2prl.controls.messages import MOST_REQUEST_BYTES, Answer, encode_line, read_answer, read_request
 from p2prl.errors import RemoteProtocolError
 
@@ -50,7 +51,7 @@ def test_an_answer_survives_the_wire() -> None:
         b'{"type":"limits"}',
         b'{"type":"limits","changes":{"ram":8}}',
         b'{"type":"limits","changes":{"ram":"' + b"8" * 401 + b'"}}',
-        b'{"type":"limits","changes":{' + b",".join(b'"%d":""' % n for n in range(13)) + b"}}",
+        b'{"type":"limits","changes":{' + b",".join(b'"%d":""' % n for n in range(len(SPECS) + 1)) + b"}}",
         b'{"type":"resume"}' + b" " * MOST_REQUEST_BYTES,
         b"[" * 10_000,
         b'{"type":"\xff"}',

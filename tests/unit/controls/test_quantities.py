@@ -16,6 +16,7 @@ from p2prl.controls.quantities import (
     read_battery,
     read_duration_s,
     read_schedule,
+    read_share,
     read_size_gb,
 )
 
@@ -52,6 +53,13 @@ def test_amounts_and_their_units() -> None:
     for text in ("200C", "0W", "W", "-3W"):
         with pytest.raises(ValueError, match="in W"):
             read_amount(text, "W")
+
+
+def test_share() -> None:
+    assert [read_share(text) for text in ("off", "50%", "0.5", "5%", "100%", "1")] == [1, 0.5, 0.5, 0.05, 1, 1]
+    for text in ("0", "4%", "101%", "1.1", "50", "half", "50W"):
+        with pytest.raises(ValueError, match="5% to 100%"):
+            read_share(text)
 
 
 def test_battery() -> None:

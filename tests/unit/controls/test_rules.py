@@ -173,6 +173,20 @@ def test_a_duty_cycle_never_falls_to_nothing_and_comes_back() -> None:
     assert after(slow, 25, replace(CALM, power_w=5.0), start=NOW + 100) == Order()
 
 
+def test_the_owners_share_bounds_what_heat_and_power_allow() -> None:
+    shared = rules(share="50%")
+    order = after(shared, 5, CALM)
+    assert (order.rests, order.duty, order.reason) == (False, 0.5, "computing 50% of the time: your share")
+    assert after(rules(share="100%"), 5, CALM) == Order()
+
+    hot = rules(share="50%", gpu__power="100W")
+    order = after(hot, 1, replace(CALM, power_w=150.0))
+    assert order.duty < 0.5 * 100 / 150, "cut from half of the time, at which it drew too much"
+    assert "W of your 100 W" in order.reason
+    order = after(hot, 60, replace(CALM, power_w=20.0), start=NOW + 1)
+    assert order.duty == 0.5
+
+
 def test_heat_that_a_duty_cycle_cannot_keep_rests_until_it_is_cool() -> None:
     hot = rules(gpu__temp="60C")
     assert after(hot, 60, replace(CALM, temperature_c=63.0)).rests

@@ -13,19 +13,21 @@ from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.journal.journal import Journal
 from p2prl.net.process import control
 from p2prl.protocol import ledger_chain
-from p2prl.protocol.delegation import DAY_MS, Delegation, Statement, sign_delegation, sign_revocation
+from p2prl.protocol.delegation import DAY_MS, Delegation, sign_delegation, sign_revocation
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipts
+from p2prl.protocol.membership import Membership, OwnersStatement, sign_membership, sign_team_name
+from p2prl.protocol.standing import Standing
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from tests.unit.learner.scripted_swarm import PEERS, ScriptedSwarm, fresh_runs
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 RUN = digest("p2prl/test-run", b"")
 NOW_MS = int(NOW * 1000)
-ANN, EVE, ATTIC, CELLAR = (identity(name) for name in ("ann", "eve", "attic", "cellar"))
+ANN, EVE, ATTIC, CELLAR, TEAM = (identity(name) for name in ("ann", "eve", "attic", "cellar", "team"))
 
 
 class FixedClock:
@@ -56,6 +58,12 @@ class Bench:
             self.journal.groups.mark_verified(name, behavior=b"", rewards=b"")
             self.owners.enter([peer.public_key])
 
+    def confirm_verdict_of(self, peer: Identity, *, agreed: bool) -> None:
+        """The learner has checked a verdict of a peer."""
+        with self.journal.transaction():
+            standing = Standing().after(NOW, passed=agreed, failed=not agreed)
+            self.journal.verdicts.set_standing(peer.public_key, standing)
+
     def ledger(self) -> list[Kind]:
         head, kinds = ledger_chain.GENESIS, []
         for height, raw in enumerate(self.journal.ledger.entries(0, 99)):
@@ -78,7 +86,7 @@ def delegation(owner: Identity = ANN, machine: Identity = ATTIC, *, serial: int 
     return sign_delegation(owner, machine.public_key, serial=serial, expires_ms=serial + days * DAY_MS)
 
 
-def sent(by: Identity, statement: Statement) -> Opened:
+def sent(by: Identity, statement: OwnersStatement) -> Opened:
     return open_envelope(seal(by, statement, run=RUN, now=NOW), now=None)
 
 
@@ -135,6 +143,65 @@ def test_a_delegation_that_is_over_is_not_entered(bench: Bench) -> None:
 def test_the_newest_of_a_machines_waiting_delegations_counts(bench: Bench) -> None:
     bench.owners.receive([sent(ATTIC, delegation(serial=NOW_MS + 1)), sent(ATTIC, delegation(EVE))])
     assert bench.owner_of(ATTIC) == ANN.public_key
+
+
+def membership(member: Identity = ANN, *, serial: int = NOW_MS) -> Membership:
+    return sign_membership(member, sign_team_name(TEAM, "Red Pandas", serial=1), serial=serial)
+
+
+def test_a_validator_is_entered_with_its_first_confirmed_verdict(bench: Bench) -> None:
+    bench.confirm_verdict_of(CELLAR, agreed=False)
+    assert not bench.owners.receive([sent(CELLAR, delegation(machine=CELLAR))])
+    bench.confirm_verdict_of(CELLAR, agreed=True)
+    assert bench.owners.receive([sent(CELLAR, delegation(machine=CELLAR)), sent(CELLAR, membership())])
+    assert bench.ledger() == [Kind.DELEGATION, Kind.MEMBERSHIP]
+
+
+def test_a_membership_waits_for_work_and_follows_its_delegation(bench: Bench) -> None:
+    assert not bench.owners.receive([sent(ATTIC, membership()), sent(ATTIC, delegation())])
+    bench.verify_group_of(ATTIC)
+    assert bench.ledger() == [Kind.DELEGATION, Kind.MEMBERSHIP]
+    assert not bench.owners.receive([sent(ATTIC, membership())]), "it is sent again every ten minutes"
+    bench.restart()
+    assert not bench.owners.receive([sent(ATTIC, membership())])
+    left = sign_membership(ANN, None, serial=NOW_MS + 1)
+    assert bench.owners.receive([sent(ATTIC, left)])
+    assert bench.ledger() == [Kind.DELEGATION, Kind.MEMBERSHIP, Kind.MEMBERSHIP]
+
+
+def test_a_membership_that_comes_before_its_delegation_is_entered_with_it(bench: Bench) -> None:
+    bench.verify_group_of(ATTIC)
+    assert not bench.owners.receive([sent(ATTIC, membership())])
+    assert bench.owners.receive([sent(ATTIC, delegation())])
+    assert bench.ledger() == [Kind.DELEGATION, Kind.MEMBERSHIP]
+
+
+def test_nobody_enters_the_membership_of_another(bench: Bench) -> None:
+    bench.verify_group_of(EVE)
+    bench.verify_group_of(CELLAR)
+    assert not bench.owners.receive([sent(EVE, membership())])
+    assert bench.ledger() == []
+    assert bench.owners.receive([sent(CELLAR, membership(CELLAR))]), "a machine without an owner speaks for itself"
+    assert bench.ledger() == [Kind.MEMBERSHIP]
+
+
+def test_the_newest_of_a_machines_waiting_memberships_counts(bench: Bench) -> None:
+    older, newer = membership(ATTIC), sign_membership(ATTIC, None, serial=NOW_MS + 1)
+    bench.owners.receive([sent(ATTIC, newer), sent(ATTIC, older)])
+    bench.verify_group_of(ATTIC)
+    assert bench.ledger() == [], "to be in no team says nothing"
+
+
+def test_memberships_of_free_keys_cost_bounded_memory_and_no_entry(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    keys = [identity(f"free {number}") for number in range(3)]
+    bench.owners.receive([sent(key, membership(key)) for key in keys])
+    assert bench.ledger() == []
+    for key in keys:
+        bench.verify_group_of(key)
+    assert bench.ledger() == [Kind.MEMBERSHIP] * 2
 
 
 def test_free_keys_cost_bounded_memory_and_no_entry(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,14 @@ def test_the_system_prompt_comes_first_and_once(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     "template",
-    ["{% for m in messages %}", "{{ raise_exception('no system role') }}", "{{ messages[7].content.x }}"],
+    [
+        "{% for m in messages %}",
+        "{{ raise_exception('no system role') }}",
+        "{{ messages[7].content.x }}",
+        "{{ 1 / 0 }}",
+        "{% for i in range(10 ** 12) %}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
 )
 def test_a_template_that_fails_is_refused_before_any_row(tokenizer: Any, template: str) -> None:
     with pytest.raises(ConfigError, match="the chat template refuses the prompt") as caught:

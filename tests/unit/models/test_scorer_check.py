@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +73,23 @@ SUMS = [{"answer": f"so it is\n#### {n}", "other": 7} for n in (4, 4, 5, 6)]
 
 def test_a_scorer_that_reads_the_answers_passes(tmp_path: Path) -> None:
     assert check(tmp_path, SUMS, NUMBER) == ""
+
+
+def test_a_scorer_that_gives_one_answer_two_scores_is_refused(tmp_path: Path) -> None:
+    clock = count()
+    with pytest.raises(ConfigError, match="one answer two scores: 0, then 2") as caught:
+        check(tmp_path, SUMS, NUMBER, Scorer(lambda row, text: float(next(clock))))
+    assert "arguments alone" in caught.value.remedy
+
+
+def test_failures_on_the_way_are_told(tmp_path: Path) -> None:
+    def score(row: Row, text: str) -> float:
+        if row["answer"].endswith("4"):
+            raise ValueError("four")
+        return float(row["answer"].endswith(text))
+
+    said = check(tmp_path, SUMS, NUMBER, Scorer(score))
+    assert said == "The scorer of sums failed on 4 of 6 answers it was tried on: error: four."
 
 
 def test_one_readable_row_is_enough(tmp_path: Path) -> None:

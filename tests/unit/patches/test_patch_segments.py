@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
 
-from p2prl.bench.patch.simulated_training import adam_versions, entropy_bits
+from p2prl.bench.patch.simulated_training import adam_training, adam_versions, entropy_bits
 from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
 from p2prl.patches.decode import PatchReader, apply_patch, decode_segment
+from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.encode import encode_patch, encode_segment
+from p2prl.patches.history import History
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
 from p2prl.patches.stream_format import (
@@ -34,26 +36,35 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return KERNELS[request.param]
 
 
-def test_flat_body_byte_for_byte() -> None:
+def test_body_byte_for_byte() -> None:
     old = np.full(40, 0x3C00, dtype=np.uint16)
     new = old.copy()
-    new[3] += 1
-    new[9] -= 3
-    new[39] = 0x7FC0
+    new[[3, 9]] += 1
     header, body = encode_segment(old, new, BF16, NUMPY_KERNELS)
-    assert header.codec is Codec.FLAT
-    # 3 changes; gaps 3, 5, 29 need one low bit; high parts 1, 2, 14 in 3 plain bytes; magnitudes in 3 plain bytes.
-    counts = bytes([3, 1, 3 << 1, 3 << 1])
-    low_bits, high, sizes = bytes([0b111]), bytes([1, 2, 14]), bytes([0, 2, 255])
-    directions, escape = bytes([0b010]), (0x7FC0 - 0x3C00).to_bytes(2, "little")
-    assert body == counts + low_bits + high + sizes + directions + escape
+    assert header.codec is Codec.EC2
+    # Top exponent 120, its class 15 alone, 2 changes; gaps 3 and 5: computed table of 6 intervals; both steps up, which
+    # is symbol 0 alone, its level 49 no different. The powers of q = 38/40, in 2^31sts:
+    beyond = [2**31, 38 * 2**31 // 40]
+    beyond += [beyond[1] ** 2 // 2**31]
+    beyond += [beyond[2] * beyond[1] // 2**31, beyond[2] ** 2 // 2**31]
+    beyond += [beyond[4] * beyond[1] // 2**31]
+    beyond += [beyond[5] * beyond[1] // 2**31]
+    weights = [a - b for a, b in pairwise(beyond)]
+    table = [1 + weight * 4090 // sum(weights) for weight in weights]
+    table[0] += 4096 - sum(table)
+    state = 1 << 16  # no field is hidden in it, since gaps and steps this short have none
+    for interval in (5, 3):
+        state = state // table[interval] * 4096 + state % table[interval] + sum(table[:interval])
+    rest = state - (1 << (state.bit_length() - 1))
+    states = bytes([state.bit_length() - 17]) + rest.to_bytes(-(-(state.bit_length() - 1) // 8), "little")
+    assert body == bytes([120, 0, 0x80, 2, 128 + 6, 1, 7, 0]) + states
     assert len(header.pack()) == HEADER_BYTES
     assert read_header(header.pack(), 40, BF16) == header
     assert np.array_equal(decode_segment(old, header, body, BF16, NUMPY_KERNELS), new)
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"), [(0.0, Codec.FLAT), (0.00002, Codec.FLAT), (0.02, Codec.EC1), (1.0, Codec.RAW)]
+    ("share", "expected"), [(0.0, Codec.EC2), (0.00002, Codec.EC2), (0.02, Codec.EC2), (1.0, Codec.RAW)]
 )
 def test_shortest_codec_wins(kernels: Kernels, share: float, expected: Codec) -> None:
     old, (new,) = adam_versions(1 << 19, 1e-6, 1, 5)
@@ -82,7 +93,17 @@ def test_patch_sizes(learning_rate: float, most_bits: float) -> None:
     _, body = encode_segment(old, new, BF16, fastest_kernels())
     changes = int(np.count_nonzero(old != new))
     assert 8 * len(body) <= most_bits * changes
-    assert 8 * len(body) <= 1.08 * entropy_bits(old, new)
+    assert 8 * (HEADER_BYTES + len(body)) <= 1.02 * entropy_bits(old, new)
+
+
+@pytest.mark.parametrize("place", [0, 3 << 20, SEGMENT_WORDS - 1])
+def test_one_change_anywhere_in_a_segment(kernels: Kernels, place: int) -> None:
+    old = np.full(SEGMENT_WORDS, 0x3C00, dtype=np.uint16)
+    new = old.copy()
+    new[place] += 1
+    header, body = encode_segment(old, new, BF16, kernels)
+    assert len(body) < 24
+    assert np.array_equal(decode_segment(old, header, body, BF16, kernels), new)
 
 
 def test_one_patch_over_16_versions_is_smaller_than_16() -> None:
@@ -172,6 +193,8 @@ def test_foreign_or_short_stream_is_refused() -> None:
             PatchReader(words=words, word_type=word_type).receive(sent)
     with pytest.raises(RemoteProtocolError, match="format"):
         PatchReader(words=1000, word_type=BF16).receive(b"q" + sent[1:])
+    with pytest.raises(RemoteProtocolError, match="complete weights are downloaded instead"):
+        PatchReader(words=1000, word_type=BF16).receive(b"p2prl-patch-1\n" + sent[len(MAGIC) :])
     applied = apply_patch([sent[:-1]], lambda *_: old, words=1000, word_type=BF16, kernels=NUMPY_KERNELS)
     with pytest.raises(RemoteProtocolError, match="too early"):
         list(applied)
@@ -190,3 +213,54 @@ def test_numpy_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fastest_kernels.__wrapped__() is NUMPY_KERNELS
     monkeypatch.delitem(sys.modules, "p2prl.patches.numba_kernels")
     assert fastest_kernels.__wrapped__().name == "numba"
+
+
+def test_history_makes_a_drifting_run_smaller() -> None:
+    """Words that drift keep their direction, and who moved moves again."""
+    versions = list(islice(adam_training(1 << 20, 3e-6, 18), 7))
+    history = History.none(1 << 20)
+    bits = bits_with = entropy = 0.0
+    for old, new in pairwise(versions):
+        body = encode_ec2(old, new, BF16, fastest_kernels(), history=history)
+        plain = encode_ec2(old, new, BF16, fastest_kernels())
+        assert np.array_equal(decode_ec2(old, memoryview(body), BF16, NUMPY_KERNELS, history=history), new)
+        bits, bits_with = bits + 8 * len(plain), bits_with + 8 * len(body)
+        entropy += entropy_bits(old, new)
+        history = history.after(old, new, BF16)
+    assert bits <= 1.02 * entropy
+    assert bits_with < 0.99 * bits
+
+
+def test_a_body_coded_with_another_history_does_not_decode_to_the_new_words() -> None:
+    first, (old, new) = adam_versions(20_000, 1e-5, 2, 19)
+    history = History.none(20_000).after(first, old, BF16)
+    body = encode_ec2(old, new, BF16, NUMPY_KERNELS, history=history)
+    for wrong in (None, History.none(20_000)):
+        try:
+            got = decode_ec2(old, memoryview(body), BF16, NUMPY_KERNELS, history=wrong)
+        except RemoteProtocolError:
+            continue
+        assert not np.array_equal(got, new)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (bytes([255, 0, 0]), None),
+        (bytes([120, 0, 0x80, 0]), "without changes"),
+        (bytes([120, 0, 0x80, 41]), "exceeds"),
+        (bytes([120, 0, 0x40, 1]), "exceeds"),  # no word is of class 14
+        (bytes([120, 0, 0x80, 2, 128 + 6, 0]), "first table of steps"),
+        (bytes([120, 0, 0x80, 2, 128 + 85, 1, 7]), "table of 213 symbols"),
+        (bytes([120, 0, 0x80, 1, 1, 7, 1, 7, 3]), "exceeds"),  # two symbols take two units at most
+        (bytes([120, 0, 0x80, 1, 1, 7, 1, 7, 2]), "too early"),
+        (bytes([120, 0, 0]) + b"x", "too many"),
+    ],
+)
+def test_impossible_bodies_are_refused(kernels: Kernels, body: bytes, problem: str | None) -> None:
+    old = np.full(40, 0x3C00, dtype=np.uint16)
+    if problem is None:
+        assert np.array_equal(decode_ec2(old, memoryview(body), BF16, kernels), old)
+        return
+    with pytest.raises(RemoteProtocolError, match=problem):
+        decode_ec2(old, memoryview(body), BF16, kernels)

@@ -17,6 +17,7 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.link_messages import LINK_MESSAGES
+from p2prl.protocol.membership import TeamName
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass
 from p2prl.protocol.wire_codec import Wire
@@ -39,6 +40,7 @@ INNER: tuple[type[Wire], ...] = (
     EngineClass,
     Receipt,
     VerdictCheck,
+    TeamName,
     LedgerEntry,
     Envelope,
 )

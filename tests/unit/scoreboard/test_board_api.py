@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from p2prl.errors import MachineError
-from p2prl.scoreboard.documents.leaderboard_view import CURSOR_PATTERN
+from p2prl.scoreboard.documents.page_cursor import CURSOR_PATTERN
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
@@ -26,6 +26,7 @@ PATHS = [
     "/api/v1/run",
     "/api/v1/leaderboard",
     "/api/v1/leaderboard?by=validators",
+    "/api/v1/teams",
     "/api/v1/metrics",
     "/api/v1/evaluations",
     "/api/v1/ledger/head",
@@ -193,6 +194,10 @@ def test_gzip_keeps_the_weak_etag(path: str) -> None:
         ("/api/v1/leaderboard?cursor=x", 400),
         ("/api/v1/leaderboard?by=addresses", 422),
         ("/api/v1/leaderboard?limit=100000", 422),
+        ("/api/v1/teams?cursor=x", 400),
+        ("/api/v1/teams?window=1h", 422),
+        ("/api/v1/teams/nobody", 404),
+        ("/?by=validators", 422),
         (f"/api/v1/leaderboard?q={'a' * 101}", 422),
         (f"/?q={'a' * 101}", 422),
         (f"/api/v1/contributors/{'1' * 101}", 422),

@@ -13,6 +13,7 @@ from p2prl.protocol.delegation import DAY_MS, Delegation, Revocation, sign_deleg
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, VerdictCheck
 from p2prl.protocol.ownership import Ownership
+from p2prl.protocol.teams import Teams
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
@@ -122,7 +123,7 @@ _statements = st.one_of(
 def test_any_history_pays_each_verdict_by_the_owners_of_its_time(history: list[object]) -> None:
     groups: dict[bytes, CountedGroup] = {}
     ownership, final, numbers = Ownership(), Ownership(), count()
-    totals = VerdictTotals(groups, ownership)
+    totals = VerdictTotals(groups, ownership, Teams(ownership))
     earned: dict[bytes, deque[tuple[int, bytes, int]]] = {}
     kept: list[tuple[bytes, int, bytes, int]] = []
     for event in history:

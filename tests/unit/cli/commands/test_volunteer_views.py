@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +13,17 @@ from rich.console import Console
 from p2prl.cli.views.contribution_view import contribution_lines
 from p2prl.cli.views.rollout_view import rollout_lines
 from p2prl.cli.views.top_view import TopView, command_of
+from p2prl.config.team_files import save_memberships
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.membership import sign_membership, sign_team_name
+from p2prl.scoreboard.display_names import display_name
 from scripts.worker_screens import SAMPLING
 from tests.command_doc import json_keys
 from tests.unit.cli.commands.test_receipts import ME, Home
 from tests.unit.cli.invocation import invoke, json_of
-from tests.unit.learner.small_run import NOW
+from tests.unit.learner.small_run import NOW, identity
 
 
 @pytest.fixture
@@ -73,6 +77,18 @@ def test_me_adds_up_all_runs(home: Home, tmp_path: Path) -> None:
     assert "Start with" in invoke("me", "--home", tmp_path / "empty").stderr
 
 
+def test_me_names_the_row_and_its_team(home: Home) -> None:
+    home.sample(0)
+    (home.folder / "status.json").write_text(json.dumps({"peer": ME.peer_id}))
+    assert json_of("me", "--home", home.path)["runs"][0]["team"] == ""
+    name = sign_team_name(identity("team"), "Red Pandas", serial=1)
+    save_memberships(home.path, [sign_membership(ME, name, serial=1)])
+    (part,) = json_of("me", "--home", home.path)["runs"]
+    assert (part["name"], part["team"]) == (display_name(ME.public_key), "Red Pandas")
+    text = " ".join(invoke("me", "--home", home.path).stdout.split())
+    assert f"You are {display_name(ME.public_key)} on the board, in the team Red Pandas." in text
+
+
 ANSWERS = [
     {"text": f"answer {n}", "tokens": 4, "finished": n != 5, "reward": reward}
     for n, reward in enumerate([0.0, 0.5, 1.0, 0.25, 0.0, -1.0])
@@ -113,8 +129,8 @@ def test_answers_that_only_the_learner_scores_have_no_reward() -> None:
 
 
 def test_contribution_counts_days_in_utc() -> None:
-    part = {"run": "r" * 40, "seat": "seat-1", "name": "Noble Seal 47", "groups": {"verified": 3}, "tokens": 90,
-            "credit": 1.5, "last_at": None}  # fmt: skip
+    part = {"run": "r" * 40, "seat": "seat-1", "name": "Noble Seal 47", "team": "", "groups": {"verified": 3},
+            "tokens": 90, "credit": 1.5, "last_at": None}  # fmt: skip
     document = {"runs": [part], "days": {"2027-01-15": 60, "2026-12-01": 30}, "groups_verified": 3, "tokens": 90,
                 "credit": 1.5, "time": NOW}  # fmt: skip
     lines = contribution_lines({**document, "time": 1_800_000_000.0}, width=80)

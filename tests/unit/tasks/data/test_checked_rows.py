@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,10 @@ def test_an_instruction_without_input_is_a_prompt(tmp_path: Path, value: str | N
         ([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "is not {role, content}"),
         ([{**USER, "tool_calls": [1]}], "is not {role, content}"),
         (["Hi"], "is not {role, content}"),
+        (json.dumps([USER]), "the messages are written as text"),
     ],
 )
-def test_messages_that_are_no_prompt_are_refused(tmp_path: Path, messages: list[Any], said: str) -> None:
+def test_messages_that_are_no_prompt_are_refused(tmp_path: Path, messages: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         checked(tmp_path, {"messages": messages})
     assert said in str(caught.value)

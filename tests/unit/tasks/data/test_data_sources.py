@@ -7,6 +7,7 @@ import decimal
 import gzip
 import importlib.util
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def test_lines_are_rows(tmp_path: Path, ends: str) -> None:
         (b'{"prompt": ' + b"[" * 100_000, "nested too deep"),
         (b'{"prompt": "' + b"a" * MAX_ROW_BYTES + b'"}', "more than 8,388,608 bytes"),
         (b"\n", "the line is empty"),
+        (b'{"prompt": "a", "x": ' + b"9" * 4301 + b"}", "a number has more than 4,300 digits"),
     ],
 )
 def test_a_faulty_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
@@ -97,6 +99,17 @@ def test_a_missing_file_is_named_with_one_like_it(tmp_path: Path) -> None:
     assert str(tmp_path / "train.jsonl") in caught.value.remedy
 
 
+def test_a_link_to_nothing_and_a_pipe_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(ConfigError, match=r"link\.jsonl is a link to a file that is not there") as caught:
+        open_source(tmp_path / "link.jsonl")
+    assert "Did you mean" not in caught.value.remedy
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe is a pipe or a device, and rows are read twice") as caught:
+        open_source(tmp_path / "pipe")
+    assert "Save the rows to a file" in caught.value.remedy
+
+
 @needs_arrow
 def test_a_directory_that_holds_no_data_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no state\.json"):
@@ -146,10 +159,12 @@ def test_faults_of_parquet_files_name_the_row(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"prompt": damaged}), path)
     with pytest.raises(ConfigError, match=r"row 1 \(from 0\): a text is not UTF-8"):
         read(path)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ConfigError, match="is damaged") as caught:
-        read(path)
-    assert caught.value.remedy
+    whole = path.read_bytes()
+    for damage in (whole[:-20], whole[:4] + b"\xff" * 20 + whole[24:]):
+        path.write_bytes(damage)
+        with pytest.raises(ConfigError, match="is damaged") as caught:
+            read(path)
+        assert caught.value.remedy
 
 
 @needs_arrow

@@ -19,7 +19,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.data.data_plan import ROWS_FILE, DataPlan
 from p2prl.tasks.data.file_blob import file_blob
 from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, row_record
-from p2prl.tasks.data.packing import DataPacker, refuse_overlap
+from p2prl.tasks.data.packing import DataPacker, overlap_remedy, refuse_overlap
 from p2prl.tasks.data.split_packer import PromptRoom
 from tests.unit.tasks.data.packing_rig import (
     ROOMY,
@@ -136,6 +136,9 @@ def test_prompts_that_do_not_fit_are_counted_and_the_first_is_named(tmp_path: Pa
     dropped = pack(tmp_path / "dropped", path, room=room, drop_long=True)
     assert (dropped.rows, dropped.longest) == (3, 16)
     assert "2 rows with longer prompts were left out" in " ".join(dropped.notices)
+    with pytest.raises(ConfigError, match="no row is left to train on: 5 have prompts that are too long") as caught:
+        pack(tmp_path / "none", path, room=PromptRoom(context=19, max_new_tokens=16), drop_long=True)
+    assert caught.value.remedy == "Choose a smaller --max-new-tokens, or a model with a longer context."
 
 
 def test_prompts_longer_than_any_run_has_are_refused(tmp_path: Path) -> None:
@@ -234,6 +237,12 @@ def test_prompts_in_both_files_are_refused_with_both_places(tmp_path: Path) -> N
         pack(tmp_path / "out", train, held_out=held_out)
     expected = f"{held_out}, line 1: this evaluation prompt is also trained on: {train}, line 5, and 1 more"
     assert expected in str(caught.value)
+
+
+def test_an_evaluation_that_a_library_makes_needs_another_seed() -> None:
+    assert "Remove it" in overlap_remedy(Path("held.jsonl"))
+    assert "Remove it" in overlap_remedy(None)
+    assert "larger by the number of rows" in overlap_remedy(Path("reasoning-gym:chain_sum?size=5&seed=2"))
 
 
 def test_an_evaluation_is_compared_with_all_data_sets(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ SPEC = scoring_spec(Scoring(rewards=(Reward(scorer="function", options={"functio
 
 CODE = """
 import json, os, socket, subprocess
+open("/dev/urandom", "rb").read(1)  # torch does so when it is imported
 KEY, OUT, PORT, UNIX = {key!r}, {out!r}, {port}, {unix!r}
 def allowed(attempt):
     try:
@@ -86,6 +87,13 @@ def test_top_level_of_a_file_reads_no_key_writes_nothing_and_opens_no_connection
     after = key.stat()
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
+
+PLOTS = """
+import os
+from matplotlib import get_cachedir, pyplot
+def score(prompts, completions, **columns):
+    return [float(os.path.exists(get_cachedir()))] * len(completions)
+"""
 
 STRAY = """
 import os, time
@@ -155,3 +163,19 @@ def test_third_party_code_that_cannot_be_confined_is_refused_before_its_import()
         with pytest.raises(ConfigError, match=problem) as refused:
             ScorerPool({"own": TaskScoring(spec)}, PoolConfig(require_layers=required), builder=builder)
         assert ("--run-scorer" in refused.value.remedy) == (problem != "imported")
+
+
+def test_a_library_that_wants_a_folder_of_its_own_is_imported_and_leaves_none(tmp_path: Path) -> None:
+    code = tmp_path / "scorer.py"
+    code.write_text(PLOTS)
+    with ScorerPool({"own": TaskScoring(SPEC, code)}, PoolConfig(workers=1)) as pool:
+        assert pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")[0].value == 0.0
+
+
+def test_the_path_of_a_file_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`p2prl init` makes its run in the folder `runs` of wherever it is called; the fork server is in `/`."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("def score(completions): return [0.5]\n")
+    with ScorerPool({"own": TaskScoring(SPEC, Path("own.py"))}, PoolConfig(workers=1)) as pool:
+        (scored,) = pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")
+    assert (scored.value, scored.failure) == (0.5, "")

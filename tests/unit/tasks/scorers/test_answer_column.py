@@ -22,7 +22,7 @@ TABLE: tuple[tuple[object, str], ...] = (
     # a number with a unit that has exponents
     ("12 m^2", "12"), ("12m^2", "12"), ("12 m^{2}", "12"), ("9.8 m/s^2", "49/5"), ("5 kg m^-1", "5"),
     (r"12\text{ m}^2", "12"), (r"12\,\mathrm{cm}^{3}", "12"), (r"$12~\mathrm{m}^2$", "12"), ("2 1/2 m^2", "5/2"),
-    ("5 µm^2", "5"),
+    ("5 µm^2", "5"), ("10^6", "1000000"), ("10^{-1} m^2", "1/10"),
     # thousands as LaTeX writes them
     ("1{,}234", "1234"), (r"10,\!000", "10000"), (r"5\,000", "5000"),
     # marked answers: the last mark counts
@@ -31,7 +31,7 @@ TABLE: tuple[tuple[object, str], ...] = (
     # several numbers
     ("3 4", SEVERAL), ("18 (9+9)", SEVERAL), ("3 apples and 2 pears", SEVERAL), ("5 hours 30 minutes", SEVERAL),
     ("9 + 9 = 18", SEVERAL), ("1,2,3", SEVERAL), ("10-4", SEVERAL), ("2024-11-22", SEVERAL), ("0.5 or 1/2", SEVERAL),
-    ("10^6", SEVERAL), ("2^10", SEVERAL), (r"3\sqrt{2}", SEVERAL), ("x^2 = 4", SEVERAL), ("it is 12 m^2", SEVERAL),
+    ("2^10", SEVERAL), (r"3\sqrt{2}", SEVERAL), ("x^2 = 4", SEVERAL), ("it is 12 m^2", SEVERAL),
     ("12 (m^2)", SEVERAL), ("60 mi / 2 h", SEVERAL), ("#### 18 (9+9)", SEVERAL), ("5 000", SEVERAL), ("3x+2", SEVERAL),
     # none
     ("five", NONE), ("x^2", NONE), ("1/0", NONE), ("2 5/3", NONE), ("5 ####", NONE), (True, NONE),

@@ -13,7 +13,9 @@ from p2prl.tasks.scorers.choice import LETTERS, stated_choice
     [
         "{}", "{}.", "{})", "({})", "[{}]", "**{}**", "Answer: {}", "answer is {}", "The correct answer is ({}).",
         "Answer: **{}**", "I choose option {}.", r"\boxed{{{}}}", r"\boxed{{\text{{{}}}}}", "(A) no. (B) no.\n({}) yes",
-        "Answer: A. No, wait. Answer: {}", "(A) was tempting.\nAnswer:\n{}", "ANSWER = {}", r"Answer: $\boxed{{{}}}$",
+        "Answer: A. No, wait. Answer: {}", "(A) was tempting.\nAnswer:\n{}", "ANSWER = {}",
+        "**Answer:** {}", "**Answer**: {}", 'The answer is "{}"',
+        "<answer>{}</answer>", r"The answer is $\text{{{}}}$.", r"Answer: $\boxed{{{}}}$",
     ],
 )  # fmt: skip
 def test_forms_of_a_choice(form: str, letter: str) -> None:

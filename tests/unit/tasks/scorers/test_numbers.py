@@ -27,6 +27,9 @@ from tests.unit.tasks.scorers.linear_time import grows_linearly
         ("1.5 x 10^3", 1500),
         ("1.5 × 10^{-3}", Fraction(3, 2000)),
         (r"2 \times 10^{6}", 2_000_000),
+        ("10^6", 10**6),
+        ("-10^{-2}", Fraction(-1, 100)),
+        ("2·10^3", 2000),
         (r"\frac{3}{4}", Fraction(3, 4)),
         (r"-\dfrac{3}{4}", Fraction(-3, 4)),
         (r"\tfrac{-3}{4}", Fraction(-3, 4)),
@@ -88,6 +91,12 @@ def test_forms(text: str, value: Fraction | int) -> None:
         ("2  1/2", Fraction(1, 2)),
         ("10-2 1/2", Fraction(5, 2)),
         ("2 1/2.", Fraction(5, 2)),
+        ("12 m^2", 12),
+        ("9.8 m/s^{-2}.", Fraction(98, 10)),
+        ("x^2", None),
+        ("2^10", None),
+        ("2^{10}", None),
+        ("2^10 = 1024", 1024),
     ],
 )
 def test_the_last_number_of_a_text(text: str, value: Fraction | int | None) -> None:

@@ -1,6 +1,8 @@
 """A peer process that speaks the next wire version: the network process with one number changed.
 
-Arguments: a key file, the run's digest (hexadecimal), a folder for blobs. Prints its address when it is up.
+    python -m p2prl.testing.newer_peer KEY_FILE RUN_DIGEST FOLDER
+
+The digest is hexadecimal, the folder takes blobs. Prints its address when it is up, and serves until it is killed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ async def main() -> None:
     size = control.LENGTH.unpack(await role_reader.readexactly(control.LENGTH.size))[0]
     up = control.parse_from_network(await role_reader.readexactly(size))
     assert isinstance(up, control.NetworkUp), up
-    print(next(address for address in up.addresses if "/127.0.0.1/" in address), flush=True)  # noqa: T201
+    print(next(address for address in up.addresses if "/127.0.0.1/" in address), flush=True)
     while await role_reader.read(1 << 16):
         pass
     await process

@@ -1,0 +1,47 @@
+"""Errors of the machine while it computes, each as one sentence: memory that ran out, a card or driver that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from p2prl.errors import DeviceFailedError, MachineError, P2PRLError
+
+
+@contextmanager
+def out_of_memory_explained(ram_gb: float) -> Iterator[None]:
+    """Turn running out of memory in this block into one sentence; `ram_gb` is the owner's limit, 0 for none.
+
+    torch is imported only when an error needs it.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        from p2prl.models.out_of_memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        bound = f"the {ram_gb:g} GB of --ram-gb" if ram_gb else "this machine's memory"
+        raise MachineError(
+            f"the run needs more than {bound}",
+            remedy="Give it more with --ram-gb, close other programs, or sample less at once: join --slots 1.",
+        ) from error
+
+
+@contextmanager
+def device_failures_explained() -> Iterator[None]:
+    """Turn a failure of the graphics card or its driver in this block into one sentence."""
+    try:
+        yield
+    except P2PRLError:
+        raise
+    except Exception as error:
+        from p2prl.models.device_failure import device_failure
+
+        if not (reported := device_failure(error)):
+            raise
+        raise DeviceFailedError(
+            f"the graphics card or its driver has failed: {reported}",
+            remedy="Finished work is kept. Start again; if that fails too, restart the machine: some drivers need it "
+            "after a sleep or an update. p2prl doctor tests the card, and --device cpu works meanwhile.",
+        ) from error
