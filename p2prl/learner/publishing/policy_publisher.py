@@ -11,6 +11,7 @@ A version is signed before it is sent and never again, so a learner that crashed
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,20 @@ from p2prl.models.weight_layout import WeightLayout, flatten
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.manifests import PolicyManifest
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The version in progress."""
+
+    step: int
+    share: float = 0.0
+    """Of its segments that are encoded."""
+    signed: bytes | None = None
+    """Its manifest in its envelope, once its files are written."""
+
+    def note_share(self, share: float) -> None:
+        self.share = share
 
 
 class PolicyPublisher:
@@ -52,9 +67,7 @@ class PolicyPublisher:
         self._clock = clock
         self._random_bytes = random_bytes
         self._stage = stage
-        self._step = 0
-        self._share = 0.0
-        self._signed: bytes | None = None
+        self._writing = _Writing(step=0)
         self._figures: dict[str, float] = {}
         self.heads = PolicyHeads(storage.published, sender, clock)
         """Policy heads of the published versions."""
@@ -72,7 +85,7 @@ class PolicyPublisher:
     @property
     def written_share(self) -> float | None:
         """How much of the version in progress is encoded; None when there is none."""
-        return self._share if self.busy else None
+        return self._writing.share if self.busy else None
 
     def resend(self, *, step: int) -> bool:
         """Send the manifest that was signed for this step before a crash; False when there is none."""
@@ -93,7 +106,7 @@ class PolicyPublisher:
     def begin(self, weights: bytearray, *, step: int) -> None:
         """Write, sign and send the weights of a step as the next version, beside everything else. `finish` goes on."""
         newest = self._storage.published.newest
-        self._step, self._share, self._signed = step, 0.0, None
+        writing = self._writing = _Writing(step)
         version = 0 if newest is None else newest.manifest.version + 1
         job = VersionJob(
             version=version,
@@ -103,7 +116,7 @@ class PolicyPublisher:
             chain=self._storage.published.chain,
             chunk_pieces=self._chunk_pieces,
             band_ulp=self._dead_band_ulp,
-            on_progress=self._note_share,
+            on_progress=writing.note_share,
         )
         self._stage.start(lambda: write_version(job, memoryview(weights)))
 
@@ -115,22 +128,18 @@ class PolicyPublisher:
         manifest again.
         """
         while results := self._stage.take(wait=wait):
-            if self._signed is None:
+            if self._writing.signed is None:
                 (files,) = results
-                self._signed = self._sign(files, step=self._step)
+                self._writing.signed = self._sign(files, step=self._writing.step)
                 oldest = self._oldest_needed()
                 self._stage.start(partial(_place, self._storage.published.chain, files, oldest))
             else:
-                raw, self._signed = self._signed, None
-                return self._announce(raw)
+                return self._announce(self._writing.signed)
         return None
 
     def close(self) -> None:
         """Free the thread."""
         self._stage.close()
-
-    def _note_share(self, share: float) -> None:
-        self._share = share
 
     def _sign(self, files: VersionFiles, *, step: int) -> bytes:
         """Sign a version whose files are written, once: the journal has it from then on."""

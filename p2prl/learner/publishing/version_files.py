@@ -1,7 +1,7 @@
 """Write the files of a new version: its patches, and its place in the weight chain. Off every thread that must answer.
 
 Segments are independent, so several are encoded at once, by as many threads as there are cores: numpy, zstd and BLAKE3
-release the interpreter. Few are in memory at a time, whatever the size of the model.
+release the interpreter. Few are in memory at a time, of a model of any size.
 """
 
 from __future__ import annotations

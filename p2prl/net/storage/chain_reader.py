@@ -41,24 +41,21 @@ class ChainReader:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._state: tuple[tuple[int, int], ChainState] | None = None
+        self._state: tuple[bytes, ChainState] | None = None
         self._pieces: dict[str, list[tuple[int, SegmentHeader]]] = {}
 
     @property
     def state(self) -> ChainState | None:
         """What the chain holds; None when there is none. `IntegrityError` when its state cannot be read."""
-        path = self.directory / STATE_FILE
         try:
-            info = path.stat()
-            stamp = info.st_ino, info.st_mtime_ns
-            held = self._state
-            if held is not None and held[0] == stamp:
-                return held[1]
-            state = read_state(path.read_bytes())
+            data = (self.directory / STATE_FILE).read_bytes()
         except FileNotFoundError:
             return None
-        self._state = stamp, state
-        return state
+        # Compared as bytes: inode numbers return within a tick of the clock of files, so no stamp tells two states.
+        held = self._state
+        if held is None or held[0] != data:
+            held = self._state = data, read_state(data)
+        return held[1]
 
     def holds(self, version: int, root: bytes) -> bool:
         """Whether a version with this root can be read."""
