@@ -2,7 +2,7 @@
 
 It drives the learner's own publisher (`p2prl.learner.publishing.policy_publisher`) with a model of Qwen2's shape and
 random weights. Between two versions the weights move as under Adam at a learning rate of 1e-6 with unit gradients,
-which changes about one bf16 word in a hundred. Another thread goes on moving them while a version is written.
+which changes about one bf16 word in a hundred. Nothing is trained while a version is written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,10 @@ class PublishBenchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishReport:
-    """Times in seconds, medians over the versions after the first unless said otherwise."""
+    """Times in seconds, medians over the versions after the first unless said otherwise.
+
+    It has this many fields because each is a figure of the report.
+    """
 
     bytes: int
     """Of one version's weights."""
@@ -76,7 +79,7 @@ class PublishReport:
     """From the copy until the head is sent."""
     head_longest_s: float
     head_cpu_s: float
-    """Processor time of the whole process in that time, training beside it not included."""
+    """Processor time of the whole process in that time."""
     peak_bytes_beyond_weights: int
     """Most anonymous memory while a version was written, less what the process had before and less one version."""
     patch_bytes: int
@@ -89,6 +92,8 @@ class PublishReport:
     """The longest time to bring any version of the window to a file."""
     serve_s: float
     """Longest that the network's loop was silent: to offer a version, or to read a chunk of the newest."""
+    serve_old_s: float
+    """The same for the first chunk of any older version, which is computed."""
 
     @property
     def met(self) -> bool:
@@ -187,7 +192,6 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
     storage = LearnerStorage(LearnerPaths(folder), manifest)
     sender = SigningSender(learner, Digest(bytes(32)), storage.journal, clock)
     sender.attach(port)
-    ended = threading.Event()
     publisher = PolicyPublisher(
         storage=storage,
         layout=layout,
@@ -195,9 +199,10 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
         config=LearnerConfig(),
         clock=clock,
         random_bytes=os.urandom,
-        stage=ThreadStage("p2prl-publishing", on_start=lambda: None, on_done=ended.set),
+        stage=ThreadStage("p2prl-publishing", on_start=lambda: None, on_done=lambda: None),
     )
     training, copy = _Training(model, config.seed), publisher.snapshot()
+    blobs = ChainBlobs(storage.blobs.directory)
     blocked: list[float] = []
     heads: list[float] = []
     processor: list[float] = []
@@ -218,6 +223,9 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
             beyond.append(memory.most_bytes - before - layout.size_bytes)
             training.step()
             on_progress("publishing", (version + 1) / config.versions)
+        offers = [partial(blobs.begin, each.weights) for each in port.manifests]
+        last = port.manifests[-1].weights
+        newest = [partial(blobs.read, last, index) for index in range(len(last.chunks))]
         return PublishReport(
             bytes=layout.size_bytes,
             versions=config.versions,
@@ -230,9 +238,11 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
             store_bytes=storage.published.chain.disk_bytes,
             first_bytes=storage.blobs.path(port.manifests[0].weights_digest).stat().st_size,
             switch_s=max(_switch_s(storage, version) for version in range(config.versions)),
-            serve_s=_serve_s(storage, port.manifests),
+            serve_s=_longest_s([*offers, *newest]),
+            serve_old_s=_longest_s([partial(blobs.read, each.weights, 0) for each in port.manifests[1:-1]]),
         )
     finally:
+        blobs.close()
         publisher.close()
         storage.close()
 
@@ -248,15 +258,11 @@ def _switch_s(storage: LearnerStorage, version: int) -> float:
     return seconds
 
 
-def _serve_s(storage: LearnerStorage, manifests: list[PolicyManifest]) -> float:
+def _longest_s(calls: Iterable[Callable[[], object]]) -> float:
     """The longest of the calls that a network process makes on its loop for the weights of versions."""
-    blobs, longest = ChainBlobs(storage.blobs.directory), 0.0
-    newest = manifests[-1].weights
-    calls: list[Callable[[], object]] = [partial(blobs.begin, each.weights) for each in manifests]
-    calls += [partial(blobs.read, newest, index) for index in range(len(newest.chunks))]
+    longest = 0.0
     for call in calls:
         began = time.perf_counter()
         call()
         longest = max(longest, time.perf_counter() - began)
-    blobs.close()
     return longest

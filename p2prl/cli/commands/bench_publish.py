@@ -43,9 +43,8 @@ def bench_publish(
         say(f"{report.versions} versions of {report.bytes:,} bytes, published patches {report.patch_bytes:,} bytes")
         say(f"on disk: {report.store_bytes:,} bytes, and {report.first_bytes:,} of version 0")
         say(f"memory beyond the copy of the weights: {report.peak_bytes_beyond_weights:,} bytes")
-        say(
-            f"processor time of a version {report.head_cpu_s:.2f} s, longest call of the network {report.serve_s:.3f} s"
-        )
+        say(f"processor time of a version {report.head_cpu_s:.2f} s")
+        say(f"longest call of the network {report.serve_s:.3f} s, for an older version {report.serve_old_s:.3f} s")
         blocked, head, switch = report.trainer_blocked_s, report.head_s, report.switch_s
         say(verdict_line("training waits, s", BLOCKED_BOUND_S, blocked, blocked <= BLOCKED_BOUND_S))
         say(verdict_line("head sent after, s", HEAD_BOUND_S, head, head <= HEAD_BOUND_S))
