@@ -2,8 +2,8 @@
 
 It keeps slots in flight under the newest policy it has; their groups are complete in any order. A group declares one
 policy, so once a newer one is staged it submits nothing more, and switches when the last group is complete. It never
-waits for a learner. It pauses only when a learner is in reach and has a backlog of this volunteer's groups, because
-groups that the learner cannot use soon become stale rollouts.
+waits for a learner. It pauses only when its groups would be of no use: while a learner in reach has a backlog of them,
+and, after a rest or an absence, while the learner's announced step shows that it trains on these weights no more.
 """
 
 from __future__ import annotations
@@ -168,10 +168,18 @@ class Agent:
         self._resting = reason
 
     def next_action(
-        self, *, outstanding: int, learner_in_reach: bool, busy: float = 0.0, room: int = 1, staged: bool = True
+        self,
+        *,
+        outstanding: int,
+        learner_in_reach: bool,
+        busy: float = 0.0,
+        room: int = 1,
+        staged: bool = True,
+        oldest_step: int = 0,
     ) -> Action:
         """The action to take now. `outstanding` is the number of groups without a receipt; `busy` is the number of
-        completions in flight and `room` that of further ones that fit the engine's memory, both in slots.
+        completions in flight and `room` that of further ones that fit the engine's memory, both in slots. Groups of
+        policies from before learner step `oldest_step` are not trained on any more.
 
         Until the waiting policy is `staged`, sampling continues with the one in the engine.
         """
@@ -191,6 +199,8 @@ class Agent:
             self._draining = True
             return self._go_on("") if self.in_flight else Load(self._newest)
         assert self._loaded is not None
+        if self._loaded.manifest.step < oldest_step:
+            return self._go_on("the run is past these weights; waiting for newer ones")
         self._in_demand = not learner_in_reach or outstanding < max(self._config.backlog, 4 * self._target.count)
         if not self._in_demand:
             return self._go_on("the learner has a backlog of our groups")

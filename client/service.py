@@ -183,9 +183,9 @@ class Volunteer:
         if not self._is_numbered and self.bootstrap.manifest is not None:
             self._is_numbered = True
             self._skip_used_slots()
-        prepared = self.bootstrap.prepared
-        if prepared is None:
-            return Wait("fetching the run's files" if self.bootstrap.manifest else "looking for the run")
+        prepared, manifest = self.bootstrap.prepared, self.bootstrap.manifest
+        if prepared is None or manifest is None:
+            return Wait("fetching the run's files" if manifest else "looking for the run")
         waiting = None if self.owner.order.rests else self._agent.waiting
         return self._agent.next_action(
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
@@ -193,6 +193,7 @@ class Volunteer:
             learner_in_reach=self._delivery.learner_in_reach,
             busy=prepared.sampler.in_flight / prepared.work.group_size,
             room=prepared.sampler.room // prepared.work.group_size,
+            oldest_step=self._progress.announced_step - manifest.staleness_bound,
         )
 
     def _follow_order(self, order: Order) -> None:

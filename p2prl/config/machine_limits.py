@@ -95,6 +95,16 @@ class DiskPlan:
     """For a mirror of the ledger."""
 
 
+def least_disk(needs: Requirements, role: Role, *, has_base: bool = False) -> int:
+    """Bytes of disk without which a worker does not start."""
+    spool = LEAST_SPOOL_BYTES if role is Role.VOLUNTEER else 0
+    return needs.least_disk_bytes(has_base=has_base) + _others(role) + spool
+
+
+def _others(role: Role) -> int:
+    return SMALL_FILES_BYTES + (GroupBodyConfig().disk_bytes if role is Role.VALIDATOR else 0)
+
+
 def plan_disk(
     needs: Requirements,
     role: Role,
@@ -110,9 +120,9 @@ def plan_disk(
     `ConfigError` when the owner's figure is too small for the run, `MachineError` when the free disk is.
     """
     spools = role is Role.VOLUNTEER
-    others = SMALL_FILES_BYTES + (GroupBodyConfig().disk_bytes if role is Role.VALIDATOR else 0)
-    least = needs.least_disk_bytes(has_base=has_base) + others
+    others = _others(role)
     least_spool = LEAST_SPOOL_BYTES if spools else 0
+    least = least_disk(needs, role, has_base=has_base) - least_spool
     room = _room(directory)
     if limits.disk_gb:
         total = round(limits.disk_gb * 1e9)
@@ -128,7 +138,8 @@ def plan_disk(
         total = min(wanted, int(FREE_SHARE * room))
     if total < least + least_spool:
         raise MachineError(
-            f"this run needs {size_text(least + least_spool)} of disk in {directory} and {size_text(room)} are free",
+            f"this run needs {size_text(least + least_spool)} of disk in {directory}; {size_text(room)} are free, and "
+            f"{size_text(total)} of them may be used",
             remedy="Free some, or set P2PRL_HOME to a folder on a larger disk.",
         )
     mirror = min(MIRROR_BYTES, (total - least - least_spool) // MIRROR_SHARE) if mirrors else 0

@@ -181,7 +181,7 @@ class FrameDelivery:
         if sender.node is None or sender.incarnation != incarnation:
             return
         if bulk:
-            sender.node.upload_done(peer)
+            sender.node.upload_done(peer, False)
         else:
             sender.node.lost(peer, self._loop.now + sender.clock_offset_s)
         self._wake(sender)

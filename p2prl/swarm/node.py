@@ -227,9 +227,9 @@ class Node:
         """The directory answered a `LookUp`."""
         self._core.connections.discovery.on_records(records, now)
 
-    def upload_done(self, peer: PeerId) -> None:
+    def upload_done(self, peer: PeerId, delivered: bool = True) -> None:
         """A bulk frame to `peer` has been sent, or has failed."""
-        self._core.upload_done(peer)
+        self._core.upload_done(peer, delivered)
 
     def receive(self, frame: bytes, source: PeerId, now: float) -> None:
         """Handle a frame from `source`. Never raises on any bytes."""

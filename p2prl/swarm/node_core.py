@@ -115,7 +115,9 @@ class NodeCore:
 
     def punish(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
         """Count a peer's fault, and ban it if the fault proves malice or exceeds the limit."""
-        if self.connections.fault(peer, now, proven=isinstance(error, UnrequestedChunkError)):
+        if isinstance(error, UnrequestedChunkError) and error.is_leftover:
+            return
+        if self.connections.fault(peer, now, proven=isinstance(error, UnrequestedChunkError) and error.is_proof):
             self.remove_peer(peer)
             self.events.append(PeerBanned(peer, str(error)))
 
@@ -150,8 +152,8 @@ class NodeCore:
         self.events.extend(GroupFetched(header.opened, header.ref.root) for header in self.groups.take_completed())
         self.events.extend(GroupBodyWanted(name) for name in self.groups.take_wanted())
 
-    def upload_done(self, peer: PeerId) -> None:
-        """The shell has sent the oldest bulk frame to a peer, or failed to."""
+    def upload_done(self, peer: PeerId, delivered: bool = True) -> None:
+        """The shell has sent the oldest bulk frame to a peer, or, if it was not `delivered`, failed to."""
         frames = self._bulk.get(peer)
         is_part = frames.popleft() if frames else False
         if not frames:
@@ -159,7 +161,7 @@ class NodeCore:
         if is_part:
             self.groups.upload_done(peer)
         else:
-            self.relay.upload_done(peer)
+            self.relay.upload_done(peer, delivered)
 
     def take_commands(self, now: float) -> list[Command]:
         """Empty the outboxes: peers to dial, directory use, and frames to send."""

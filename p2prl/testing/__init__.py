@@ -7,6 +7,7 @@ In one process, without sockets:
 * `patched_swarm` — the same swarm with a learner that publishes real patches.
 * `delayed_port` — a network port that delays rollout groups, so that training gets stale data.
 * `adversaries` — engines of dishonest volunteers.
+* `hostile_neighbors` — adversaries of the chunk relay, each in the place of a relay.
 * `fuzz` — a seeded campaign over every decoder that a stranger's bytes reach (`python -m scripts.fuzz`).
 * `patch_properties` — strategies for weights with any bit pattern, and properties of the patch codec (needs
   hypothesis).

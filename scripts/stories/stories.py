@@ -52,7 +52,7 @@ def game_starts(stage: Stage) -> list[Screen]:
     """A game fills the screen, and ends."""
     with _desktop() as display, stage.terminal(display=display) as person:
         person.type("p2prl limits yield=games")
-        limited = person.wait("games", 30)
+        limited = person.wait(_at_prompt, 30)
         person.clear()
         person.type(_JOIN)
         person.wait(_credited, _STARTS_S)
@@ -90,7 +90,7 @@ def laptop_closes(stage: Stage) -> list[Screen]:
 
 def disk_fills(stage: Stage) -> list[Screen]:
     """Another program fills the disk, and the owner makes room again."""
-    with _small_disk(stage.folder / "ada" / "p2prl", megabytes=48) as disk, stage.terminal() as person:
+    with _small_disk(stage.folder / "ada" / "p2prl", megabytes=80) as disk, stage.terminal() as person:
         person.type(_JOIN)
         person.wait(_credited, _STARTS_S)
         person.clear()
@@ -98,9 +98,9 @@ def disk_fills(stage: Stage) -> list[Screen]:
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))
-        full = person.wait(lambda screen: screen.rstrip().endswith("$"), 120)
+        full = person.wait(_at_prompt, 120)
         person.type("echo exit code $?")
-        full = person.wait("exit code ", 20)
+        full = person.wait(lambda screen: re.search(r"^exit code \d", screen, re.MULTILINE), 20)
         filler.unlink()
         person.clear()
         person.type(_JOIN)
@@ -127,9 +127,8 @@ def second_machine(stage: Stage) -> list[Screen]:
         desk.type("p2prl key owner")
         owner = desk.wait("key backup", 30)
         attic.type("p2prl key delegate")
-        asked = attic.wait("p2prl key delegate", 30)
-        machine = attic.wait(lambda screen: re.search(r"\b[a-z2-7]{52}\b", screen), 30)
-        found = re.search(r"\b[a-z2-7]{52}\b", machine)
+        asked = attic.wait(_at_prompt, 30)
+        found = re.search(r"^12D3KooW\w+$", attic.wait(_at_prompt, 30), re.MULTILINE)
         assert found is not None
         desk.clear()
         desk.type(f"p2prl key delegate {found[0]} --name attic")
@@ -151,9 +150,9 @@ def driver_breaks(stage: Stage) -> list[Screen]:
     with stage.terminal() as person:
         person.type('python -m p2prl.testing.failing_card "$LINK" --threads 1 --after-tokens 3000')
         person.wait(_credited, _STARTS_S)
-        person.wait(lambda screen: screen.rstrip().endswith("$"), _STARTS_S)
+        person.wait(_at_prompt, _STARTS_S)
         person.type("echo exit code $?")
-        failed = person.wait("exit code ", 20)
+        failed = person.wait(lambda screen: re.search(r"^exit code \d", screen, re.MULTILINE), 20)
     return [stage.shown("The card has failed", failed)]
 
 
@@ -173,7 +172,7 @@ def wrong_link(stage: Stage) -> list[Screen]:
         with stage.terminal() as person:
             person.type(f"p2prl join '{text}'")
             person.wait("p2prl: ", _STARTS_S)
-            seen.append(stage.shown(moment, person.wait(lambda screen: screen.rstrip().endswith("$"), _STARTS_S)))
+            seen.append(stage.shown(moment, person.wait(_at_prompt, _STARTS_S)))
     return seen
 
 
@@ -193,7 +192,7 @@ def update_required(stage: Stage) -> list[Screen]:
     with stage.terminal() as person:
         person.type(f"p2prl join '{link}'")
         person.wait("p2prl: ", _STARTS_S)
-        return [stage.shown("The run speaks a newer version", person.wait(lambda s: s.rstrip().endswith("$"), 60))]
+        return [stage.shown("The run speaks a newer version", person.wait(_at_prompt, 60))]
 
 
 def run_ends(stage: Stage) -> list[Screen]:
@@ -204,9 +203,11 @@ def run_ends(stage: Stage) -> list[Screen]:
         stage.kill_learner()
         stage.start_learner(updates="1")  # fewer than are done: it has nothing left to train
         person.wait("has ended the run", _STARTS_S)
+        ended = person.wait(_at_prompt, 60)
+        person.clear()
         person.type("p2prl me")
-        ended = person.wait(lambda screen: screen.count("$") > 1 and screen.rstrip().endswith("$"), 60)
-    return [stage.shown("The learner says goodbye, and what came of it", ended)]
+        came_of_it = person.wait(lambda screen: "last 14 days" in screen and _at_prompt(screen), 60)
+    return [stage.shown("The learner says goodbye", ended), stage.shown("What this machine has given", came_of_it)]
 
 
 STORIES: Mapping[str, Callable[[Stage], list[Screen]]] = {
@@ -217,6 +218,10 @@ STORIES: Mapping[str, Callable[[Stage], list[Screen]]] = {
     )
 }
 """In the order of the book; the last one ends the run."""
+
+
+def _at_prompt(screen: str) -> bool:
+    return screen.rstrip().endswith("\n$")
 
 
 def _credited(screen: str) -> bool:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from p2prl.bench.spread.bittorrent import BitTorrent
-from p2prl.bench.spread.home_links import HOME_LINKS, Population, populate, read_links
+from p2prl.bench.spread.home_links import Population, links_of, populate
 from p2prl.bench.spread.outcome import Outcome, SpreadRow, Tell, row_of
 from p2prl.bench.spread.product_relay import spread_by_relay
 from p2prl.bench.spread.relay_servers import RelayServers
@@ -50,8 +51,8 @@ class SpreadConfig:
     size_bytes: int = 128 * MIB
     learner_mbit: float = 100.0
     """The learner's uplink."""
-    links: Path | None = None
-    """A file of link kinds; None for mixed home links."""
+    links: tuple[str, ...] = ("home",)
+    """Named sets of links (`home_links.LINK_SETS`), or files of link kinds."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +60,8 @@ class SpreadConfig:
         if unknown or not self.schemes:
             name = unknown[0] if unknown else ""
             raise ConfigError(f"{name[:40]!r} is not a scheme", remedy=f"Choose from {', '.join(SCHEMES)}.")
+        if not self.links:
+            raise ConfigError("no links are named", remedy="Write `--links home,lognormal`.")
         if not self.peers or not all(1 <= count <= _MOST_PEERS for count in self.peers):
             raise ConfigError("the number of peers must be 1 to 4096", remedy="Write `--peers 8,64,512`.")
         if not self.churn or not all(0.0 <= share <= 0.9 for share in self.churn):
@@ -91,12 +94,12 @@ class SpreadVerdict:
 
 def run_spread(config: SpreadConfig, on_progress: Callable[[str, float], None]) -> list[SpreadRow]:
     """Every scheme in every swarm. The same seed gives the same rows."""
-    kinds = HOME_LINKS if config.links is None else read_links(config.links)
-    cases = [(peers, churn) for peers in config.peers for churn in config.churn]
+    cases = [(links, peers, churn) for links in config.links for peers in config.peers for churn in config.churn]
+    drawers = {name: links_of(name) for name in config.links}
     rows: list[SpreadRow] = []
-    for peers, churn in cases:
+    for links, peers, churn in cases:
         population = populate(
-            kinds,
+            drawers[links],
             peers=peers,
             size_bytes=config.size_bytes,
             chunk_bytes=config.chunk_bytes,
@@ -105,12 +108,15 @@ def run_spread(config: SpreadConfig, on_progress: Callable[[str, float], None]) 
             seed=config.seed,
         )
         for scheme in config.schemes:
-            stage, begun = f"{scheme}, {peers} peers, {churn:.0%} die", len(rows)
+            stage, begun = f"{scheme}, {peers} peers on {links} links, {churn:.0%} die", len(rows)
 
             def tell(done: float, stage: str = stage, begun: int = begun) -> None:
                 on_progress(stage, (begun + done) / (len(cases) * len(config.schemes)))
 
-            rows.append(row_of(scheme, population, churn, SCHEMES[scheme](population, tell)))
+            cpu_before = time.process_time()
+            outcome = SCHEMES[scheme](population, tell)
+            cpu_s = time.process_time() - cpu_before
+            rows.append(row_of(scheme, population, churn, outcome, links=links, cpu_s=cpu_s))
     return rows
 
 
@@ -150,14 +156,14 @@ def as_documents(rows: Iterable[SpreadRow]) -> list[dict[str, Any]]:
 def as_markdown(rows: Iterable[SpreadRow]) -> str:
     """The table of the documentation."""
     lines = [
-        "| peers | die | scheme | t50 s | t95 s | t100 s | bound s | t95 over | t100 over | copies | waste | done |",
-        "|---:|---:|---|" + "---:|" * 9,
+        "| links | peers | die | scheme | t50 s | t95 s | t100 s | bound s | t95/b | t100/b | copies | waste | done |",
+        "|---|---:|---:|---|" + "---:|" * 9,
     ]
     for row in rows:
         times = (_number(value, 1) for value in (row.t50, row.t95, row.t100, row.lower_bound))
         over = (_number(value, 2) for value in (row.t95_over, row.t100_over, row.source_copies))
         lines.append(
-            f"| {row.n} | {row.churn:.0%} | {row.scheme} | {' | '.join(times)} | {' | '.join(over)} "
+            f"| {row.links} | {row.n} | {row.churn:.0%} | {row.scheme} | {' | '.join(times)} | {' | '.join(over)} "
             f"| {row.waste_share:.2%} | {row.survivors_finished:.0%} |"
         )
     return "\n".join(lines)
@@ -175,19 +181,26 @@ def write_results(rows: list[SpreadRow], folder: Path) -> None:
 
 
 def plot(rows: list[SpreadRow], path: Path) -> None:
-    """Draw t95 over its bound against the size of the swarm, one panel for each share of deaths."""
+    """Draw t95 over its bound against the size of the swarm, one panel for each set of links and share of deaths."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    churns = sorted({row.churn for row in rows})
+    churns, sets = sorted({row.churn for row in rows}), list(dict.fromkeys(row.links for row in rows))
+    panels = [(links, churn) for links in sets for churn in churns]
     figure, axes = pyplot.subplots(
-        1, len(churns), figsize=(4.8 * len(churns), 3.8), sharey=True, squeeze=False, constrained_layout=True
+        len(sets),
+        len(churns),
+        figsize=(4.8 * len(churns), 3.8 * len(sets)),
+        sharey=True,
+        squeeze=False,
+        constrained_layout=True,
     )
-    for axis, churn in zip(axes.flat, churns, strict=True):
+    for axis, (links, churn) in zip(axes.flat, panels, strict=True):
+        shown = [row for row in rows if row.links == links and row.churn == churn]
         for scheme in dict.fromkeys(row.scheme for row in rows):
-            found = sorted((row.n, row.t95_over) for row in rows if row.scheme == scheme and row.churn == churn)
+            found = sorted((row.n, row.t95_over) for row in shown if row.scheme == scheme)
             finite = [(n, over) for n, over in found if math.isfinite(over)]
             axis.plot(
                 [n for n, _ in finite],
@@ -197,7 +210,7 @@ def plot(rows: list[SpreadRow], path: Path) -> None:
                 linewidth=2.4 if scheme == "p2prl" else 1.2,
             )
         axis.axhline(1.0, color="black", linestyle="--", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", xlabel="peers", title=f"{churn:.0%} of peers die")
+        axis.set(xscale="log", yscale="log", xlabel="peers", title=f"{Path(links).name}, {churn:.0%} of peers die")
         sizes = sorted({row.n for row in rows})
         axis.set_xticks(sizes, [str(size) for size in sizes])
         axis.minorticks_off()

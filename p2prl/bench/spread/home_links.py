@@ -1,13 +1,14 @@
-"""Home links of the spread benchmark's peers, drawn from a list of kinds, and the times at which peers die.
+"""Links of the spread benchmark's peers, drawn by a seed from a named set or a file, and the times at which peers die.
 
-A list of kinds is a text file with one `DOWNLOAD UPLOAD [SHARE]` per line, Mbit/s; `#` begins a comment.
+A file of kinds is a text file with one `DOWNLOAD UPLOAD [SHARE]` per line, Mbit/s; `#` begins a comment.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2prl.errors import ConfigError
@@ -21,7 +22,13 @@ _OFFERED_SHARE = 0.8
 _MOST_UPLOAD_MBIT = 200.0
 """Most that even the largest home uplink offers."""
 
-HOME_LINKS = (
+Kinds = tuple[tuple[float, float, float], ...]
+"""Kinds of links: download, upload (Mbit/s), share of peers."""
+
+Link = tuple[float, float, int]
+"""Download and upload of one peer, Mbit/s, and its region."""
+
+HOME_LINKS: Kinds = (
     (1000.0, 1000.0, 0.05),
     (500.0, 250.0, 0.10),
     (300.0, 50.0, 0.15),
@@ -29,7 +36,19 @@ HOME_LINKS = (
     (50.0, 10.0, 0.20),
     (25.0, 5.0, 0.10),
 )
-"""Mixed home links: download, upload (Mbit/s), share of peers. Two thirds upload at less than 20 Mbit/s."""
+"""Mixed home links. Two thirds upload at less than 20 Mbit/s."""
+
+_MEDIAN_MBIT = 10.0
+_LEAST_MBIT, _MOST_MBIT = 0.25, 1000.0
+"""A lognormal uplink is kept within these: the slowest line that is sold, and the fastest."""
+
+_DOWN_OVER_UP = 5.0
+_LEAST_DOWN_MBIT = 20.0
+"""Downlinks of drawn uplinks: five times as fast, as most are sold, and 20 Mbit/s at least."""
+
+_POOR = (20.0, 1.0)
+_FIFTH = 0.2
+_NEARLY_ALL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +94,14 @@ class Population:
         uploads = self.source.upload_bytes_s + sum(link.upload_bytes_s for link in self.peers)
         return self.size_bytes * max(1 / self.source.upload_bytes_s, 1 / slowest, count / uploads)
 
+    def star_s(self) -> float:
+        """Least time in which the learner alone can serve every survivor: max(N·F/u_s, F/d_min)."""
+        alive = [self.peers[peer] for peer in self.survivors]
+        slowest = min(link.download_bytes_s for link in alive)
+        return self.size_bytes * max(len(alive) / self.source.upload_bytes_s, 1 / slowest)
 
-def read_links(path: Path) -> tuple[tuple[float, float, float], ...]:
+
+def read_links(path: Path) -> Kinds:
     """The kinds of links in a file. Raises `ConfigError` that names the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -102,8 +127,76 @@ def read_links(path: Path) -> tuple[tuple[float, float, float], ...]:
     return tuple(kinds)
 
 
+def _of_kinds(kinds: Kinds, peers: int, rng: random.Random) -> list[Link]:
+    """Links in the proportions of the kinds, in random order; regions at random."""
+    total = sum(share for _, _, share in kinds)
+    drawn = []
+    for number in range(peers):
+        at, passed, place = (number + 0.5) / peers * total, 0.0, 0
+        for place, (_, _, share) in enumerate(kinds):  # noqa: B007 - rounding may pass every share: then the last
+            passed += share
+            if at < passed:
+                break
+        drawn.append(kinds[place][:2])
+    rng.shuffle(drawn)
+    return [(down, up, int(rng.random() * REGIONS)) for down, up in drawn]
+
+
+def _lognormal(peers: int, rng: random.Random) -> list[Link]:
+    """Uplinks of median 10 Mbit/s and σ 1."""
+    ups = [
+        min(_MOST_MBIT, max(_LEAST_MBIT, _MEDIAN_MBIT * math.exp(rng.gauss(0.0, 1.0)))) for _ in range(peers)
+    ]  # fmt: skip
+    return [(max(_LEAST_DOWN_MBIT, _DOWN_OVER_UP * up), up, int(rng.random() * REGIONS)) for up in ups]
+
+
+def _with_poor(peers: int, rng: random.Random, share: float) -> list[Link]:
+    """The same, but that share of the peers uploads 1 Mbit/s."""
+    links = _lognormal(peers, rng)
+    for peer in rng.sample(range(peers), round(share * peers)):
+        links[peer] = (*_POOR, links[peer][2])
+    return links
+
+
+def _mixed(peers: int, rng: random.Random) -> list[Link]:
+    """Regions that differ: fiber, home, cable, DSL and lognormal links."""
+    regions = (
+        ((1000.0, 1000.0, 0.5), (300.0, 300.0, 0.5)),
+        HOME_LINKS,
+        ((250.0, 25.0, 0.7), (100.0, 10.0, 0.3)),
+        ((50.0, 10.0, 0.4), (16.0, 1.0, 0.6)),
+    )
+    sizes = [len(range(region, peers, REGIONS)) for region in range(REGIONS)]
+    links = [
+        (down, up, region)
+        for region, kinds in enumerate(regions)
+        for down, up, _ in (_of_kinds(kinds, sizes[region], rng) if sizes[region] else ())
+    ]
+    links += [(down, up, REGIONS - 1) for down, up, _ in _lognormal(sizes[-1], rng)]
+    rng.shuffle(links)
+    return links
+
+
+LINK_SETS: dict[str, Callable[[int, random.Random], list[Link]]] = {
+    "home": lambda peers, rng: _of_kinds(HOME_LINKS, peers, rng),
+    "lognormal": _lognormal,
+    "poor": lambda peers, rng: _with_poor(peers, rng, _FIFTH),
+    "poorest": lambda peers, rng: _with_poor(peers, rng, _NEARLY_ALL),
+    "mixed": _mixed,
+}
+"""Name → generator of links. `poor`: lognormal, a fifth uploads 1 Mbit/s; `poorest`: 95 % do."""
+
+
+def links_of(name: str) -> Callable[[int, random.Random], list[Link]]:
+    """The generator of a named set, or of the kinds in a file. Raises `ConfigError`."""
+    if name in LINK_SETS:
+        return LINK_SETS[name]
+    kinds = read_links(Path(name))
+    return lambda peers, rng: _of_kinds(kinds, peers, rng)
+
+
 def populate(
-    kinds: tuple[tuple[float, float, float], ...],
+    links: Kinds | Callable[[int, random.Random], list[Link]],
     *,
     peers: int,
     size_bytes: int,
@@ -112,28 +205,21 @@ def populate(
     churn: float,
     seed: int,
 ) -> Population:
-    """Draw `peers` links in the proportions of the kinds, in random order; a share `churn` dies, each at a uniform time
-    within the lower bound."""
+    """Draw `peers` links, from kinds in their proportions or by a generator; a share `churn` of the peers dies, each at
+    a uniform time within the lower bound."""
     rng = random.Random(f"spread/{seed}")  # noqa: S311 - a simulator's randomness
-    total = sum(share for _, _, share in kinds)
-    drawn = []
-    for number in range(peers):
-        at, passed = (number + 0.5) / peers * total, 0.0
-        for download, upload, share in kinds:
-            passed += share
-            if at < passed or (download, upload, share) == kinds[-1]:
-                given = min(_MOST_UPLOAD_MBIT, _OFFERED_SHARE * upload)
-                drawn.append((given * MBIT_BYTES, download * MBIT_BYTES))
-                break
-    rng.shuffle(drawn)
-    links = tuple(HomeLink(upload, download, int(rng.random() * REGIONS)) for upload, download in drawn)
-    source = HomeLink(source_mbit * MBIT_BYTES, 10 * source_mbit * MBIT_BYTES, 0)
+    drawn = _of_kinds(links, peers, rng) if isinstance(links, tuple) else links(peers, rng)
     made = Population(
-        size_bytes=size_bytes, chunk_bytes=chunk_bytes, source=source, peers=links, deaths={}, seed=seed
-    )  # fmt: skip
+        size_bytes=size_bytes,
+        chunk_bytes=chunk_bytes,
+        source=HomeLink(source_mbit * MBIT_BYTES, 10 * source_mbit * MBIT_BYTES, 0),
+        peers=tuple(
+            HomeLink(min(_MOST_UPLOAD_MBIT, _OFFERED_SHARE * up) * MBIT_BYTES, down * MBIT_BYTES, region)
+            for down, up, region in drawn
+        ),
+        deaths={},
+        seed=seed,
+    )
     bound_s = made.lower_bound_s()
     doomed = rng.sample(range(peers), round(churn * peers))
-    deaths = {peer: rng.uniform(0.0, bound_s) for peer in sorted(doomed)}
-    return Population(
-        size_bytes=size_bytes, chunk_bytes=chunk_bytes, source=source, peers=links, deaths=deaths, seed=seed
-    )  # fmt: skip
+    return replace(made, deaths={peer: rng.uniform(0.0, bound_s) for peer in sorted(doomed)})

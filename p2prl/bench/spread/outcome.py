@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from p2prl.bench.spread.home_links import Population
 
@@ -25,12 +25,16 @@ class Outcome:
     arrived_bytes: float
     useful_bytes: float
     """Bytes received that the receiver did not have yet."""
+    control_bytes: float = 0.0
+    """Bytes of control messages sent by all peers; 0 for schemes that are not charged for theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpreadRow:
     """One scheme in one swarm. Many fields, because each is a column of the table."""
 
+    links: str
+    """Name of the set of links, or the file."""
     scheme: str
     n: int
     churn: float
@@ -47,6 +51,12 @@ class SpreadRow:
     """Duplicate bytes received, divided by all bytes received."""
     survivors_finished: float
     """Share of the surviving peers that finished."""
+    star_over_bound: float
+    """The least time of a star, over the same bound."""
+    control_share: float
+    """Control bytes, divided by all bytes sent."""
+    cpu_s: float = field(default=0.0, compare=False)
+    """CPU seconds of the simulation, all peers together."""
 
     @property
     def t95_over(self) -> float:
@@ -59,7 +69,9 @@ class SpreadRow:
         return self.t100 / self.lower_bound
 
 
-def row_of(scheme: str, population: Population, churn: float, outcome: Outcome) -> SpreadRow:
+def row_of(
+    scheme: str, population: Population, churn: float, outcome: Outcome, *, links: str = "home", cpu_s: float = 0.0
+) -> SpreadRow:
     """The row of an outcome."""
     survivors = population.survivors
     times = sorted(outcome.finished_at.get(peer, math.inf) for peer in survivors)
@@ -69,6 +81,7 @@ def row_of(scheme: str, population: Population, churn: float, outcome: Outcome) 
 
     arrived = max(outcome.arrived_bytes, 1.0)
     return SpreadRow(
+        links=links,
         scheme=scheme,
         n=len(population.peers),
         churn=churn,
@@ -80,4 +93,7 @@ def row_of(scheme: str, population: Population, churn: float, outcome: Outcome) 
         source_copies=outcome.source_bytes / population.size_bytes,
         waste_share=max(0.0, outcome.arrived_bytes - outcome.useful_bytes) / arrived,
         survivors_finished=sum(math.isfinite(time) for time in times) / len(survivors),
+        star_over_bound=population.star_s() / population.lower_bound_s(),
+        control_share=outcome.control_bytes / max(outcome.control_bytes + outcome.sent_bytes, 1.0),
+        cpu_s=cpu_s,
     )

@@ -2,7 +2,8 @@
 
 An uplink sends chunks in order, at its own rate; the bits arrive one latency later and pass the receiver's downlink in
 the order in which they were sent, so a chunk takes the longer of the two times. This models a paced sender on a home
-link. Control messages take only the latency, because the product reserves bandwidth for them.
+link. Control messages take only the latency, but their bytes are charged to the uplink, and chunks wait longer for it:
+so does the product's bucket.
 """
 
 from __future__ import annotations
@@ -23,9 +24,13 @@ class PacedLink:
     region: int = 0
     alive: bool = True
     sent_bytes: float = 0.0
+    """Bytes of chunks."""
+    control_bytes: float = 0.0
     _queue: deque[tuple[int, int, Action, Action]] = field(default_factory=deque)
     _busy: bool = False
     _download_free: float = 0.0
+    _debt_bytes: float = 0.0
+    """Control bytes that the next chunk waits for."""
 
 
 class PacedLinks:
@@ -47,6 +52,11 @@ class PacedLinks:
     def tell(self, delay_s: float, received: Action) -> None:
         """Send a control message, or several with equal latency."""
         self.loop.at(self.loop.now + delay_s, received)
+
+    def charge(self, source: int, size_bytes: int) -> None:
+        """Count control bytes that leave a peer."""
+        self.links[source].control_bytes += size_bytes
+        self.links[source]._debt_bytes += size_bytes
 
     def send(self, source: int, destination: int, size_bytes: int, arrived: Action, acknowledged: Action) -> None:
         """Queue a chunk. `arrived` runs at the destination unless either end dies first, `acknowledged` at the source
@@ -70,7 +80,8 @@ class PacedLinks:
         destination, size, arrived, acknowledged = link._queue.popleft()
         receiver = self.links[destination]
         now, latency = self.loop.now, self.latency_s(source, destination)
-        sent_at = now + size / link.upload_bytes_s
+        sent_at = now + (size + link._debt_bytes) / link.upload_bytes_s
+        link._debt_bytes = 0.0
         link.sent_bytes += size
         first_bit = max(now + latency, receiver._download_free)
         complete_at = max(sent_at + latency, first_bit + size / receiver.download_bytes_s)

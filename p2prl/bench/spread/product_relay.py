@@ -1,55 +1,39 @@
 """The product's relay on simulated home links: a real `Relay` for each peer, without the rest of the node.
 
-A chunk is a few bytes that stand for many: links charge its full size, and the relay checks every hash.
+No relay is told a link's rate: each finds its own while it sends, as over sockets, and introductions know none. The
+learner is linked to everybody, up to the product's limit of links. Control messages are charged to the uplinks with the
+bytes of their frames. A chunk is a few bytes that stand for many: links charge its full size, and the relay checks
+every hash.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import TypeVar
 
 from p2prl.bench.spread.home_links import Population
 from p2prl.bench.spread.outcome import Outcome, Tell
 from p2prl.bench.spread.paced_links import PacedLink, PacedLinks
+from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.virtual_time import START, VirtualLoop
-from p2prl.swarm.peers.topology import (
-    Candidate,
-    choose_neighbors,
-    introduction_count,
-    median_upload,
-)
-from p2prl.swarm.ports import Randomness
+from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.topology import Candidate, choose_neighbors, introduction_count
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
-
-SOURCE_DEGREE = 48
-"""Number of peers the source sends chunks to; they spread the blob further."""
 
 _TICK_S = 0.1
 """Interval of a peer's timers; coarser than in reality, where each deadline has its own timer."""
 
+_FRAME_BYTES = 80
+"""Bytes that the transport, TCP and IP add to a frame of control messages."""
+
 _WORST = 12.0
 """A run ends at this multiple of the lower bound, finished or not."""
-
-P = TypeVar("P")
-
-
-def draw_by_upload(swarm: Mapping[P, Candidate], count: int, rng: Randomness) -> list[P]:
-    """Draw `count` different peers, weighted by uplink (Efraimidis and Spirakis, 2006)."""
-
-    def key(peer: P) -> float:
-        return math.log(max(rng.random(), 1e-300)) / max(swarm[peer].upload_bytes_s, 1.0)
-
-    keys = {peer: key(peer) for peer in swarm}
-    return sorted(swarm, key=lambda peer: -keys[peer])[:count]
 
 
 class _TokenBlobs:
@@ -95,23 +79,20 @@ class _Swarm:
             Relay(
                 _TokenBlobs(tokens, whole=number == self.source),
                 random.Random(f"relay/{population.seed}/{number}"),  # noqa: S311
-                RelayConfig(upload_bytes_s=link.upload_bytes_s, download_bytes_s=link.download_bytes_s),
+                RelayConfig(),
             )
-            for number, link in enumerate(everyone)
+            for number in range(len(everyone))
         ]
         self.finished_at: dict[int, float] = {}
         self.arrived_bytes = 0
 
     def introduce(self) -> None:
         rng = random.Random(f"handout/{self.population.seed}")  # noqa: S311
-        swarm = {
-            number: Candidate(link.upload_bytes_s, link.region) for number, link in enumerate(self.population.peers)
-        }
-        pairs = {(self.source, peer) for peer in draw_by_upload(swarm, SOURCE_DEGREE, rng)}
-        median_bytes_s = median_upload(swarm.values())
-        for peer, candidate in swarm.items():
-            count = introduction_count(candidate.upload_bytes_s, median_bytes_s)
-            others = choose_neighbors(peer, swarm, rng, count=count)
+        swarm = {number: Candidate(0.0, link.region) for number, link in enumerate(self.population.peers)}
+        most = ConnectionsConfig().max_links
+        pairs = {(self.source, peer) for peer in rng.sample(sorted(swarm), min(most, len(swarm)))}
+        for peer in swarm:
+            others = choose_neighbors(peer, swarm, rng, count=introduction_count(0.0, 0.0))
             pairs |= {(max(peer, other), min(peer, other)) for other in others}
         for one, other in sorted(pairs):
             self.relays[one].add_neighbor(self.names[other], is_source=False)
@@ -149,11 +130,16 @@ class _Swarm:
         if not relay.outbox:
             return
         batches: dict[float, list[tuple[int, Wire]]] = {}
+        spoken: set[int] = set()
         for name, message in relay.outbox:
             other = int(name)
             if isinstance(message, Chunk):
                 self._send_chunk(peer, other, message)
             else:
+                # Messages of one flush to one peer share a frame.
+                overhead = 0 if other in spoken else _FRAME_BYTES
+                spoken.add(other)
+                network.charge(peer, overhead + len(frames.pack(message)))
                 batches.setdefault(network.latency_s(peer, other), []).append((other, message))
         relay.outbox.clear()
         for latency_s, batch in batches.items():
@@ -195,4 +181,5 @@ def spread_by_relay(population: Population, tell: Tell) -> Outcome:
         sent_bytes=sum(link.sent_bytes for link in swarm.network.links),
         arrived_bytes=swarm.arrived_bytes,
         useful_bytes=useful,
+        control_bytes=sum(link.control_bytes for link in swarm.network.links),
     )

@@ -30,11 +30,13 @@ def bench_spread(
     mib: Annotated[int, typer.Option("--mib", help="Size of the blob, MiB.")] = 128,
     learner_mbit: Annotated[float, typer.Option("--learner-mbit", help="The learner's uplink, Mbit/s.")] = 100.0,
     links: Annotated[
-        Path | None,
+        str,
         typer.Option(
-            "--links", help="File with one link per line, `DOWN UP [SHARE]`, Mbit/s. Default: mixed home links."
+            "--links",
+            help="Links, comma-separated: home, lognormal, poor, poorest, mixed, or a file with one link per line, "
+            "`DOWN UP [SHARE]`, Mbit/s.",
         ),
-    ] = None,
+    ] = "home",
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("runs/bench-spread"),
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -56,7 +58,7 @@ def bench_spread(
         churn=numbers(churn, float, "--churn"),
         size_bytes=mib * MIB,
         learner_mbit=learner_mbit,
-        links=links,
+        links=listed(links),
         seed=seed,
     )
     with progress_bar("benchmark", quiet=as_json) as on_progress:
@@ -85,7 +87,7 @@ def _document(
     return {
         "results": as_documents(rows),
         "demands": [{"demand": v.demand, "bound": v.bound, "measured": v.measured, "met": v.met} for v in verdicts],
-        "links": "mixed home links" if config.links is None else str(config.links),
+        "links": ", ".join(config.links),
         "size_bytes": config.size_bytes,
         "chunk_bytes": config.chunk_bytes,
         "learner_mbit": config.learner_mbit,

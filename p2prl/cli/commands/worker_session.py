@@ -13,7 +13,7 @@ from p2prl.cli.device_errors import device_failures_explained, out_of_memory_exp
 from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
-from p2prl.config.machine_limits import DiskPlan, MachineLimits, available_memory, check_memory, plan_disk
+from p2prl.config.machine_limits import DiskPlan, MachineLimits, available_memory, check_memory, least_disk, plan_disk
 from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
@@ -88,7 +88,7 @@ def introduce_run(
         plan = plan_disk(needs, role, limits, directory, has_base=has_base, mirrors=mirrors)
     except (ConfigError, MachineError) as error:
         refusal = error
-    for line in lines(needs, plan.total_bytes if plan else needs.disk_bytes):
+    for line in lines(needs, plan.total_bytes if plan else least_disk(needs, role, has_base=has_base)):
         say(line)  # also of a run that is refused: its figures are the reason
     if plan is None:
         assert refusal is not None

@@ -136,5 +136,5 @@ class SendQueues:
         if self._budget is not None and self._budget.chunk_done(peer, sent_bytes):
             self._node.set_upload_rate(self._budget.rate_bytes_s)
         for _ in range(done):
-            self._node.upload_done(peer)
+            self._node.upload_done(peer, sent_bytes > 0)
         self._on_chunk_done()

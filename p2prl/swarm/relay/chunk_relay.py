@@ -34,20 +34,35 @@ from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
-from p2prl.swarm.relay.download import ChunkDownloads
+from p2prl.swarm.relay.download import ChunkDownloads, check_have
 from p2prl.swarm.relay.peer_selection import Rates
 from p2prl.swarm.relay.state import Neighbor, RelayState, RelayStats, Transfer
 from p2prl.swarm.relay.upload import ChunkUploads
-from p2prl.swarm.relay.upload_slots import slots_for
+from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _REMEMBERED_PEERS = 256
 """Former neighbors whose requests are remembered: their answers may outlive the link."""
 
 _KBIT_BYTES = 125.0
 
+_HAVE_RATE = Rate(per_s=20.0, burst=32.0)
+"""Announcements taken at once from one neighbor: twice as many as honest ones send. Each costs time in proportion to
+the blob's chunks, so one for each chunk without a bound would cost their square. Of the rest the newest counts, later.
+"""
+
+_LATE_S = 0.05
+"""When announcements that came too fast are looked at again."""
+
+_TELL_S = 5.0
+_TELL_CHANGE = 1.25
+"""An uplink that was found to differ by this factor from what was stated is stated again, at most this often."""
+
 
 class Relay:
-    """Chunk exchange for any number of blobs with any number of neighbors."""
+    """Chunk exchange for any number of blobs with any number of neighbors.
+
+    More than twelve attributes, because what limits announcements and stated rates is kept where both halves meet.
+    """
 
     def __init__(self, store: BlobStore, rng: Randomness, config: RelayConfig, quota: DiskQuota | None = None) -> None:
         """`quota` bounds what is stored; without one nothing does."""
@@ -60,6 +75,13 @@ class Relay:
         self._deadline: float | None = None
         self._deadline_valid = False
         """Whether nothing has changed since `_deadline` was computed: it is read far more often than it changes."""
+        self._announcements = KeyedBuckets(_HAVE_RATE, capacity=_REMEMBERED_PEERS)
+        self._late: dict[PeerId, None] = {}
+        """Neighbors of which announcements wait, because they sent too many."""
+        self._late_at = math.inf
+        self._told_bytes_s = config.upload_bytes_s
+        self._told_at = -math.inf
+        """The uplink last stated to the neighbors, and when."""
         self.completed: list[Digest] = []
         """Roots of completed blobs, for the owner to take and clear."""
 
@@ -119,13 +141,14 @@ class Relay:
                     del self._state.places[Digest(chunk)]
             for neighbor in self._state.neighbors.values():
                 neighbor.held.pop(root, None)
+                neighbor.late_haves.pop(root, None)
             self._state.store.drop(root)
 
     def set_upload_rate(self, bytes_s: float) -> None:
         """Set the measured uplink: adjust the upload slots and tell the neighbors."""
         state = self._state
         state.config = replace(state.config, upload_bytes_s=bytes_s)
-        self._uploads.queue.slots = slots_for(bytes_s)
+        self._told_bytes_s = bytes_s
         self._uploads.due = True
         for peer in state.neighbors:
             self._send_rates(peer)
@@ -185,10 +208,10 @@ class Relay:
         neighbor = self._state.neighbors.get(peer)
         return 0.0 if neighbor is None else neighbor.rates.upload_bytes_s
 
-    def upload_done(self, peer: PeerId) -> None:
-        """The shell has sent one chunk frame to `peer`, or failed to."""
+    def upload_done(self, peer: PeerId, delivered: bool = True) -> None:
+        """The shell has sent the oldest chunk frame to `peer`, or, if it was not `delivered`, failed to."""
         self._deadline_valid = False
-        self._uploads.upload_done(peer)
+        self._uploads.upload_done(peer, delivered=delivered)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -200,9 +223,13 @@ class Relay:
         self._deadline_valid = False
         match message:
             case Have(root=root, bitmap=bitmap):
-                name = received_digest(root)
-                self._downloads.on_have(source, neighbor, name, bitmap)
-                self._uploads.on_have(source, name, now)
+                if self._announcements.take(source, now):
+                    self._note_have(source, neighbor, received_digest(root), bitmap, now)
+                elif received_digest(root) in self._state.transfers:
+                    check_have(self._state.transfers[Digest(root)], bitmap)
+                    neighbor.late_haves[Digest(root)] = bitmap
+                    self._late[source] = None
+                    self._late_at = min(self._late_at, now + _LATE_S)
             case ChunkGrant(root=root, bitmap=bitmap):
                 self._downloads.on_grant(source, neighbor, received_digest(root), bitmap, now)
             case ChunkRequest(chunk=chunk):
@@ -221,8 +248,6 @@ class Relay:
                 self._downloads.on_refused(source, neighbor, received_digest(chunk), retry_ms, now)
             case LinkRates(upload_kbit_s=upload, download_kbit_s=download):
                 neighbor.rates = Rates(max(0, upload) * _KBIT_BYTES, max(0, download) * _KBIT_BYTES)
-                for transfer in self._state.transfers.values():
-                    transfer.pace = None
 
     def handle_timer(self, now: float) -> None:
         """Cancel requests and grants past their deadline, and repeat queries that brought no progress."""
@@ -239,20 +264,54 @@ class Relay:
 
     def flush(self, now: float) -> None:
         """Fill `outbox` with chunks, grants and `Have` messages: once per drain rather than once per chunk."""
+        heard = self._take_late_haves(now)
+        announced = self._uploads.announce(now)  # first, so that no grant precedes what it is about
         served = self._uploads.serve(now)
-        announced = self._uploads.announce(now)
-        if served or announced:
+        if served or announced or heard:
             self._deadline_valid = False
+        self._tell_rates(now)
 
     def _deadlines(self) -> Iterator[float]:
+        if not math.isinf(self._late_at):
+            yield self._late_at
         yield from self._downloads.deadlines()
         yield from self._uploads.deadlines()
 
     def _send_rates(self, peer: PeerId) -> None:
         config = self._state.config
-        if config.upload_bytes_s or config.download_bytes_s:
-            upload, download = config.upload_bytes_s / _KBIT_BYTES, config.download_bytes_s / _KBIT_BYTES
+        if self._told_bytes_s or config.download_bytes_s:
+            upload, download = self._told_bytes_s / _KBIT_BYTES, config.download_bytes_s / _KBIT_BYTES
             self._state.outbox.append((peer, LinkRates(int(upload), int(download))))
+
+    def _tell_rates(self, now: float) -> None:
+        """State the uplink that was found while sending, when it is news."""
+        found, told = self._state.upload_bytes_s, self._told_bytes_s
+        if now < self._told_at + _TELL_S or told / _TELL_CHANGE <= found <= told * _TELL_CHANGE:
+            return
+        self._told_bytes_s, self._told_at = found, now
+        for peer in self._state.neighbors:
+            self._send_rates(peer)
+
+    def _note_have(self, source: PeerId, neighbor: Neighbor, root: Digest, bitmap: bytes, now: float) -> None:
+        neighbor.late_haves.pop(root, None)
+        self._downloads.on_have(source, neighbor, root, bitmap)
+        self._uploads.on_have(source, root, now)
+
+    def _take_late_haves(self, now: float) -> bool:
+        """Look at announcements that came too fast, as far as the rate allows. Returns whether there were some."""
+        if now < self._late_at:
+            return False
+        self._late_at = math.inf
+        for peer in list(self._late):
+            neighbor = self._state.neighbors.get(peer)
+            while neighbor is not None and neighbor.late_haves and self._announcements.take(peer, now):
+                root = next(iter(neighbor.late_haves))
+                self._note_have(peer, neighbor, root, neighbor.late_haves[root], now)
+            if neighbor is None or not neighbor.late_haves:
+                del self._late[peer]
+            else:
+                self._late_at = now + _LATE_S
+        return True
 
     # --- internals ---------------------------------------------------------------------------------------------
 

@@ -25,7 +25,9 @@ class RelayConfig:
     stall_s: float = 3.0
     """Seconds a chunk may be overdue before it is requested from another peer."""
     request_timeout_s: float = 8.0
-    """The same for a neighbor that has not stated its rates: a 512 KiB chunk at half a Mbit/s."""
+    """Seconds that a neighbor which has delivered nothing yet may take for its first chunk, at least."""
+    least_bytes_s: float = 62_500.0
+    """An uplink this slow, half a Mbit/s, gets the time for two chunks: nobody waits longer, whatever a peer claims."""
     strikes: int = 3
     """Timeouts after which a neighbor is snubbed: no chunks are requested from it for `snub_s`."""
     snub_s: float = 30.0
@@ -44,7 +46,7 @@ class RelayConfig:
     carry them twice. The learner's own weights are not bounded: they may have no other way."""
     source_patience_s: float = 1.5
     """Seconds without a chunk from a volunteer after which the learner helps a peer that lacks some."""
-    source_copies: float = 2.75
+    source_copies: float = 2.25
     """Copies of a blob the learner sends to keep the swarm on time; past it, only to peers that get nothing else."""
     copies_beside_leaders: float = 2.25
     """The same while public peers pass the blob on as fast as the learner sends it: they serve those that are late."""

@@ -8,6 +8,7 @@ twice.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 
 from p2prl.errors import RemoteProtocolError
@@ -17,18 +18,35 @@ from p2prl.protocol.link_messages import BlobQuery, ChunkCancel, ChunkRequest, G
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import depth_beyond, in_flight, slots_for
+from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, depth_beyond, in_flight
 
 _LEAST_ASKED = 8
 """Volunteers queried for a blob at first, or as many as it has chunks: more could not each send one. All are queried
 when no chunk arrives."""
 
 _MEASURE_S = 2.0
-"""Window over which the downlink's rate is measured when it is not configured."""
+_SAMPLES = 8
+"""Shortest sample of the downlink's rate when it is not configured, and how many are kept."""
 
 
 class UnrequestedChunkError(RemoteProtocolError):
-    """A chunk that was never requested from its sender: wrong bytes, proven by their hash."""
+    """A chunk that was not requested from its sender.
+
+    It proves wrong bytes, by their hash, unless this node may have forgotten a request: it may have restarted, and the
+    sender has not.
+    """
+
+    def __init__(self, message: str, *, is_proof: bool, is_leftover: bool) -> None:
+        """`is_leftover`: no fault at all, since no more such chunks came than a request may still be open for."""
+        super().__init__(message)
+        self.is_proof = is_proof
+        self.is_leftover = is_leftover
+
+
+def check_have(transfer: Transfer, bitmap: bytes) -> None:
+    """Refuse a bitmap longer than the blob. Raises `RemoteProtocolError`."""
+    if len(bitmap) > (transfer.total + 7) // 8:
+        raise RemoteProtocolError("have: bitmap longer than the blob")
 
 
 class ChunkDownloads:
@@ -40,7 +58,8 @@ class ChunkDownloads:
         """Chunk → peers it was requested from, the first request first."""
         self._window_from = -math.inf
         self._window_bytes = 0
-        self._rate_bytes_s = 0.0
+        self._rates: deque[float] = deque(maxlen=_SAMPLES)
+        self._best_bytes_s = 0.0
         self._snubs_end: list[float] = []
         self.completed: list[Transfer] = []
         """Transfers whose last chunk has arrived, for the owner to take and clear."""
@@ -59,8 +78,7 @@ class ChunkDownloads:
         transfer = self._state.transfers.get(root)
         if transfer is None:
             return
-        if len(bitmap) > (transfer.total + 7) // 8:
-            raise RemoteProtocolError("have: bitmap longer than the blob")
+        check_have(transfer, bitmap)
         before, held = neighbor.held.get(root, 0), of_bitmap(bitmap, transfer.total)
         neighbor.held[root] = held
         if not neighbor.is_source:
@@ -83,7 +101,7 @@ class ChunkDownloads:
             state.outbox.append((source, GrantDeclined(root, int(state.config.declined_s * 1000))))
             return
         name = Digest(transfer.ref.chunks[index])
-        neighbor.note_request(name, now, now + self._patience_s(neighbor, transfer))
+        neighbor.note_request(name, now, self._patience_s(neighbor, transfer))
         self._in_flight.setdefault(name, []).append(source)
         self._mark(name, requested=True)
         state.outbox.append((source, ChunkRequest(name)))
@@ -95,11 +113,18 @@ class ChunkDownloads:
         """
         name = chunk_digest(data)
         if name not in neighbor.request_history:
-            raise UnrequestedChunkError("chunk: bytes that match no chunk requested from this peer")
+            # Before a restart this node may have asked for true chunks of a blob that it knows.
+            is_proof = name not in self._state.places
+            neighbor.leftovers += not is_proof
+            raise UnrequestedChunkError(
+                "chunk: bytes that match no chunk requested from this peer",
+                is_proof=is_proof,
+                is_leftover=not is_proof and neighbor.leftovers <= MOST_UNDER_WAY,
+            )
         request = neighbor.pending.get(name)
         if request is not None:
-            neighbor.note_arrival(now - request.at)
-        self._measure(len(data), now)
+            neighbor.note_arrival(now - request.at, now)
+        self._measure(name, now)
         self._release(source, neighbor, name)
         stats = self._state.stats
         filled = self.fill(name, data, now)
@@ -165,7 +190,7 @@ class ChunkDownloads:
             for chunk in list(neighbor.pending):
                 self._release(peer, neighbor, chunk)
                 self._state.outbox.append((peer, ChunkCancel(chunk)))
-            neighbor.strikes += 1
+            neighbor.strikes += 1 if neighbor.has_delivered else config.strikes
             neighbor.delivered = 0
             # Let others go first: otherwise it would be asked for the same chunks again.
             pause_s = config.stall_s
@@ -192,11 +217,13 @@ class ChunkDownloads:
         uplink = in_flight(neighbor.rates.upload_bytes_s, transfer.ref.chunk_bytes)
         # What an honest peer may have granted and be sending at once.
         depth = state.config.pipeline_depth + 2 + depth_beyond(neighbor.delivered, uplink)
+        if not neighbor.has_delivered and self._best_bytes_s:
+            depth = 1  # others deliver, and this one has yet to
         if (
             not offered
             or neighbor.snubbed_until > now
             or len(neighbor.pending) >= depth
-            or not self._has_window(transfer)
+            or not self._has_window(transfer, now)
         ):
             return None
         fresh = offered & ~transfer.requested
@@ -209,8 +236,7 @@ class ChunkDownloads:
     def _endgame(self, neighbor: Neighbor, transfer: Transfer, offered: int, now: float) -> int | None:
         """A chunk already requested whose second copy would arrive much sooner; the latest of them."""
         config = self._state.config
-        if transfer.duplicates >= max(1, int(config.duplicate_share * transfer.total)):
-            return None
+        is_spent = transfer.duplicates >= max(1, int(config.duplicate_share * transfer.total))
         own_s = neighbor.chunk_s or self._mean_chunk_s()
         best, most_left_s = None, own_s / config.endgame_gain
         for index in indices_of(offered & transfer.requested):
@@ -218,11 +244,17 @@ class ChunkDownloads:
             requested_from = self._in_flight[name]
             if len(requested_from) == 1 and name not in neighbor.pending and own_s:
                 left_s = self._left_s(requested_from[0], name, now)
-                if left_s > most_left_s:
+                if left_s > most_left_s and (not is_spent or self._is_silent(requested_from[0], name, now)):
                     best, most_left_s = index, left_s
         if best is not None:
-            transfer.duplicates += 1
+            chunk = Digest(transfer.ref.chunks[best])
+            transfer.duplicates += not self._is_silent(self._in_flight[chunk][0], chunk, now)
         return best
+
+    def _is_silent(self, peer: PeerId, chunk: Digest, now: float) -> bool:
+        """Whether a neighbor that never delivered anything lets a request lie."""
+        neighbor = self._state.neighbors[peer]
+        return not neighbor.has_delivered and now >= neighbor.pending[chunk].at + self._state.config.stall_s
 
     def _left_s(self, peer: PeerId, chunk: Digest, now: float) -> float:
         """Time until a requested chunk arrives: by its sender's chunk time, or as long again as it is overdue."""
@@ -241,29 +273,36 @@ class ChunkDownloads:
         paces = [n.chunk_s for n in self._state.neighbors.values() if n.chunk_s]
         return sum(paces) / len(paces) if paces else 0.0
 
-    def _has_window(self, transfer: Transfer) -> bool:
-        config = self._state.config
-        rate = config.download_bytes_s or 2 * self._rate_bytes_s
-        most = max(config.least_window, rate * config.window_s / transfer.ref.chunk_bytes)
-        return len(self._in_flight) < most
+    def _has_window(self, transfer: Transfer, now: float) -> bool:
+        config, chunk_bytes = self._state.config, transfer.ref.chunk_bytes
+        if config.download_bytes_s:
+            chunks = config.download_bytes_s * config.window_s / chunk_bytes
+        else:
+            # Wide enough for slow senders: they take long for a chunk, and many of them fill a downlink.
+            window_s = max(config.window_s, chunk_bytes / config.least_bytes_s)
+            chunks = 2 * self._best_bytes_s * window_s / chunk_bytes
+        # Requests that neighbors without a delivery let lie come out of nobody's downlink.
+        lying = sum(self._is_silent(peers[0], chunk, now) for chunk, peers in self._in_flight.items())
+        return len(self._in_flight) - lying < max(config.least_window, chunks)
 
     def _patience_s(self, neighbor: Neighbor, transfer: Transfer) -> float:
-        """How long a request may stay unanswered: twice its turn in a full queue at both ends, and a stall."""
-        config, rates = self._state.config, neighbor.rates
-        if not rates.upload_bytes_s:
-            return max(config.request_timeout_s, config.stall_s + 3 * neighbor.chunk_s)
-        chunk = transfer.ref.chunk_bytes
-        turn_s = 2 * (slots_for(rates.upload_bytes_s) + 1) * chunk / rates.upload_bytes_s
-        down = config.download_bytes_s or self._rate_bytes_s
-        if down:
-            turn_s += 2 * (1 + len(self._in_flight)) * chunk / down
-        return config.stall_s + max(turn_s, 3 * neighbor.chunk_s)
+        """How long a request may wait: as its neighbor's chunks took so far, and never longer than for a chunk and
+        one before it on the slowest uplink. What the neighbor claims does not matter: it could claim next to nothing,
+        and send nothing."""
+        config = self._state.config
+        most_s = max(config.request_timeout_s, 2 * transfer.ref.chunk_bytes / config.least_bytes_s)
+        return min(most_s, config.stall_s + 3 * neighbor.chunk_s) if neighbor.delivered else most_s
 
-    def _measure(self, size: int, now: float) -> None:
-        if now - self._window_from >= _MEASURE_S:
-            span = now - self._window_from
-            self._rate_bytes_s = self._window_bytes / span if span < 2 * _MEASURE_S else 0.0
+    def _measure(self, chunk: Digest, now: float) -> None:
+        """Note bytes that arrived: the best rate of the last samples, of `_MEASURE_S` or more each."""
+        root, index = next(iter(self._state.places.get(chunk, ())), (None, 0))
+        size = 0 if root is None else self._state.transfers[root].ref.span(index)[1]
+        span = now - self._window_from
+        if span >= _MEASURE_S:
+            if not math.isinf(span):
+                self._rates.append(self._window_bytes / span)
             self._window_from, self._window_bytes = now, 0
+            self._best_bytes_s = max(self._rates, default=0.0)
         self._window_bytes += size
 
     # --- bookkeeping -------------------------------------------------------------------------------------------
@@ -277,7 +316,7 @@ class ChunkDownloads:
         return ((peer, chunk) for chunk, peers in self._in_flight.items() for peer in peers)
 
     def _deadline(self, peer: PeerId, chunk: Digest) -> float:
-        return self._state.neighbors[peer].pending[chunk].deadline
+        return self._state.neighbors[peer].deadline(chunk)
 
     def _query_again_at(self, transfer: Transfer) -> float:
         return max(transfer.progressed_at, transfer.queried_at) + self._state.config.requery_s

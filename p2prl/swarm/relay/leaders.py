@@ -42,6 +42,11 @@ class FirstCopy:
             self.moved_at = now
         self.handed |= chunks
 
+    @property
+    def kept(self) -> int:
+        """Chunks of it that nobody else has yet."""
+        return (self.handed & ~self.passed_on).bit_count()
+
     def see(self, chunks: int, now: float) -> None:
         """Another neighbor has announced chunks that we did not send it."""
         if chunks & self.handed & ~self.passed_on:

@@ -3,24 +3,27 @@
 A peer without a chunk is an idle uplink, so newcomers come first, those with the largest uplinks ahead. A peer whose
 remaining bytes need more time than is left until the target delays the last arrival. All others are served shortest
 remaining time first, which minimizes the mean time of arrival, and so the mean staleness of rollouts (least laxity and
-SRPT, both from the scheduling literature). The rates a peer announces only move it within this order: a false rate
-gains no bytes that its link cannot carry.
+SRPT, both from the scheduling literature). How fast peers are follows from what they gain. The uplink that a peer
+states only orders newcomers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _TARGET_OVER_BOUND = 1.1
-"""Target time, over the lower bound that the neighbors' links allow."""
+"""Target time, over the time at which all neighbors finish together as they go on now."""
 
 _LATE_SHARE = 0.05
 """A laxity below this share of the target counts as late: one scheduling period of warning."""
 
 _SWARM_GAIN = 1.5
 """A peer may expect this many times the mean uplink, since peers that are complete upload without downloading."""
+
+_MOST_CLAIMED_BYTES_S = 12.5e6
+"""100 Mbit/s: who claims more gets no chunk sooner."""
 
 Rank = tuple[int, float]
 """Smaller is served sooner."""
@@ -33,15 +36,19 @@ class Rates:
     upload_bytes_s: float = 0.0
     download_bytes_s: float = 0.0
 
+    def capped(self) -> Rates:
+        """What of a claim counts: an uplink up to `_MOST_CLAIMED`, and no downlink."""
+        return Rates(min(self.upload_bytes_s, _MOST_CLAIMED_BYTES_S))
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How fast a blob can spread among the neighbors."""
 
     mean_upload_bytes_s: float
-    """Mean over the volunteers that state a rate; 0 when none does."""
+    """What a neighbor gains on average, by their announcements; 0 while none gains."""
     target_s: float
-    """Target time from the beginning of the transfer; infinite while no rate is known."""
+    """Target time from the beginning of the transfer; infinite while nobody gains."""
 
     def remaining_s(self, missing_bytes: int, rates: Rates, *, gain: float = _SWARM_GAIN) -> float:
         """The least time a peer may need for its missing bytes; infinite while no rate is known."""
@@ -61,21 +68,15 @@ class Pace:
         return laxity_s < _LATE_SHARE * self.target_s
 
 
-def pace_of(size_bytes: int, neighbors: Iterable[Rates], *, source_upload_bytes_s: float = 0.0) -> Pace:
-    """The lower bound max(F/u_s, F/d_min, N·F/(u_s + Σu)) over the neighbors that state their rates.
+def observed_pace(missing_bytes: Sequence[int], gained_bytes_s: float, elapsed_s: float, *, least_s: float) -> Pace:
+    """The pace of neighbors that lack these bytes and together gain `gained_bytes_s`.
 
-    Without a source among the uplinks (`source_upload_bytes_s` 0) the last term is F over the mean uplink: the limit
-    of a large swarm, where the source is one uplink of many.
+    The target is a tenth beyond the time at which they finish together if they go on like that, and beyond `least_s`.
     """
-    known = [rates for rates in neighbors if rates.upload_bytes_s > 0]
-    if not known:
+    if not missing_bytes or gained_bytes_s <= 0:
         return Pace(0.0, math.inf)
-    total = sum(rates.upload_bytes_s for rates in known)
-    slowest = min((rates.download_bytes_s for rates in known if rates.download_bytes_s > 0), default=math.inf)
-    bound_s = max(size_bytes / slowest, len(known) * size_bytes / (source_upload_bytes_s + total))
-    if source_upload_bytes_s:
-        bound_s = max(bound_s, size_bytes / source_upload_bytes_s)
-    return Pace(total / len(known), _TARGET_OVER_BOUND * bound_s)
+    ends_s = elapsed_s + sum(missing_bytes) / gained_bytes_s
+    return Pace(gained_bytes_s / len(missing_bytes), _TARGET_OVER_BOUND * max(least_s, ends_s))
 
 
 def rank(held_chunks: int, missing_bytes: int, rates: Rates, pace: Pace, elapsed_s: float) -> Rank:

@@ -15,6 +15,7 @@ from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_selection import Rarity
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.leaders import FirstCopy, Leaders
+from p2prl.swarm.relay.observed_rates import Gains, SendRate
 from p2prl.swarm.relay.peer_selection import Pace, Rates
 
 _REMEMBERED_REQUESTS = 16_384
@@ -44,6 +45,16 @@ class Interest:
     """When that number last grew."""
     paused_until: float = -math.inf
     """It declined a grant, or did not answer one."""
+    foreign: int = 0
+    """Chunks it has that we did not send, as counted so far."""
+    held: int = 0
+    """Number of chunks it has."""
+    began_at: float = -math.inf
+    """When it asked for the blob first."""
+
+    def pause(self, until: float) -> None:
+        """Grant it nothing before that time."""
+        self.paused_until = max(self.paused_until, until)
 
 
 @dataclass(slots=True)
@@ -85,10 +96,19 @@ class Transfer:
     """Origin only: chunks sent to nobody and granted to nobody."""
     chunks_sent: int = 0
     """Origin only."""
+    completed_at: float = math.inf
+    """When the first neighbor had it all."""
     first_copies: dict[PeerId, FirstCopy] = field(default_factory=dict)
     """Origin only: chunks that each neighbor got before anybody else."""
+    first_holders: dict[int, PeerId] = field(default_factory=dict)
+    """Origin only: who got each chunk before anybody else."""
+    gains: Gains = field(default_factory=Gains)
+    """Chunks gained by the neighbors that want it."""
+    foreign_gains: Gains = field(default_factory=Gains)
+    """Those of them that we did not send."""
     pace: Pace | None = None
-    """Computed when first needed, and again when rates change."""
+    """Computed when first needed, and again after `PACE_S`."""
+    paced_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self.total = len(self.ref.chunks)
@@ -115,7 +135,8 @@ class PendingRequest:
     """A chunk request that is not answered yet."""
 
     at: float
-    deadline: float
+    patience_s: float
+    """How long it waits from then, or from its neighbor's last chunk."""
 
 
 @dataclass(slots=True)
@@ -128,6 +149,8 @@ class Neighbor:
     """Every chunk requested from it, oldest first, bounded: a late answer to a cancelled request is no fault."""
     held: dict[Digest, int] = field(default_factory=dict)
     """Chunks it announced, by blob."""
+    late_haves: dict[Digest, bytes] = field(default_factory=dict)
+    """Its newest announcement of each blob that came too fast after the one before."""
     pending: dict[Digest, PendingRequest] = field(default_factory=dict)
     """Pending requests by chunk, oldest first."""
     rates: Rates = field(default_factory=Rates)
@@ -138,17 +161,31 @@ class Neighbor:
     snubbed_until: float = -math.inf
     delivered: int = 0
     """Requested chunks that arrived since its last timeout."""
+    leftovers: int = 0
+    """Chunks it sent that may have been requested before this node restarted."""
+    heard_at: float = -math.inf
+    """When its last chunk arrived."""
 
-    def note_request(self, chunk: Digest, now: float, deadline: float) -> None:
+    @property
+    def has_delivered(self) -> bool:
+        """Whether a requested chunk ever came from it."""
+        return self.heard_at > -math.inf
+
+    def deadline(self, chunk: Digest) -> float:
+        """When a request to it is overdue: a neighbor that sends other chunks meanwhile is not silent."""
+        request = self.pending[chunk]
+        return max(request.at, self.heard_at) + request.patience_s
+
+    def note_request(self, chunk: Digest, now: float, patience_s: float) -> None:
         """A request is sent to it."""
-        self.pending[chunk] = PendingRequest(now, deadline)
+        self.pending[chunk] = PendingRequest(now, patience_s)
         self.request_history[chunk] = None
         if len(self.request_history) > _REMEMBERED_REQUESTS:
             del self.request_history[next(iter(self.request_history))]
 
-    def note_arrival(self, took_s: float) -> None:
+    def note_arrival(self, took_s: float, now: float) -> None:
         """A requested chunk has arrived."""
-        self.strikes = 0
+        self.strikes, self.heard_at = 0, now
         self.delivered += 1
         self.chunk_s = took_s if not self.chunk_s else (1 - _SMOOTHING) * self.chunk_s + _SMOOTHING * took_s
 
@@ -180,8 +217,14 @@ class RelayState:
     stats: RelayStats = field(default_factory=RelayStats)
     outbox: list[tuple[PeerId, Wire]] = field(default_factory=list)
     leaders: Leaders = field(default_factory=Leaders)
+    send_rate: SendRate = field(default_factory=SendRate)
     is_relayed: Callable[[PeerId], bool] = lambda _: False
     """Whether the link to a peer passes a circuit: its bytes cross the uplink of a third peer, twice."""
+
+    @property
+    def upload_bytes_s(self) -> float:
+        """This node's uplink: as configured or capped, else as found while sending; 0 while unknown."""
+        return self.config.upload_bytes_s or self.send_rate.bytes_s
 
     def find(self, chunk: Digest) -> tuple[Transfer, int] | None:
         """A blob and index where this node holds the chunk."""

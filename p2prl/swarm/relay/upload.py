@@ -1,9 +1,9 @@
 """Chunk upload: which peer to grant a chunk, and super-seeding by the learner.
 
 The learner sends every chunk once before any twice, each reserved for the peer it is granted to; public peers come
-first (`leaders`), then large uplinks, which get most (super-seeding). After that it helps only peers that the swarm
-would serve late, and those that get nothing from volunteers: its uplink is one of many, and the run's other traffic
-needs it.
+first (`leaders`), and who passed on what it got is next (super-seeding). After that it helps only peers that the
+swarm would serve late, those that get nothing from volunteers, and a weak swarm by its share of all uplinks: the run's
+other traffic needs the rest.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from p2prl.protocol.link_messages import Chunk, ChunkGrant, ChunkRefused, Have
 from p2prl.swarm.random_choice import draw_one
 from p2prl.swarm.relay.chunk_sets import indices_of, to_bitmap
 from p2prl.swarm.relay.leaders import FirstCopy
-from p2prl.swarm.relay.peer_selection import Pace, Rank, pace_of, rank
+from p2prl.swarm.relay.peer_selection import Rank, rank
+from p2prl.swarm.relay.progress import count_gains, pace_now
+from p2prl.swarm.relay.send_reports import SendReports
 from p2prl.swarm.relay.source_order import SourceOrder
 from p2prl.swarm.relay.state import Interest, RelayState, Subscription, Transfer
 from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, in_flight, pipeline_for, slots_for
+
+_IDLE_S = 0.05
+"""After a search for somebody to serve found nobody, announcements start no other one for this long."""
 
 
 class ChunkUploads:
@@ -36,6 +41,9 @@ class ChunkUploads:
         self._timer_at = math.inf
         self._circuits_free_at = -math.inf
         """When the next chunk may pass a circuit."""
+        self._idle_until = -math.inf
+        """Nobody could be granted anything a moment ago, and announcements alone do not change that so soon."""
+        self._reports = SendReports(state, self.queue)
         self._order = SourceOrder(state, self.queue)
 
     def on_query(self, source: PeerId, root: Digest, now: float) -> None:
@@ -49,13 +57,14 @@ class ChunkUploads:
         if not neighbor.is_source:
             transfer.rarity.change(before, 0)
         if source not in transfer.interested:  # asking again is no progress
-            transfer.interested[source] = Interest(from_others_at=now)
+            transfer.interested[source] = Interest(from_others_at=now, began_at=now)
+            transfer.gains.begin(now)
+            transfer.pace = None
             for copy in transfer.first_copies.values():
                 copy.moved_at = now  # until now there may have been nobody to pass it on to
         transfer.subscriptions[source] = Subscription()
         transfer.have_changed = True
         transfer.announced_at = -math.inf  # a query is answered at once
-        transfer.pace = None
         self.due = True
 
     def on_have(self, source: PeerId, root: Digest, now: float) -> None:
@@ -66,19 +75,25 @@ class ChunkUploads:
             return
         held = self._state.neighbors[source].held[root]
         foreign = held & ~interest.uploaded
-        for leader, copy in transfer.first_copies.items():
-            if leader != source:
-                copy.see(foreign, now)
+        for index in indices_of(foreign & ~interest.foreign) if transfer.origin else ():
+            holder = transfer.first_holders.get(index, source)
+            if holder != source and holder in transfer.first_copies:
+                transfer.first_copies[holder].see(1 << index, now)
+        interest.foreign = foreign
         from_others = foreign.bit_count()
         if from_others > interest.from_others:
             interest.from_others_at = now
-        interest.from_others = from_others
+        count_gains(transfer, interest, held.bit_count(), from_others, now)
         if held == transfer.all_chunks:
             del transfer.interested[source]
+            transfer.completed_at = min(transfer.completed_at, now)
             if not transfer.downloading:
                 transfer.subscriptions.pop(source, None)  # it lacks nothing, so none of our chunks can be new to it
         elif transfer.have & ~held and self.queue.room > 0:
-            self.due = True
+            if now >= self._idle_until:
+                self.due = True
+            else:
+                self._timer_at = min(self._timer_at, self._idle_until)
 
     def on_request(self, source: PeerId, chunk: Digest, now: float) -> None:
         """A neighbor uses a grant, or requests a chunk without one."""
@@ -93,6 +108,7 @@ class ChunkUploads:
             for root, index in state.places[chunk]:
                 transfer = state.transfers[root]
                 if transfer.unsent >> index & 1:
+                    transfer.first_holders[index] = source
                     transfer.first_copies.setdefault(source, FirstCopy()).hand(1 << index, now)
                 transfer.unsent &= ~(1 << index)
         self.due = True
@@ -108,7 +124,7 @@ class ChunkUploads:
         if retry_ms <= 0:
             transfer.interested.pop(source, None)
         elif source in transfer.interested:
-            transfer.interested[source].paused_until = now + min(retry_ms / 1000, self._state.config.snub_s)
+            transfer.interested[source].pause(now + min(retry_ms / 1000, self._state.config.snub_s))
         self.due = True
 
     def on_cancel(self, source: PeerId, chunk: Digest) -> None:
@@ -116,9 +132,9 @@ class ChunkUploads:
         self.queue.cancel(source, chunk)
         self.due = True
 
-    def upload_done(self, peer: PeerId) -> None:
+    def upload_done(self, peer: PeerId, *, delivered: bool) -> None:
         """The shell has sent a chunk, or failed to."""
-        self.queue.done(peer)
+        self._reports.ended(peer, delivered=delivered)
         self.due = True
 
     def on_chunk_gained(self) -> None:
@@ -138,11 +154,12 @@ class ChunkUploads:
 
     def handle_timer(self, now: float) -> None:
         """Take back grants that expired."""
+        self._reports.settle(now)
         for grant in self.queue.expire(now):
             self._release(grant)
             transfer = self._state.transfers.get(grant.root)
             if transfer is not None and grant.peer in transfer.interested:
-                transfer.interested[grant.peer].paused_until = now + self._state.config.stall_s
+                transfer.interested[grant.peer].pause(now + self._state.config.stall_s)
         self.due = True
 
     def deadlines(self) -> Iterator[float]:
@@ -159,8 +176,10 @@ class ChunkUploads:
         if not self.due:
             return False
         self.due = False
+        self._reports.settle(now)
         served = [transfer.ref.chunk_bytes for transfer in self._state.transfers.values() if transfer.interested]
-        rate, chunk_bytes = self._state.config.upload_bytes_s, max(served, default=0)
+        rate, chunk_bytes = self._state.upload_bytes_s, max(served, default=0)
+        self.queue.slots = slots_for(rate)
         self.queue.pipeline = pipeline_for(rate, chunk_bytes)
         receivers = {peer for transfer in self._state.transfers.values() for peer in transfer.interested}
         # Second copies from here only help out: there the learner keeps to the usual depth.
@@ -173,6 +192,7 @@ class ChunkUploads:
         while self.open and self.queue.room > 0:
             best = min(self._candidates(now), default=None)
             if best is None:
+                self._idle_until = now + _IDLE_S
                 break
             _, _, peer, root = best
             self._grant(peer, self._state.transfers[root], now)
@@ -213,12 +233,12 @@ class ChunkUploads:
         for root, transfer in state.transfers.items():
             if not transfer.interested or not transfer.have:
                 continue
-            pace = transfer.pace or self._pace(transfer)
+            pace = pace_now(state, transfer, now)
             for peer, interest in transfer.interested.items():
                 neighbor = state.neighbors[peer]
                 held = neighbor.held.get(root, 0)
                 lacks = transfer.have & ~held
-                if not lacks or not queue.may_grant(peer):
+                if not lacks or not queue.may_grant(peer) or (queue.is_stuck(peer) and len(transfer.interested) > 1):
                     continue
                 if interest.paused_until > now:
                     self._timer_at = min(self._timer_at, interest.paused_until)
@@ -240,7 +260,9 @@ class ChunkUploads:
                         continue
                 else:
                     missing = transfer.missing_bytes(held)
-                    peer_rank = rank(held.bit_count() + coming, missing, neighbor.rates, pace, now - transfer.began_at)
+                    peer_rank = rank(
+                        held.bit_count() + coming, missing, neighbor.rates.capped(), pace, now - transfer.began_at
+                    )
                 yield peer_rank, state.rng.random(), peer, root
 
     def _grant(self, peer: PeerId, transfer: Transfer, now: float) -> None:
@@ -253,9 +275,19 @@ class ChunkUploads:
             if free:
                 reserved = 1 << draw_one(list(indices_of(free)), self._state.rng)
                 transfer.unsent &= ~reserved
+        self._show(peer, transfer, reserved, now)
         self.queue.grant(Grant(peer, transfer.root, reserved, now + self._state.config.grant_s))
         bitmap = to_bitmap(reserved, transfer.total) if reserved else b""
         self._state.outbox.append((peer, ChunkGrant(transfer.root, bitmap)))
+
+    def _show(self, peer: PeerId, transfer: Transfer, reserved: int, now: float) -> None:
+        """Announce chunks before the grant for them: a peer that knows of none it lacks would decline."""
+        subscription = transfer.subscriptions.get(peer)
+        known = subscription.sent if subscription is not None and subscription.sent_at > -math.inf else 0
+        if not reserved and not known & ~self._state.neighbors[peer].held.get(transfer.root, 0):
+            self._state.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
+            if subscription is not None:
+                subscription.sent, subscription.sent_at = transfer.have, now
 
     def _send(self, upload: Upload, now: float) -> None:
         state, held = self._state, self._state.find(upload.chunk)
@@ -268,19 +300,13 @@ class ChunkUploads:
         transfer.chunks_sent += 1
         if upload.peer in transfer.interested:
             transfer.interested[upload.peer].uploaded |= 1 << index
-        rate = state.config.upload_bytes_s
-        turn_s = (
-            2 * (self.queue.slots + 1) * transfer.ref.chunk_bytes / rate if rate else state.config.request_timeout_s
-        )
-        self.queue.began(upload.peer, now + state.config.stall_s + turn_s)
+        rate, chunk_bytes = state.upload_bytes_s, transfer.ref.chunk_bytes
+        # A slow receiver takes its time for a chunk that has left the uplink long ago.
+        turn_s = max(2 * chunk_bytes / state.config.least_bytes_s, state.config.request_timeout_s)
+        if rate:
+            turn_s = min(turn_s, max(2 * (self.queue.pipeline + 1) * chunk_bytes / rate, state.config.stall_s))
+        self._reports.began(upload.peer, chunk_bytes, now + state.config.stall_s + turn_s, now)
         state.outbox.append((upload.peer, Chunk(data)))
-
-    def _pace(self, transfer: Transfer) -> Pace:
-        state = self._state
-        volunteers = [n.rates for n in state.neighbors.values() if not n.is_source]
-        own = state.config.upload_bytes_s if transfer.origin else 0.0
-        transfer.pace = pace_of(transfer.ref.size_bytes, volunteers, source_upload_bytes_s=own)
-        return transfer.pace
 
     def _redeem(self, peer: PeerId, chunk: Digest) -> Grant | None:
         """The grant that covers a request: one of a blob the chunk belongs to."""

@@ -26,7 +26,15 @@ _PROBE_BYTES = 8 * 1024 * 1024
 _LEAST_PROBE_S = 1.0
 
 _PROBE_AGAIN_S = 1_800.0
-"""How long a measurement is valid: evenings are slower than nights."""
+"""How long a measurement that others confirmed is valid: evenings are slower than nights."""
+
+_CONFIRM_S = 30.0
+"""How long the first measurement is valid, twice as long after each one that confirms it: it may have measured what
+peers wanted, or how fast they could take it, instead of the line."""
+
+_CONFIRMED_WITHIN = 1.25
+_BUSY_CHUNKS = 2
+"""Chunks under way all through a measurement of the line: with one alone, the line may rest between them."""
 
 
 class TokenBucket:
@@ -73,10 +81,13 @@ class UplinkMeter:
     _busy_s: float = 0.0
     _bytes: int = 0
     _peers: set[PeerId] = field(default_factory=set)
+    _fewest: int = 0
+    """Fewest chunks under way during this measurement."""
+    _valid_s: float = _CONFIRM_S
 
     def wants_probe(self, now: float) -> bool:
         """Whether chunks should be sent uncapped now, for a measurement."""
-        return now - self._measured_at >= _PROBE_AGAIN_S
+        return now - self._measured_at >= self._valid_s
 
     def sending(self, now: float) -> None:
         """A chunk is being sent. Time in which none is does not count."""
@@ -86,9 +97,14 @@ class UplinkMeter:
 
     def sent(self, peer: PeerId, size_bytes: int, now: float) -> bool:
         """A chunk is acknowledged, or has failed (0 bytes). Returns whether that completed a measurement."""
+        before = self._outstanding
         self._outstanding -= 1
         if not self.wants_probe(now):
             return False
+        if not self._peers:  # the first chunk: what was under way beside it counts
+            self._fewest = before
+        is_busy = self._fewest >= _BUSY_CHUNKS
+        self._fewest = min(self._fewest, self._outstanding)
         self._bytes += size_bytes
         self._peers.add(peer)
         busy_s = self._busy_s + now - self._busy_since
@@ -96,11 +112,18 @@ class UplinkMeter:
             self._busy_s = busy_s
         if self._bytes < _PROBE_BYTES or busy_s < _LEAST_PROBE_S or len(self._peers) < _PROBE_PEERS:
             return False
-        self.measured_bytes_s = self._bytes / busy_s
+        self._note(self._bytes / busy_s, is_busy=is_busy)
         self._measured_at, self._busy_since = now, now
         self._bytes, self._busy_s = 0, 0.0
         self._peers.clear()
         return True
+
+    def _note(self, found_bytes_s: float, *, is_busy: bool) -> None:
+        """Take a measurement. One made while the line was not busy all the time can only raise the rate."""
+        known = self.measured_bytes_s
+        confirms = known / _CONFIRMED_WITHIN <= found_bytes_s <= known * _CONFIRMED_WITHIN
+        self._valid_s = min(_PROBE_AGAIN_S, 2 * self._valid_s) if confirms and is_busy else _CONFIRM_S
+        self.measured_bytes_s = found_bytes_s if is_busy else max(found_bytes_s, known)
 
 
 @dataclass(slots=True)

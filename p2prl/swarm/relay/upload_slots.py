@@ -18,8 +18,9 @@ BYTES_S_PER_SLOT = 1.25e6
 """10 Mbit/s: with slots of 2.5, 5, 10 and 20 Mbit/s the last of 512 peers finished at 1.73, 1.16, 1.08, 1.11 times
 the lower bound."""
 
-_SLOTS_UNKNOWN = 4
-"""Slots of an uplink that is not measured yet: enough to keep 100 Mbit/s busy."""
+_SLOTS_UNKNOWN = 1
+"""Slots of an uplink that is not measured yet: its first acknowledgement measures it, and four chunks of 512 KiB would
+keep 1 Mbit/s busy for twenty seconds."""
 
 _ROUND_TRIP_S = 0.3
 """An intercontinental round trip."""
@@ -27,8 +28,15 @@ _ROUND_TRIP_S = 0.3
 _MOST_BEYOND = 32
 """Most of these: 16 MiB of chunks of 512 KiB, which is 400 Mbit/s over a long round trip."""
 
+MOST_UNDER_WAY = _MOST_BEYOND + 4
+"""Most chunks that a peer may have requested from another and not received."""
+
 _PER_PAIR = 2
 """Chunks the shell sends to one peer at once: one on its way, one behind it, so that acknowledgements cost no time."""
+
+
+_MOST_STUCK = 16
+"""Overdue chunks that the shell may hold for one peer when nobody else wants any; otherwise it may hold one."""
 
 
 def slots_for(upload_bytes_s: float) -> int:
@@ -44,8 +52,7 @@ def pipeline_for(upload_bytes_s: float, chunk_bytes: int) -> int:
 
 
 def in_flight(upload_bytes_s: float, chunk_bytes: int) -> int:
-    """Chunks that leave an uplink of this rate in a round trip; a few while the rate is unknown: a sender with one or
-    two receivers never measures it."""
+    """Chunks that leave an uplink of this rate in a round trip; one while the rate is unknown."""
     if upload_bytes_s <= 0:
         return _SLOTS_UNKNOWN
     return int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
@@ -88,6 +95,10 @@ class UploadSlots:
         """Of the chunks that leave in a round trip, those for each peer that wants some."""
         self._delivered: dict[PeerId, int] = {}
         """Chunks that each peer has acknowledged since it last declined a grant."""
+        self._proven: set[PeerId] = set()
+        """Peers that have acknowledged a chunk, and whose last one was."""
+        self._stuck: dict[PeerId, int] = {}
+        """Chunks past their deadline that the shell still holds, by peer; no peer is listed with 0."""
         self._pair_depth = pair_depth
         self._grants: deque[Grant] = deque()
         self._waiting: deque[Upload] = deque()
@@ -107,10 +118,23 @@ class UploadSlots:
         return self._ahead.get(peer, 0) + self._sending.get(peer, 0)
 
     def may_grant(self, peer: PeerId) -> bool:
-        """Whether the pair's pipeline has room for another grant."""
+        """Whether the pair's pipeline has room for another grant.
+
+        A peer that has acknowledged nothing yet gets one chunk, and all of them together half of the pipeline while
+        others wait that do: keys cost nothing, and each chunk for a silent one holds memory and a slot.
+        """
+        if peer not in self._proven:
+            if self._stuck.get(peer, 0) >= _MOST_STUCK:
+                return False
+            if self._proven and (self.under_way(peer) or self._unproven() >= max(1, self.pipeline // 2)):
+                return False
         ahead, beyond = self._ahead.get(peer, 0), self._beyond(peer)
         under_way = ahead + self._sending.get(peer, 0)
         return ahead < self._pair_depth + beyond and under_way < self._pair_depth + _PER_PAIR + beyond
+
+    def is_stuck(self, peer: PeerId) -> bool:
+        """Whether the shell still holds a chunk for the peer that is overdue."""
+        return peer in self._stuck
 
     def declined(self, peer: PeerId) -> None:
         """A peer declined a grant: it may have dropped requests, and counts from nothing again."""
@@ -158,10 +182,24 @@ class UploadSlots:
         _change(self._sending, peer, 1)
         self._sending_deadlines.append((deadline, peer))
 
-    def done(self, peer: PeerId) -> None:
+    def done(self, peer: PeerId, *, delivered: bool = True) -> None:
         """The shell has sent a chunk to `peer`, or failed to."""
-        if self._free(peer):  # otherwise its slot was freed by its deadline
+        if peer in self._stuck:
+            _change(self._stuck, peer, -1)  # its slot was freed by its deadline
+        elif not self._free(peer):
+            return  # its link is gone
+        elif delivered:
             self._delivered[peer] = self._delivered.get(peer, 0) + 1
+        if delivered:
+            self._proven.add(peer)
+        else:
+            self._delivered.pop(peer, None)
+            self._proven.discard(peer)
+
+    def _unproven(self) -> int:
+        """Grants, requests and sends of peers that have acknowledged nothing."""
+        peers = self._ahead.keys() | self._sending.keys()
+        return sum(self.under_way(peer) for peer in peers - self._proven)
 
     def _beyond(self, peer: PeerId) -> int:
         return depth_beyond(self._delivered.get(peer, 0), self.share)
@@ -185,6 +223,8 @@ class UploadSlots:
         self._ahead.pop(peer, None)
         self._sending.pop(peer, None)
         self._delivered.pop(peer, None)
+        self._proven.discard(peer)
+        self._stuck.pop(peer, None)
         return gone
 
     def expire(self, now: float) -> list[Grant]:
@@ -192,6 +232,8 @@ class UploadSlots:
         for _, peer in [entry for entry in self._sending_deadlines if entry[0] <= now]:
             self._free(peer)
             self._delivered.pop(peer, None)
+            self._proven.discard(peer)
+            _change(self._stuck, peer, 1)
         expired = [grant for grant in self._grants if grant.deadline <= now]
         for grant in expired:
             self._grants.remove(grant)

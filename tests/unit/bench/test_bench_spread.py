@@ -16,10 +16,20 @@ from p2prl.bench.spread.benchmark import (
     judge,
     run_spread,
 )
-from p2prl.bench.spread.home_links import HOME_LINKS, HomeLink, Population, populate, read_links
+from p2prl.bench.spread.home_links import (
+    HOME_LINKS,
+    LINK_SETS,
+    HomeLink,
+    Population,
+    links_of,
+    populate,
+    read_links,
+)
 from p2prl.bench.spread.outcome import Outcome, SpreadRow, row_of
+from p2prl.bench.spread.paced_links import PacedLink, PacedLinks
 from p2prl.bench.spread.tree_schemes import Tree, chain, fast_tree, star
 from p2prl.errors import ConfigError
+from p2prl.sim.virtual_time import START, VirtualLoop
 
 MIB = 1024 * 1024
 MBIT = 125_000.0
@@ -48,6 +58,9 @@ def even(peers: int, *, chunks: int = 8) -> Population:
         deaths={},
         seed=0,
     )
+
+
+NOTHING = Outcome(finished_at={}, source_bytes=0.0, sent_bytes=0.0, arrived_bytes=0.0, useful_bytes=0.0)
 
 
 def quiet(share: float) -> None:
@@ -80,6 +93,7 @@ def test_no_scheme_beats_the_bound_and_a_seed_repeats(scheme: str) -> None:
         assert first.t100 >= first.lower_bound
         assert first.t95 >= first.lower_bound_95
     assert first.source_copies >= 1.0 - 1e-9
+    assert (first.control_share > 0) is (scheme == "p2prl")
     assert row_of(scheme, swarm(12), 0.0, SCHEMES[scheme](swarm(12), quiet)) == first
 
 
@@ -146,7 +160,10 @@ def test_unfinished_peers_have_null_times() -> None:
         "p2prl", made, 0.0, Outcome(finished_at={}, source_bytes=0, sent_bytes=0, arrived_bytes=0, useful_bytes=0)
     )
     assert math.isinf(row.t50)
-    assert as_documents([row])[0]["t50"] is None
+    document = as_documents([row])[0]
+    assert document["t50"] is None
+    named = ("links", "n", "churn", "t95_over_bound", "t100_over_bound", "star_over_bound", "source_copies")
+    assert {*named, "waste_share", "survivors_finished", "cpu_s"} <= document.keys()
     assert "never" in as_markdown([row])
     assert [verdict.met for verdict in judge([row]) if verdict.demand == "share of survivors not finished"] == [False]
 
@@ -160,6 +177,72 @@ def test_a_file_of_links(tmp_path: Path) -> None:
     )  # fmt: skip
     assert sorted(link.download_bytes_s / MBIT for link in made.peers) == [25.0] * 2 + [100.0] * 6
     assert {link.upload_bytes_s / MBIT for link in made.peers} == {16.0, 4.0}, "four fifths of each uplink"
+
+
+def test_a_file_whose_last_line_repeats_an_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "links"
+    path.write_text("100 20\n25 5\n50 10\n100 20\n")
+    made = populate(
+        read_links(path), peers=8, size_bytes=MIB, chunk_bytes=MIB, source_mbit=10, churn=0, seed=0
+    )  # fmt: skip
+    downlinks = sorted(link.download_bytes_s / MBIT for link in made.peers)
+    assert downlinks == [25.0] * 2 + [50.0] * 2 + [100.0] * 4
+
+
+@pytest.mark.parametrize("name", LINK_SETS)
+def test_a_named_set_of_links_is_drawn_by_its_seed(name: str) -> None:
+    def drawn(seed: int) -> tuple[HomeLink, ...]:
+        made = populate(
+            links_of(name), peers=40, size_bytes=MIB, chunk_bytes=MIB, source_mbit=10, churn=0, seed=seed
+        )  # fmt: skip
+        return made.peers
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert len(drawn(1)) == 40
+
+
+def test_what_the_named_sets_hold() -> None:
+    def uplinks(name: str) -> list[float]:
+        made = populate(
+            links_of(name), peers=1000, size_bytes=MIB, chunk_bytes=MIB, source_mbit=10, churn=0, seed=5
+        )  # fmt: skip
+        return sorted(link.upload_bytes_s / MBIT for link in made.peers)
+
+    offered = 0.8
+    lognormal = uplinks("lognormal")
+    assert lognormal[500] == pytest.approx(10 * offered, rel=0.1)
+    assert lognormal[841] == pytest.approx(10 * offered * math.e, rel=0.15), "one σ above the median"
+    assert 190 <= sum(rate == pytest.approx(offered) for rate in uplinks("poor")) <= 230
+    assert sum(rate == pytest.approx(offered) for rate in uplinks("poorest")) == 950
+    assert uplinks("home")[500] == pytest.approx(20 * offered)
+    assert len(set(uplinks("mixed"))) > 150
+
+
+def test_the_least_time_of_a_star() -> None:
+    assert even(10).star_s() == pytest.approx(10 * 0.8 / 2)
+    slow = Population(
+        size_bytes=800_000,
+        chunk_bytes=100_000,
+        source=HomeLink(2e6, 10e6, 0),
+        peers=(HomeLink(1e6, 0.1e6, 0), HomeLink(1e6, 10e6, 0)),
+        deaths={1: 0.1},
+        seed=0,
+    )
+    assert slow.star_s() == pytest.approx(8.0), "the slowest survivor's downlink"
+    assert row_of("x", slow, 0.5, NOTHING).star_over_bound == pytest.approx(1.0)
+
+
+def test_control_bytes_delay_the_next_chunk() -> None:
+    loop = VirtualLoop()
+    links = PacedLinks(loop, [PacedLink(1e6, 1e9), PacedLink(1e6, 1e9)], near_s=0.0)
+    arrived: list[float] = []
+    links.charge(0, 500_000)
+    for _ in range(2):
+        links.send(0, 1, 1_000_000, lambda: arrived.append(loop.now - START), lambda: None)
+    loop.run_until(START + 10.0)
+    assert arrived == pytest.approx([1.5, 2.5])
+    assert (links.links[0].sent_bytes, links.links[0].control_bytes) == (2e6, 5e5)
 
 
 @pytest.mark.parametrize("text", ["", "100", "100 0", "a b", "1 2 3 4", "nan 1", "100 -20"])
@@ -182,6 +265,7 @@ def test_bad_settings_are_refused() -> None:
         {"size_bytes": 0},
         {"learner_mbit": 0.0},
         {"learner_mbit": math.nan},
+        {"links": ()},
     ):
         with pytest.raises(ConfigError):
             SpreadConfig(**wrong)

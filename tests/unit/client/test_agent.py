@@ -77,6 +77,28 @@ def test_the_next_policy_may_be_replaced_while_slots_are_completed() -> None:
     assert act(subject) == Sample(first, (4, 5, 6, 7))
 
 
+def test_weights_that_the_run_is_past_are_not_sampled() -> None:
+    old, new = held(5), held(9)
+    subject = agent()
+    subject.policy_ready(old)
+    subject.loaded_policy(old)
+
+    def at(oldest_step: int) -> Action:
+        action = subject.next_action(outstanding=0, learner_in_reach=False, busy=0, room=99, oldest_step=oldest_step)
+        if isinstance(action, Sample):
+            subject.submitted(action.slots)
+        return action
+
+    assert at(5) == Sample(old, (0, 1, 2, 3)), "its groups are just young enough"
+    assert at(6) == Sample(old, ()), "what is in flight is completed: slots are used in turn"
+    subject.completed([0, 1, 2, 3])
+    assert at(6) == Wait("the run is past these weights; waiting for newer ones")
+    subject.policy_ready(new)
+    assert at(6) == Load(new)
+    subject.loaded_policy(new)
+    assert at(6) == Sample(new, (4, 5, 6, 7))
+
+
 def test_slots_follow_the_room() -> None:
     subject = Agent(AgentConfig())
     subject.policy_ready(first := held(0))

@@ -41,7 +41,7 @@ class Sink:
     def __init__(self) -> None:
         self.done: list[PeerId] = []
 
-    def upload_done(self, peer: PeerId) -> None:
+    def upload_done(self, peer: PeerId, delivered: bool) -> None:
         self.done.append(peer)
 
 

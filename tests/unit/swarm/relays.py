@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import BlobQuery, Chunk, ChunkRequest
@@ -15,6 +15,7 @@ from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl.testing.hostile_neighbors import HostileNeighbor
 
 CHUNK = 4096
 W = TypeVar("W", bound=Wire)
@@ -39,10 +40,23 @@ class RelayMesh:
             name: Relay(self.stores[name], random.Random(str(name)), config or RelayConfig()) for name in names
         }
         self.sent: Counter[tuple[PeerId, int]] = Counter()
+        self.strangers: set[PeerId] = set()
+        """Adversaries among the relays: chunks to them are never reported as sent."""
+        self.unreported: Counter[tuple[PeerId, PeerId]] = Counter()
+        """Chunks that a relay's shell still holds, by sender and receiver."""
         for name, relay in self.relays.items():
             for other in names:
                 if other != name:
                     relay.add_neighbor(other, is_source=other == SOURCE)
+
+    def add_stranger(self, name: PeerId, stranger: HostileNeighbor) -> None:
+        """Link an adversary with every relay."""
+        for other, relay in self.relays.items():
+            if other not in self.strangers:
+                relay.add_neighbor(name, is_source=False)
+                stranger.add_neighbor(other, is_source=other == SOURCE)
+        self.relays[name] = cast(Relay, stranger)
+        self.strangers.add(name)
 
     def offer(self, data: bytes, ref: BlobRef, name: PeerId = SOURCE) -> None:
         self.stores[name].add(ref, data)
@@ -60,7 +74,10 @@ class RelayMesh:
             relay.outbox.clear()
         for source, destination, message in messages:
             if isinstance(message, Chunk):
-                self.relays[source].upload_done(destination)
+                if destination in self.strangers:
+                    self.unreported[source, destination] += 1
+                else:
+                    self.relays[source].upload_done(destination)
                 self.sent[source, len(message.data)] += 1
             if not (isinstance(message, ChunkRequest) and destination in self.silent):
                 self.relays[destination].receive(message, source, self.now)

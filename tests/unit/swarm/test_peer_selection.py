@@ -6,32 +6,31 @@ import math
 
 import pytest
 
-from p2prl.swarm.relay.peer_selection import Pace, Rates, pace_of, rank
+from p2prl.swarm.relay.peer_selection import Pace, Rates, observed_pace, rank
 
 MB = 1e6
 HOME = Rates(2 * MB, 10 * MB)
 
 
-def test_target_is_a_tenth_above_the_lower_bound() -> None:
-    # Eight uplinks of 2 MB/s without the source: F over the mean uplink, 100 MB / 2 MB/s.
-    pace = pace_of(int(100 * MB), [HOME] * 8)
+def test_the_target_is_a_tenth_beyond_the_time_that_progress_promises() -> None:
+    # Two neighbors lack 100 MB and gain 4 MB/s after 10 s: they finish at 35 s.
+    pace = observed_pace([int(60 * MB), int(40 * MB)], 4 * MB, 10.0, least_s=0.0)
     assert pace.mean_upload_bytes_s == 2 * MB
-    assert pace.target_s == pytest.approx(1.1 * 50)
-    # With a source of 12.5 MB/s: 8·100 / (12.5 + 16) = 28.07 s.
-    assert pace_of(int(100 * MB), [HOME] * 8, source_upload_bytes_s=12.5 * MB).target_s == pytest.approx(
-        1.1 * 28.0702, 1e-4
-    )
-    # A downlink of 1 MB/s needs 100 s; a source of .5 MB/s needs 200.
-    slow = [HOME, HOME, Rates(9 * MB, 1 * MB)]
-    assert pace_of(int(100 * MB), slow).target_s == pytest.approx(110)
-    assert pace_of(int(100 * MB), slow, source_upload_bytes_s=0.5 * MB).target_s == pytest.approx(220)
+    assert pace.target_s == pytest.approx(1.1 * 35)
+    # The learner's own uplink may need longer for one copy.
+    assert observed_pace([int(60 * MB), int(40 * MB)], 4 * MB, 10.0, least_s=80.0).target_s == pytest.approx(88)
 
 
-def test_no_peer_is_late_without_rates() -> None:
-    pace = pace_of(1000, [Rates(), Rates(0.0, 5.0)])
-    assert math.isinf(pace.target_s)
-    assert math.isinf(pace.laxity_s(1000, Rates(), 1e9))
+def test_no_peer_is_late_before_progress_is_seen() -> None:
+    for pace in (observed_pace([100], 0.0, 5.0, least_s=1.0), observed_pace([], 1.0, 5.0, least_s=1.0)):
+        assert math.isinf(pace.target_s)
+        assert math.isinf(pace.laxity_s(1000, Rates(), 1e9))
     assert rank(5, 100, Rates(), pace, 1e9) < rank(5, 200, Rates(), pace, 0.0), "then the fewest bytes come first"
+
+
+def test_of_a_claim_only_a_modest_uplink_counts() -> None:
+    assert Rates(1 * MB, 5 * MB).capped() == Rates(1 * MB, 0.0)
+    assert Rates(500 * MB).capped() == Rates(5_000 * MB).capped() == Rates(12.5 * MB)
 
 
 def test_upload_ranks() -> None:

@@ -40,7 +40,7 @@ def test_no_request_and_no_chunk_without_a_grant() -> None:
 
 def test_source_reserves_each_chunk_for_one_peer() -> None:
     data, ref = blob(8)
-    relay = server(data, ref, A, B, C, origin=True)
+    relay = server(data, ref, A, B, C, origin=True, config=RelayConfig(upload_bytes_s=12.5e6))
     grants = sent(relay, ChunkGrant)
     shown = [index for _, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))]
     assert len(shown) == len(set(shown)) == len(grants) == 6, "two per neighbor, each for one chunk of its own"

@@ -55,6 +55,54 @@ def test_uplink_measurement_ignores_idle_time() -> None:
     assert meter.wants_probe(10_000.0), "evenings are slower than nights"
 
 
+def shared(meter: UplinkMeter, *, rate: float, chunks: int, now: float) -> float:
+    """Four chunks of 1 MB under way at once, to four peers in turn, over a line of that rate; returns the time."""
+    for _ in range(4):
+        meter.sending(now)
+    for number in range(chunks):
+        now += 1e6 / rate
+        meter.sent(PEERS[number % 4], 1_000_000, now)
+        meter.sending(now)
+    for number in range(4):
+        meter.sent(PEERS[number], 1_000_000, now + (number + 1) * 1e6 / rate)
+    return now + 4e6 / rate
+
+
+def test_what_peers_wanted_does_not_cap_a_line_for_long() -> None:
+    """100 Mbit/s, of which slow receivers took 1 at first."""
+    meter = UplinkMeter()
+    now = feed(meter, PEERS, rate=125_000.0, chunks=10)
+    assert meter.measured_bytes_s == pytest.approx(125_000.0, rel=0.01)
+    now += 30.0
+    assert meter.wants_probe(now)
+    now = shared(meter, rate=12.5e6, chunks=40, now=now)
+    assert meter.measured_bytes_s == pytest.approx(12.5e6, rel=0.35)
+    # Demand that falls again does not make the line slow.
+    for _ in range(5):
+        now += 60.0
+        for number in range(12):
+            meter.sending(now)
+            now += 8.0
+            meter.sent(PEERS[number % 4], 1_000_000, now)
+    assert meter.measured_bytes_s == pytest.approx(12.5e6, rel=0.35)
+
+
+def test_a_confirmed_line_is_measured_ever_less_often() -> None:
+    meter, now, waits = UplinkMeter(), 0.0, []
+    for _ in range(9):
+        now = shared(meter, rate=2e6, chunks=12, now=now)
+        wait_s = 1.0
+        while not meter.wants_probe(now + wait_s):
+            wait_s += 1.0
+        waits.append(wait_s)
+        now += wait_s
+    assert waits == sorted(waits)
+    assert waits[0] <= 31
+    assert 1_700 <= waits[-1] <= 1_800
+    shared(meter, rate=1e6, chunks=12, now=now)
+    assert meter.measured_bytes_s == pytest.approx(1e6, rel=0.35), "a busy line that became slower"
+
+
 def test_one_receiver_does_not_measure_the_uplink() -> None:
     meter = UplinkMeter()
     feed(meter, PEERS[:1], rate=1e5, chunks=100)

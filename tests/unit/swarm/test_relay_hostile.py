@@ -1,0 +1,210 @@
+"""Hostile and unlucky neighbors of the chunk relay: what each costs, and whom."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import BlobQuery, Chunk, ChunkCancel, ChunkGrant, ChunkRequest, Have, LinkRates
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.relay.chunk_relay import Relay
+from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.download import UnrequestedChunkError
+from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, Grant, Upload, UploadSlots
+from p2prl.testing.hostile_neighbors import NeverAcknowledges, SilentGranter
+from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, RelayMesh, bitmap, blob, fetcher, piece, sent, server
+
+ROOT = blob(1)[1].root
+
+
+def test_a_claim_of_1_kbit_buys_no_patience() -> None:
+    """At 1 kbit/s two turns of a chunk of 512 KiB would take more than two hours."""
+    _, ref = blob(4)
+    relay = fetcher(ref, A, B)
+    relay.receive(LinkRates(1, 0), A, 0.0)
+    for peer in (A, B):
+        relay.receive(Have(ref.root, bitmap(range(4), 4)), peer, 0.0)
+    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    (requested,) = sent(relay, ChunkRequest)
+    late = RelayConfig().request_timeout_s
+    relay.handle_timer(late - 0.1)
+    assert not sent(relay, ChunkCancel, late - 0.1)
+    relay.handle_timer(late)
+    assert sent(relay, ChunkCancel, late) == [(A, ChunkCancel(requested[1].chunk))]
+
+
+def test_patience_does_not_grow_with_what_a_neighbor_makes_one_wait() -> None:
+    data, ref = blob(16)
+    relay, now = fetcher(ref, A), 0.0
+    relay.receive(Have(ref.root, bitmap(range(16), 16)), A, now)
+    longest = RelayConfig().request_timeout_s
+    for _ in range(8):  # each chunk comes at the last moment
+        relay.receive(ChunkGrant(ref.root, b""), A, now)
+        ((_, request),) = sent(relay, ChunkRequest, now)
+        now += longest - 0.01
+        relay.handle_timer(now)
+        if sent(relay, ChunkCancel, now):
+            break
+        relay.receive(Chunk(piece(data, ref, ref.chunks.index(request.chunk))), A, now)
+    relay.receive(ChunkGrant(ref.root, b""), A, now)
+    if sent(relay, ChunkRequest, now):
+        relay.handle_timer(now + longest)
+        assert sent(relay, ChunkCancel, now + longest)
+
+
+def test_silent_granters_delay_a_download_by_seconds() -> None:
+    data, ref = blob(48)
+    liars = [PeerId(f"liar{number}") for number in range(3)]
+    mesh = RelayMesh([SOURCE, A, B])
+    for liar in liars:
+        mesh.add_stranger(liar, SilentGranter(ref))
+    mesh.offer(data, ref)
+    for name in (A, B):
+        mesh.relays[name].fetch(ref, 0.0)
+    mesh.run([A, B], ref, within_s=4 * RelayConfig().request_timeout_s)
+
+
+def test_keys_that_never_acknowledge_starve_nobody() -> None:
+    """Thirty of them claim 4 Gbit/s; the shell holds what it could not send."""
+    data, ref = blob(48)
+    liars = [PeerId(f"liar{number}") for number in range(30)]
+    mesh = RelayMesh([SOURCE, A, B], config=RelayConfig(upload_bytes_s=20 * CHUNK))
+    for liar in liars:
+        mesh.add_stranger(liar, NeverAcknowledges(ref))
+    mesh.offer(data, ref)
+    for name in (A, B):
+        mesh.relays[name].fetch(ref, 0.0)
+    mesh.run([A, B], ref, within_s=30.0)
+    held = sum(count for (_, destination), count in mesh.unreported.items() if destination in liars)
+    assert held <= 3 * (16 + 20), "each of three relays holds a few chunks for them, and not one for every grant"
+
+
+def test_a_restarted_node_does_not_ban_for_what_it_asked_before() -> None:
+    data, ref = blob(4)
+    relay = fetcher(ref, A)  # it has just restarted, and asked A for nothing yet
+    with pytest.raises(UnrequestedChunkError) as early:
+        relay.receive(Chunk(piece(data, ref, 0)), A, 0.0)
+    assert not early.value.is_proof
+    relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    ((_, request),) = sent(relay, ChunkRequest)
+    other = next(index for index in range(4) if ref.chunks[index] != request.chunk)
+    with pytest.raises(UnrequestedChunkError) as late:
+        relay.receive(Chunk(piece(data, ref, other)), A, 0.1)
+    assert not late.value.is_proof, "true bytes of a blob it wants"
+    assert early.value.is_leftover
+    assert late.value.is_leftover
+    with pytest.raises(UnrequestedChunkError) as wrong:
+        relay.receive(Chunk(b"poison"), A, 0.2)
+    assert wrong.value.is_proof
+    assert not wrong.value.is_leftover
+    excused = 0
+    for _ in range(100):
+        with pytest.raises(UnrequestedChunkError) as again:
+            relay.receive(Chunk(piece(data, ref, other)), A, 0.3)
+        assert not again.value.is_proof
+        excused += again.value.is_leftover
+    assert excused == MOST_UNDER_WAY - 2, "no more than it may have asked for"
+
+
+def test_announcements_cost_what_their_rate_allows() -> None:
+    """Of a burst the newest counts, soon; the others are not even looked at."""
+    total = 4_096
+    _, ref = blob(total)
+    relay = fetcher(ref, A)
+    for index in range(total):
+        relay.receive(Have(ref.root, bitmap((index,), total)), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    ((_, request),) = sent(relay, ChunkRequest)
+    assert request.chunk != ref.chunks[-1], "the newest waits"
+    due = relay.next_deadline()
+    assert due is not None
+    assert due <= 0.1
+    relay.handle_timer(due)
+    relay.flush(due)
+    relay.outbox.clear()
+    relay.receive(ChunkGrant(ref.root, b""), A, due)
+    assert [request.chunk for _, request in sent(relay, ChunkRequest, due)] == [ref.chunks[-1]]
+
+
+def test_a_grant_comes_after_the_announcement_it_needs() -> None:
+    data, ref = blob(4)
+    relay = server(data, ref, A)
+    relay.flush(0.0)
+    kinds = [type(message) for peer, message in relay.outbox if peer == A]
+    assert kinds.index(Have) < kinds.index(ChunkGrant)
+
+
+def test_a_chunk_gained_since_the_last_announcement_is_announced_with_its_grant() -> None:
+    data, ref = blob(4)
+    relay = Relay(MemoryBlobs(), random.Random(1), RelayConfig(announce_s=5.0))
+    for peer in (A, B):
+        relay.add_neighbor(peer, is_source=False)
+    relay.fetch(ref, 0.0)
+    relay.receive(BlobQuery(ref.root), B, 0.0)
+    relay.flush(0.0)  # B is told: nothing yet
+    relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.1)
+    relay.receive(ChunkGrant(ref.root, b""), A, 0.1)
+    ((_, request),) = sent(relay, ChunkRequest, 0.1)
+    relay.receive(Chunk(piece(data, ref, ref.chunks.index(request.chunk))), A, 0.2)
+    relay.flush(0.2)
+    to_b = [type(message) for peer, message in relay.outbox if peer == B]
+    assert to_b == [Have, ChunkGrant]
+
+
+def test_a_failed_send_is_no_delivery() -> None:
+    slots = UploadSlots(8, 2)
+    slots.pipeline, slots.share = 40, 3
+
+    def deliver(*, delivered: bool) -> None:
+        slots.enqueue(Upload(A, ROOT))
+        assert slots.next_upload() == Upload(A, ROOT)
+        slots.began(A, 9.0)
+        slots.done(A, delivered=delivered)
+
+    def granted() -> int:
+        count = 0
+        while slots.may_grant(A):
+            slots.grant(Grant(A, ROOT, 0, 9.0))
+            count += 1
+        for _ in range(count):
+            slots.redeem(A)
+        return count
+
+    for _ in range(3):
+        deliver(delivered=False)
+    assert granted() == 2, "nothing is proven"
+    for _ in range(3):
+        deliver(delivered=True)
+    assert granted() == 5
+    deliver(delivered=False)
+    assert granted() == 2, "and no longer"
+
+
+def test_who_cannot_be_sent_to_rests_longer_each_time() -> None:
+    data, ref = blob(64)
+    relay, now = server(data, ref, A), 0.0
+    rests: list[float] = []
+    chunks = iter(ref.chunks)
+    for _ in range(4):
+        begun = now
+        while not (grants := sent(relay, ChunkGrant, now)):
+            due = relay.next_deadline()
+            assert due is not None
+            now = due
+            relay.handle_timer(now)
+        rests.append(now - begun)
+        for _ in grants:
+            relay.receive(ChunkRequest(next(chunks)), A, now)
+        relay.flush(now)
+        relay.outbox.clear()
+        for _ in grants:
+            relay.upload_done(A, False)
+        relay.flush(now)
+        relay.outbox.clear()
+    assert rests[0] == 0.0
+    assert rests[1] >= RelayConfig().stall_s
+    assert rests[2] >= 2 * rests[1]
+    assert rests[3] >= 2 * rests[2]
