@@ -52,6 +52,7 @@ STATES: Mapping[str, Mapping[str, Any]] = {
     },
     "learner-away": {**SAMPLING, "peers": {"volunteer": 3}},
     "paused": {**SAMPLING, "state": "paused by you", "resting": True, "peers": {}, "version": -1, "reach": ""},
+    "run-ended": {**SAMPLING, "state": "the run is finished", "peers": {"volunteer": 9}},
     "first-group": {
         **SAMPLING,
         "groups": {"generated": 1},

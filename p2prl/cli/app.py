@@ -29,6 +29,7 @@ from p2prl.cli.commands.service import service_app, service_install, service_pri
 from p2prl.cli.commands.sim import sim
 from p2prl.cli.commands.status import status
 from p2prl.cli.commands.team import team_app
+from p2prl.cli.commands.update import update
 from p2prl.cli.commands.validate import validate
 from p2prl.cli.commands.volunteer_views import me, top, watch
 from p2prl.cli.examples import epilog
@@ -70,6 +71,7 @@ for _name, _command in (("pause", pause), ("resume", resume), ("finish", finish)
 for _name, _view in (("top", top), ("watch", watch), ("me", me)):
     app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_view)
 app.command("doctor", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl doctor"))(doctor)
+app.command("update", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl update"))(update)
 config_app.command("show", epilog=epilog("p2prl config show"))(config_show)
 config_app.command("init", epilog=epilog("p2prl config init"))(config_init)
 app.add_typer(config_app, name="config", rich_help_panel=VOLUNTEER)

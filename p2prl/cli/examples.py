@@ -34,6 +34,7 @@ _EXAMPLES = {
         "p2prl doctor 'p2prl://NAME@…?b=…'",
         "p2prl doctor --fix --bundle report.txt",
     ),
+    "p2prl update": ("p2prl update", "p2prl update --check"),
     "p2prl service print": (
         "p2prl service print LINK",
         "p2prl service print LINK --run seed --options '--upload-mbit 20' --manager launchd",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.installation import this_installation
 from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, kill_tree, wait_until
 from p2prl.testing.terminal import Terminal
 
@@ -83,6 +84,8 @@ class Stage:
 
     def shown(self, moment: str, text: str) -> Screen:
         """A screen without this machine's own folders in it."""
+        clone = this_installation().clone
+        text = text if clone is None else text.replace(f"cd {clone} ", "cd ~/p2prl ")
         return Screen(moment, text.replace(str(self.folder), "/home"))
 
     def _written_link(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import TransportError
+from p2prl.installation import this_installation
 from p2prl.net.storage.key_file import create_identity
 from p2prl.net.transports import framing
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
@@ -174,7 +175,7 @@ def test_poisoned_weights_come_from_another_peer(live: tuple[Path, RunningRole],
         assert liar.process.poll() is None
 
 
-def test_a_newer_wire_version_ends_the_volunteer(tmp_path: Path) -> None:
+def test_a_newer_wire_version_ends_each_worker_with_the_command_that_updates_it(tmp_path: Path) -> None:
     key, run_name = Identity(os.urandom(16)), digest("p2prl/test-run", b"newer")
     create_identity(tmp_path / "newer.json", key)
     peer = subprocess.Popen(
@@ -195,9 +196,10 @@ def test_a_newer_wire_version_ends_the_volunteer(tmp_path: Path) -> None:
         assert peer.stdout is not None
         address = peer.stdout.readline().strip()
         link = JoinLink("newer", run_name, (address,))
-        result = p2prl("join", link, "--home", tmp_path / "home", *LISTEN)
-        refused(result, 5, f"speak wire version {limits.WIRE_VERSION + 1}")
-        assert "git pull && pip install" in result.stderr
+        for command in ("join", "seed"):  # with torch and without
+            result = p2prl(command, link, "--home", tmp_path / "home", *LISTEN)
+            refused(result, 5, f"speak wire version {limits.WIRE_VERSION + 1}")
+            assert this_installation().update_command in result.stderr
     finally:
         peer.kill()
         peer.communicate()

@@ -40,7 +40,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         ] = None,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
-        track: Annotated[str, typer.Option("--track", help="none, tensorboard or trackio.")] = "none",
+        track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.

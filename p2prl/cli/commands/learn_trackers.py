@@ -1,17 +1,32 @@
-"""Experiment trackers of a learner: tensorboard and trackio (extra `track`), imported on request."""
+"""Experiment trackers of a learner: tensorboard and trackio (extra `track`), wandb (its own), imported on request."""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from p2prl.cli.views.console import say
 from p2prl.config.run_folder import Folder
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, MachineError
 
-_TRACKERS = ("none", "tensorboard", "trackio")
-INSTALL = "Install it in the folder of your clone: pip install -c constraints.txt '.[track]'"
+_EXTRAS = {"tensorboard": "track", "trackio": "track", "wandb": "wandb"}
+_TRACKERS = ("none", *_EXTRAS)
+
+_FIGURES_ALONE = {
+    "console": "off",
+    "disable_git": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "silent": True,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+"""wandb also sends host, user, command line, code, packages and terminal, and prints, unless told not to."""
 
 
 def check_tracker(name: str) -> None:
@@ -22,7 +37,7 @@ def check_tracker(name: str) -> None:
 
 @contextmanager
 def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that records each update's metrics with `none`, `tensorboard` or `trackio`, without lists."""
+    """Yield a function that records each update's metrics with the tracker of this name, without lists."""
     check_tracker(name)
     if name == "none":
         yield lambda _: None
@@ -32,6 +47,12 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
             yield lambda metrics: _add_scalars(writer, _scalars(metrics))
         finally:
             writer.close()
+    elif name == "wandb":
+        run = _wandb_run(folder)
+        try:
+            yield lambda metrics: run.log(_scalars(metrics), step=int(metrics["step"]))
+        finally:
+            run.finish()
     else:
         trackio = _import("trackio", name)
         trackio.init(project="p2prl", name=folder.manifest.name)
@@ -39,6 +60,31 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
             yield lambda metrics: trackio.log(_scalars(metrics))
         finally:
             trackio.finish()
+
+
+def _wandb_run(folder: Folder) -> Any:
+    """The run at wandb, which a learner that starts again continues. Nobody is asked for an account.
+
+    Without a login, or with WANDB_MODE=offline, figures stay in the run folder.
+    """
+    wandb = _import("wandb", "wandb")
+    mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+    if mode == "offline":
+        say(f"wandb keeps its figures in {folder.directory / 'wandb'}; wandb sync uploads them.")
+    try:
+        return wandb.init(
+            project="p2prl",
+            id=folder.run.hex()[:32],
+            name=folder.manifest.name,
+            dir=str(folder.directory),
+            mode=mode,
+            resume="allow",
+            settings=wandb.Settings(**_FIGURES_ALONE),
+        )
+    except wandb.Error as error:
+        raise MachineError(
+            f"wandb did not start: {error}", remedy="WANDB_MODE=offline keeps its figures in the run folder."
+        ) from error
 
 
 def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
@@ -54,4 +100,5 @@ def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{name} is not installed", remedy=INSTALL) from error
+        remedy = f"Install it in the folder of your clone: pip install -c constraints.txt '.[{_EXTRAS[name]}]'"
+        raise ConfigError(f"{name} is not installed", remedy=remedy) from error

@@ -83,7 +83,7 @@ class WorkerScreen:
                 *self._given_rows(),
             ]
             yield _grid(rows, width)
-        if self._hints:
+        if self._hints and not has_ended(self._worker):
             yield Rule(style="dim", characters="-" if ascii_only else "─")
             yield _grid(hints_of(self._worker), width)
 
@@ -117,7 +117,7 @@ class WorkerScreen:
             ago = "" if since is None else f" for {age_text(self._now - since)}"
             text = f"no peer answers{ago}; sampling goes on and finished groups wait on disk"
             rows.append(("offline", Text(text, style="bold red")))
-        elif not peers.get("learner") and not worker.get("resting"):
+        elif not peers.get("learner") and not worker.get("resting") and not has_ended(worker):
             rows.append(("learner", Text("unreachable; finished groups wait on disk", style="yellow")))
         freed = worker.get("resting") and worker.get("version", -1) < 0
         version = "none in memory while it rests" if freed else version_text(worker.get("version", -1))
@@ -130,8 +130,8 @@ class WorkerScreen:
 
     def _next_rows(self, *, ascii_only: bool) -> Rows:
         worker = self._worker
-        if worker.get("resting") or is_offline(worker):
-            return []  # what was heard last says nothing about now
+        if worker.get("resting") or is_offline(worker) or has_ended(worker):
+            return []  # what was heard last says nothing about now, and after its end a run has no next version
         if (announced := worker.get("announced_version", -1)) > worker.get("version", -1):
             held, total = [*(worker.get("fetching") or ()), 0, 0][:2]
             here = f"{_bar(held / total, ascii_only=ascii_only)} {held:,} of {total:,} chunks here" if total else ""
@@ -171,7 +171,7 @@ class WorkerScreen:
         groups = worker.get("groups", {})
         verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
         rows: Rows = [("credit", f"{verified:,} groups verified, {worker.get('verified_tokens', 0):,} tokens credited")]
-        if verified:
+        if verified and not has_ended(worker):
             newest = min(verified, ESCROW_GROUPS)
             rows.append(("", f"the newest {newest:,} in escrow until more are verified or the run ends"))
         rows += [("board", text) for text in [self._board(verified, rejected)] if text]
@@ -213,6 +213,7 @@ class WorkerScreen:
 
 
 _STARTING = ("", "starting", "looking for the run")
+_ENDED = ("the run is finished", "finished")
 
 
 def hints_of(worker: Mapping[str, Any]) -> Rows:
@@ -220,9 +221,14 @@ def hints_of(worker: Mapping[str, Any]) -> Rows:
     return [("resume", _RESUME) if worker.get("resting") else ("pause", _PAUSE), ("stop", _STOP)]
 
 
+def has_ended(worker: Mapping[str, Any]) -> bool:
+    """Whether the learner has ended the run: nothing is left to wait for, to pause or to stop."""
+    return worker.get("state", "") in _ENDED
+
+
 def is_offline(worker: Mapping[str, Any]) -> bool:
     """Whether no peer is linked any more, and nobody asked for that."""
-    started = worker.get("state", "") not in _STARTING
+    started = worker.get("state", "") not in (*_STARTING, *_ENDED)
     return started and not any(worker.get("peers", {}).values()) and not worker.get("resting")
 
 
@@ -232,6 +238,8 @@ def badge_of(worker: Mapping[str, Any]) -> tuple[str, str]:
         return "RESTING", "yellow"
     if worker.get("state", "") in _STARTING:
         return "starting", "yellow"
+    if has_ended(worker):
+        return "run ended", "green"
     if is_offline(worker):
         return "OFFLINE", "red"
     if not worker.get("peers", {}).get("learner"):

@@ -155,7 +155,7 @@ def message_of(
         case events.WireMismatch(wire_version=version):
             return control.Warned(
                 f"a peer of this run speaks wire version {version}",
-                "If yours is the older one, update your clone: git pull && pip install -c constraints.txt .",
+                "",  # the network process says more (`version_check`)
             )
         case events.PeerBanned(peer=peer, reason=reason):
             return control.Warned(f"ignoring peer {peer[-8:]}: {reason}", "")

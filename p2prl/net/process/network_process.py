@@ -16,6 +16,7 @@ import psutil
 
 from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError, UnreachableError
+from p2prl.installation import this_installation
 from p2prl.memory_limit import limit_memory
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
@@ -104,7 +105,9 @@ class NetworkProcess:
     async def _serve(self, config: NetworkConfig, *, seed: int) -> None:
         identity = load_identity(config.key_file)
         # A learner never leaves its own run: it stays for the peers that speak its wire version.
-        self._versions = VersionCheck(() if config.node.role is Role.LEARNER else config.bootstrap)
+        self._versions = VersionCheck(
+            () if config.node.role is Role.LEARNER else config.bootstrap, lambda: this_installation().update_command
+        )
         self._blobs = DiskBlobStore(config.blob_dir)
         self._groups = DiskBlobStore(config.blob_dir / "groups")
         self._budget = UploadBudget(
@@ -291,9 +294,10 @@ class NetworkProcess:
         self._report(KEY_TAKEN if is_later else KEY_SHARED)
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.WireMismatch) and not self._versions.met(
-            event.peer, event.wire_version, neighbors=len(self._node.roles())
-        ):
+        if isinstance(event, events.WireMismatch):
+            told = self._versions.met(event.peer, event.wire_version, neighbors=len(self._node.roles()))
+            if told is not None:
+                self._report(control.Warned(*told))
             return
         if isinstance(event, events.VersionReady):
             self._before_sweep -= 1

@@ -6,7 +6,7 @@ another version and no neighbor speaks ours, this worker cannot contribute to th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from p2prl.errors import UpdateRequiredError
 from p2prl.protocol import limits
@@ -15,25 +15,32 @@ from p2prl.protocol import limits
 class VersionCheck:
     """Peers met that speak another wire version."""
 
-    def __init__(self, bootstrap: Sequence[str]) -> None:
-        """`bootstrap` are the multiaddrs of the join link, each ending in a peer id."""
+    def __init__(self, bootstrap: Sequence[str], how_to_update: Callable[[], str]) -> None:
+        """`bootstrap` are the multiaddrs of the join link, each ending in a peer id. `how_to_update` is asked for the
+        shell command that updates this program.
+        """
+        self._how_to_update = how_to_update
         self._bootstrap = {address.rpartition("/p2p/")[2] for address in bootstrap}
         self._foreign: dict[str, int] = {}
 
-    def met(self, peer: str, version: int, *, neighbors: int) -> bool:
-        """Note that a peer speaks `version` while `neighbors` peers speak ours. Returns whether to warn the user: once
-        per peer and version.
+    def met(self, peer: str, version: int, *, neighbors: int) -> tuple[str, str] | None:
+        """Note that a peer speaks `version` while `neighbors` peers speak ours.
 
-        Raises `UpdateRequiredError` when no compatible peer is left.
+        Returns what to tell the user and a remedy, once per peer and version; else None. Raises `UpdateRequiredError`
+        when no compatible peer is left.
         """
         is_new = self._foreign.get(peer) != version
         self._foreign[peer] = version
+        ours, is_newer = limits.WIRE_VERSION, version > limits.WIRE_VERSION
         if self._bootstrap and self._bootstrap <= set(self._foreign) and not neighbors:
-            if version > limits.WIRE_VERSION:
-                remedy = "Update your clone: git pull && pip install -c constraints.txt ."
-            else:
-                remedy = "Install the release that the run's operator names, or ask the operator to update."
+            asked = "Install the release that the run's operator names, or ask the operator to update."
             raise UpdateRequiredError(
-                f"the peers of this run speak wire version {version}, this program {limits.WIRE_VERSION}", remedy=remedy
+                f"the peers of this run speak wire version {version}, this program {ours}",
+                remedy=f"Update this program: {self._how_to_update()}" if is_newer else asked,
             )
-        return is_new
+        if not is_new:
+            return None
+        if is_newer:
+            hint = f"If the run has moved on, update this program: {self._how_to_update()}"
+            return f"a peer of this run speaks wire version {version}, this program {ours}", hint
+        return f"a peer of this run speaks wire version {version}, older than this program's {ours}", ""

@@ -15,16 +15,32 @@ LINK = ("/ip4/127.0.0.1/tcp/1/p2p/one", "/ip4/127.0.0.1/tcp/2/p2p/two", "/ip4/12
 NEWER, OLDER = limits.WIRE_VERSION + 1, limits.WIRE_VERSION - 1
 
 
+def check(bootstrap: tuple[str, ...] = LINK) -> VersionCheck:
+    return VersionCheck(bootstrap, lambda: "bring it up to date")
+
+
 def test_a_strangers_claim_is_reported_once() -> None:
-    watch = VersionCheck(LINK)
-    assert watch.met("stranger", NEWER, neighbors=0)
-    assert not watch.met("stranger", NEWER, neighbors=0)
-    assert watch.met("stranger", NEWER + 1, neighbors=0)
+    watch = check()
+    told = watch.met("stranger", NEWER, neighbors=0)
+    assert told is not None
+    assert f"wire version {NEWER}, this program {limits.WIRE_VERSION}" in told[0]
+    assert "If the run has moved on" in told[1], "anybody can claim a version"
+    assert told[1].endswith(": bring it up to date")
+    assert watch.met("stranger", NEWER, neighbors=0) is None
+    assert watch.met("stranger", NEWER + 1, neighbors=0) is not None
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(NEWER, "git pull && pip install"), (OLDER, "operator")])
+def test_an_older_peer_is_no_reason_to_update() -> None:
+    watch = VersionCheck(LINK, lambda: pytest.fail("not asked for"))
+    told = watch.met("stranger", OLDER, neighbors=0)
+    assert told is not None
+    assert f"wire version {OLDER}, older" in told[0]
+    assert told[1] == ""
+
+
+@pytest.mark.parametrize(("version", "remedy"), [(NEWER, "bring it up to date"), (OLDER, "operator")])
 def test_all_bootstrap_peers_with_another_version_is_an_error(version: int, remedy: str) -> None:
-    watch = VersionCheck(LINK)
+    watch = check()
     assert watch.met("one", version, neighbors=0)
     with pytest.raises(UpdateRequiredError, match=f"wire version {version}") as caught:
         watch.met("two", version, neighbors=0)
@@ -33,13 +49,13 @@ def test_all_bootstrap_peers_with_another_version_is_an_error(version: int, reme
 
 
 def test_one_neighbor_with_our_version_is_enough_to_stay() -> None:
-    watch = VersionCheck(LINK)
+    watch = check()
     watch.met("one", NEWER, neighbors=1)
-    assert watch.met("two", NEWER, neighbors=1)
+    assert watch.met("two", NEWER, neighbors=1) is not None
 
 
 def test_a_learner_has_no_link_and_stays() -> None:
-    assert VersionCheck(()).met("one", NEWER, neighbors=0)
+    assert check(()).met("one", NEWER, neighbors=0) is not None
 
 
 @pytest.mark.parametrize(("offset_s", "words"), [(240.0, "240 s behind"), (-61.4, "61 s ahead of")])

@@ -11,7 +11,7 @@ import pytest
 
 from p2prl.cli.commands.learn_trackers import tracker
 from p2prl.config.run_folder import Folder
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, MachineError
 
 METRICS = {
     "step": 7.0,
@@ -21,11 +21,12 @@ METRICS = {
     "staleness": [1, 2],
     "loss_name": "gepo_t",
 }
+RUN = bytes(range(32))
 NUMBERS = {"step": 7.0, "groups": 16, "stale/17-64/ess": 0.25, "loss/weight_max": 2.0}
 
 
 def folder(path: Path) -> Folder:
-    return cast(Folder, SimpleNamespace(directory=path, manifest=SimpleNamespace(name="unit")))
+    return cast(Folder, SimpleNamespace(directory=path, run=RUN, manifest=SimpleNamespace(name="unit")))
 
 
 class Writer:
@@ -65,6 +66,35 @@ class Trackio:
         self.finished = True
 
 
+class Wandb:
+    """Stands for the module wandb and its run."""
+
+    Error = ConnectionError
+
+    def __init__(self, *, logged_in: bool) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.logged_in = logged_in
+        self.finished = False
+        self.begun: dict[str, Any] = {}
+
+    def login(self, *, prompt: bool) -> bool:
+        assert not prompt, "a learner asks no question"
+        return self.logged_in
+
+    def Settings(self, **settings: Any) -> dict[str, Any]:  # noqa: N802 - wandb's name
+        return settings
+
+    def init(self, **begun: Any) -> Wandb:
+        self.begun = begun
+        return self
+
+    def log(self, metrics: dict[str, float], *, step: int) -> None:
+        self.logged.append((step, metrics))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
 def installed(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     monkeypatch.setattr(importlib, "import_module", lambda _: module)
 
@@ -86,20 +116,56 @@ def test_trackio_gets_the_numbers_of_an_update_together(monkeypatch: pytest.Monk
     assert (module.logged, module.finished, module.run) == ([NUMBERS], True, ("p2prl", "unit"))
 
 
+@pytest.mark.parametrize(
+    ("logged_in", "asked", "mode"),
+    [(True, "", "online"), (False, "", "offline"), (True, "offline", "offline"), (False, "online", "online")],
+)
+def test_wandb_gets_the_numbers_and_nothing_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged_in: bool, asked: str, mode: str
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", asked)
+    module = Wandb(logged_in=logged_in)
+    installed(monkeypatch, module)
+    with tracker("wandb", folder(tmp_path)) as track:
+        track(METRICS)
+    assert (module.logged, module.finished) == ([(7, NUMBERS)], True)
+    begun = module.begun
+    assert (begun["mode"], begun["dir"], begun["name"]) == (mode, str(tmp_path), "unit")
+    assert (begun["id"], begun["resume"]) == (RUN.hex()[:32], "allow"), "a learner that starts again goes on"
+    kept_back = {name: begun["settings"][name] for name in ("disable_git", "x_disable_meta", "x_disable_machine_info")}
+    assert all(kept_back.values())
+    assert not begun["settings"]["save_code"]
+    assert begun["settings"]["console"] == "off"
+
+
+def test_a_wandb_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Unreachable(Wandb):
+        def init(self, **begun: Any) -> Wandb:
+            raise ConnectionError("no network")
+
+    installed(monkeypatch, Unreachable(logged_in=True))
+    with pytest.raises(MachineError, match="no network") as caught, tracker("wandb", folder(tmp_path)):
+        pass
+    assert "WANDB_MODE=offline" in caught.value.remedy
+
+
 def test_none_takes_everything_and_another_name_is_refused(tmp_path: Path) -> None:
     with tracker("none", folder(tmp_path)) as track:
         track(METRICS)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match="wandb") as caught, tracker("wandb", folder(tmp_path)):
+    with pytest.raises(ConfigError, match="mlflow") as caught, tracker("mlflow", folder(tmp_path)):
         pass
     assert "trackio" in caught.value.remedy
 
 
-def test_a_missing_tracker_has_an_install_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "extra"), [("trackio", "track"), ("tensorboard", "track"), ("wandb", "wandb")])
+def test_a_missing_tracker_has_an_install_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, extra: str
+) -> None:
     def missing(_: str) -> Any:
         raise ImportError
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match="trackio is not installed") as caught, tracker("trackio", folder(tmp_path)):
+    with pytest.raises(ConfigError, match=f"{name} is not installed") as caught, tracker(name, folder(tmp_path)):
         pass
-    assert "-c constraints.txt '.[track]'" in caught.value.remedy
+    assert f"-c constraints.txt '.[{extra}]'" in caught.value.remedy

@@ -35,11 +35,24 @@ def test_states_differ_in_words_and_not_in_color_alone() -> None:
     assert headings["offline"].endswith("○ OFFLINE")
     assert headings["paused"].endswith("○ RESTING")
     assert headings["learner-away"].endswith("○ online, no learner")
+    assert headings["run-ended"].endswith("● run ended")
     assert "no peer answers for 4 min" in screen("offline", 120)
     assert "in about" not in screen("offline", 80), "the last pace says nothing while nobody answers"
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("peers", [{}, {"volunteer": 9}, {"learner": 1}])
+def test_after_the_end_nothing_is_promised(columns: int, peers: dict[str, int]) -> None:
+    output = io.StringIO()
+    worker = {**STATES["run-ended"], "announced_version": 47, "peers": peers}
+    Console(file=output, width=columns, color_system=None, legacy_windows=False).print(WorkerScreen(worker, now=NOW))
+    text = output.getvalue()
+    for promise in ("next ", "v47", "escrow", "Ctrl-C", "p2prl pause", "OFFLINE", "unreachable"):
+        assert promise not in text, promise
+    assert "104 groups verified, 5,012 tokens credited" in text
+
+
+@pytest.mark.parametrize("state", [state for state in STATES if state != "run-ended"])
 def test_each_screen_says_how_to_stop(state: str) -> None:
     text = screen(state, 80)
     assert "Ctrl-C" in text
