@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,7 @@ from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
 from p2prl.protocol.manifests import RunManifest
+from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.probe_verdict import ProbeFacts, figures_text, judge
 from p2prl.tasks.sandbox.pool import ScorerPool
 from p2prl.tasks.scorers.build import RowCheck
@@ -34,6 +36,13 @@ probe of 170."""
 
 PROBE_S = 60.0
 """Longest probe: a volunteer would wait longer for the model's download."""
+
+
+TRIED_FIRST_BYTES = 32 << 20
+"""Data that takes longer than a probe to pack: its first rows are tried before."""
+
+_HEAD_ROWS = 2048
+"""Rows tried of each file. The verdict on ten times as many would be no other, and these take seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +65,22 @@ class NewRun:
     template_unused: bool
     """Whether the model has a chat template that the run does not use."""
     uses_template: bool
+
+
+def head_of(data: Sequence[DataPlan]) -> tuple[DataPlan, ...]:
+    """The first rows of data sets that are long in packing, to try a run with; empty where nothing is."""
+    if sum(_size_bytes(plan.path) for plan in data) < TRIED_FIRST_BYTES:
+        return ()
+    return tuple(replace(plan, most_rows=_HEAD_ROWS) for plan in data)
+
+
+def _size_bytes(path: Path) -> int:
+    """Bytes of a file, or of the files of a saved data set; 0 for rows that a library makes."""
+    try:
+        files = path.rglob("*") if path.is_dir() else (path,)
+        return sum(each.stat().st_size for each in files if each.is_file())
+    except OSError:
+        return 0  # opening it says what is wrong
 
 
 def check_learnable(new: NewRun, wanted: InitChecks, on_progress: Callable[[str, float], None]) -> list[str]:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.fitted_settings import fitted_settings
-from p2prl.config.init_checks import InitChecks, NewRun, check_learnable
+from p2prl.config.init_checks import InitChecks, NewRun, check_learnable, head_of
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.new_folder import new_folder
 from p2prl.config.prompt_lengths import survey_prompts
@@ -138,7 +139,8 @@ def init_run(
     """Make a run folder atomically.
 
     `settings` is the text of run.toml; with `fit_settings`, learning rate, device and threads in it are made to fit the
-    model. `checks` are tried before the folder is put in place; `ConfigError` when they say that the run cannot learn.
+    model. `checks` are tried before the folder is put in place, and of large data on its first rows before all of it is
+    packed; `ConfigError` when they say that the run cannot learn.
     `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message for the user.
     """
     tell = on_notice or (lambda _: None)
@@ -149,45 +151,69 @@ def init_run(
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
     try:
         with new_folder(directory) as new:
-            identity = Identity.generate(os.urandom(ENTROPY_BYTES))
-            create_identity(new / "key.json", identity)
-            loaded = _first_weights(plan, on_progress)
-            plan = _with_card(plan, loaded)
-            prompts = make_prompts(plan, loaded, new, on_progress)
-            loaded.model.save_pretrained(new / "model", safe_serialization=True)
-            loaded.tokenizer.save_pretrained(new / "model")
-            files = _run_files(loaded, plan)
-            (new / "files").mkdir()
-            for name, data in files.items():
-                (new / "files" / name).write_bytes(data)
-            manifest = run_manifest(
-                plan,
-                layout_of(loaded.model, plan.dtype),
-                identity.public_key,
-                files,
-                data_sets=prompts.data_sets,
-                prompt_frame=prompts.frame,
-                turn_frame=prompts.turn_frame,
-                now=time.time(),
-            )
-            for notice in (*_check_manifest(manifest, loaded, prompts), *prompts.notices):
-                tell(notice)
-            _check_files(manifest, files)
-            raw = seal(identity, manifest, run=NO_RUN, now=time.time())
-            (new / "run.manifest").write_bytes(raw)
-            if fit_settings:
-                settings = fitted_settings(settings, parameters=manifest.parameters)
-                tell(_fitted_notice(settings, manifest.parameters))
-            (new / "run.toml").write_text(settings)
+            if checks is not None and (head := head_of(plan.data)):
+                # Packing all of it takes minutes: whether the run can learn is known before.
+                trial = new / "trial"
+                trial.mkdir()
+                tried = _fill(trial, replace(plan, data=head), settings, on_progress, tell=lambda _: None)
+                _tell_all(tell, check_learnable(tried, checks, on_progress))
+                shutil.rmtree(trial)
+                checks = None
+            made = _fill(new, plan, settings, on_progress, tell, fit_settings=fit_settings)
             if checks is not None:
-                made = _new_run(Folder(new, identity, manifest, raw), loaded, plan)
-                for notice in check_learnable(made, checks, on_progress):
-                    tell(notice)
+                _tell_all(tell, check_learnable(made, checks, on_progress))
     except OSError as error:
         raise MachineError(
             f"cannot make {directory}: {error.strerror}", remedy="Check space and permissions."
         ) from error
     return open_run(directory)
+
+
+def _fill(
+    new: Path,
+    plan: RunPlan,
+    settings: str,
+    on_progress: Callable[[str, float], None],
+    tell: Callable[[str], None],
+    *,
+    fit_settings: bool = False,
+) -> NewRun:
+    """Write all files of a run into the empty folder `new`."""
+    identity = Identity.generate(os.urandom(ENTROPY_BYTES))
+    create_identity(new / "key.json", identity)
+    loaded = _first_weights(plan, on_progress)
+    plan = _with_card(plan, loaded)
+    prompts = make_prompts(plan, loaded, new, on_progress)
+    loaded.model.save_pretrained(new / "model", safe_serialization=True)
+    loaded.tokenizer.save_pretrained(new / "model")
+    files = _run_files(loaded, plan)
+    (new / "files").mkdir()
+    for name, data in files.items():
+        (new / "files" / name).write_bytes(data)
+    manifest = run_manifest(
+        plan,
+        layout_of(loaded.model, plan.dtype),
+        identity.public_key,
+        files,
+        data_sets=prompts.data_sets,
+        prompt_frame=prompts.frame,
+        turn_frame=prompts.turn_frame,
+        now=time.time(),
+    )
+    _tell_all(tell, [*_check_manifest(manifest, loaded, prompts), *prompts.notices])
+    _check_files(manifest, files)
+    raw = seal(identity, manifest, run=NO_RUN, now=time.time())
+    (new / "run.manifest").write_bytes(raw)
+    if fit_settings:
+        settings = fitted_settings(settings, parameters=manifest.parameters)
+        tell(_fitted_notice(settings, manifest.parameters))
+    (new / "run.toml").write_text(settings)
+    return _new_run(Folder(new, identity, manifest, raw), loaded, plan)
+
+
+def _tell_all(tell: Callable[[str], None], notices: Iterable[str]) -> None:
+    for notice in notices:
+        tell(notice)
 
 
 def _run_files(loaded: LoadedModel, plan: RunPlan) -> dict[str, bytes]:

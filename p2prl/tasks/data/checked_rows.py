@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from p2prl.errors import ConfigError
@@ -46,7 +47,7 @@ class CheckedRows:
     def __iter__(self) -> Iterator[CheckedRow]:
         """Each row. `ConfigError` naming the first faulty one, or a source without rows."""
         number = -1
-        for number, row in enumerate(self._source.rows()):
+        for number, row in enumerate(islice(self._source.rows(), self._plan.most_rows)):
             yield self._checked(row, number, self._source.place(number))
         if number < 0:
             raise ConfigError(f"{self._source.place(0)}: there is no row", remedy="Give a file with at least one row.")

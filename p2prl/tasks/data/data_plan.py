@@ -15,7 +15,10 @@ SCORER_FILE = "scorer.py"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataPlan:
-    """One data task of a new run."""
+    """One data task of a new run.
+
+    More than twelve fields, because each is one independent choice of the researcher, or a bound on it.
+    """
 
     task: str
     """Its name in the mix, which also names its folder."""
@@ -35,6 +38,8 @@ class DataPlan:
     """Leave out rows whose prompt does not fit, instead of refusing them."""
     drop_conflicts: bool = False
     """Of rows with one prompt and different answers keep the first, instead of refusing them."""
+    most_rows: int | None = None
+    """Rows read of each file at most; None for all."""
     scoring: str = ""
     """Scorers and weights: canonical JSON, as `RunManifest` holds it."""
     needed_columns: frozenset[str] = frozenset()

@@ -95,6 +95,39 @@ def test_one_that_reads_the_wrong_column_is_told(tmp_path: Path, models: dict[st
     assert any("could not be tried" in line for line in told)
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rows of `data` are the head of a file that takes long."""
+    monkeypatch.setattr("p2prl.config.init_checks.TRIED_FIRST_BYTES", 100)
+    monkeypatch.setattr("p2prl.config.init_checks._HEAD_ROWS", 4)
+
+
+@pytest.mark.usefixtures("large")
+def test_large_data_is_tried_before_it_is_packed(tmp_path: Path, models: dict[str, Path]) -> None:
+    """A fault in the last row is found in packing, so a refusal by the probe came before. No answer fits one token."""
+    plans = data(tmp_path, NUMBER)
+    rows = [json.dumps({"question": f"{n}+{n}=", "answer": "120"}) for n in range(10)]
+    (tmp_path / "sums.jsonl").write_text("\n".join([*rows, "no row"]))
+    wanted = {"task": "", "data": plans, "max_new_tokens": 1}
+    with pytest.raises(ConfigError, match="could not learn: in a probe of 16 groups of sums"):
+        make(tmp_path, models["random"], InitChecks(probe_groups=16), **wanted)
+    with pytest.raises(ConfigError, match=r"sums\.jsonl, line 11"):
+        make(tmp_path, models["random"], InitChecks(probe_groups=0), **wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["sums.jsonl"]
+
+
+@pytest.mark.usefixtures("large")
+def test_large_data_is_packed_whole_after_its_trial(tmp_path: Path, models: dict[str, Path]) -> None:
+    plans = {"task": "", "data": data(tmp_path, NUMBER), "max_new_tokens": 8}
+    told = make(tmp_path, models["warm"], InitChecks(probe_groups=2, force=True), **plans)
+    run = open_run(tmp_path / "run")
+    assert [each.rows for each in run.manifest.data_sets] == [10]
+    assert sum(line.startswith("Probe of sums") for line in told) == 1
+    assert sum("10 rows to train on" in line for line in told) == 1
+    assert not any("4 rows" in line for line in told)
+    assert not (tmp_path / "run" / "trial").exists()
+
+
 PARTS = (
     '{"rewards":[{"scorer":"number","weight":1.0},{"scorer":"exact","weight":0.1},{"scorer":"exact","weight":-3.0}]}'
 )
