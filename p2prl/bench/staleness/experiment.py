@@ -33,7 +33,8 @@ RIVALS = ("asympo", "topr", "tis", "gspo", "oapl")
 
 METHODS = (DEFAULT, "grpo", *RIVALS, *VARIANTS)
 LONG_METHODS = (DEFAULT, "grpo", "asympo", NAMED["with_geometric_taper"], NAMED["with_token_taper"])
-FEW = (DEFAULT, "grpo", "asympo", "topr")
+FEW = (DEFAULT, "grpo", "asympo", "topr", NAMED["without_expectation"])
+"""What is compared first, and in the larger model: the default without its group expectation is one of them."""
 
 LAWS = (("const:64", 320), ("const:128", 640), ("lognorm:256", 1280), ("const:256", 1280), ("const:512", 2560))
 """(law, updates): five times the longest delay."""
@@ -67,8 +68,8 @@ class Part:
 
 PARTS = (
     Part(task="strict8", seconds=0.03),
-    Part(task="split4", laws=(LAWS[0], LAWS[2], LAWS[4]), seconds=0.025),
-    Part(task="chain4", laws=(LAWS[0], LAWS[4]), seconds=0.02),
+    Part(task="split4", laws=(LAWS[0], LAWS[1], LAWS[2], LAWS[4]), seconds=0.025),
+    Part(task="chain4", laws=(LAWS[0], LAWS[1], LAWS[4]), seconds=0.02),
     Part(task="march512", methods=LONG_METHODS, laws=LAWS[:1], halves=1, seconds=0.35),
     Part(task="strict8@96x3", methods=FEW, laws=LAWS[:1], halves=1, seconds=0.1),
 )
@@ -170,16 +171,22 @@ def reporting_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterat
 def next_job(results: ResultFile, parts: Sequence[Part] = PARTS) -> Job | None:
     """The next batch to run; None when the experiment is complete.
 
-    A task is tuned before it is reported, and the first task is reported in full for its first law before the next one
-    is tuned.
+    What says most comes first (`first_of`). Then, task by task: tuned, and reported for the task's first law.
     """
-    for part in parts:
-        job = next(tuning_jobs(results, [part]), None) or next(
-            reporting_jobs(results, [replace(part, laws=part.laws[:1])]), None
-        )
+    for part in (*first_of(parts), *(replace(part, laws=part.laws[:1]) for part in parts)):
+        job = next(tuning_jobs(results, [part]), None) or next(reporting_jobs(results, [part]), None)
         if job is not None:
             return job
     return next(reporting_jobs(results, parts), None)
+
+
+def first_of(parts: Sequence[Part]) -> list[Part]:
+    """Of every task with several laws: a few methods, two laws and half of the seeds."""
+    return [
+        replace(part, methods=tuple(method for method in part.methods if method in FEW), laws=part.laws[:2], halves=1)
+        for part in parts
+        if len(part.laws) > 1
+    ]
 
 
 def remaining_seconds(results: ResultFile, parts: Sequence[Part] = PARTS) -> float:

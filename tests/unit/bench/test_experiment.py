@@ -69,6 +69,22 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
     assert {seed for *_, seed in runs} == set(range(10))
 
 
+def test_a_few_methods_are_compared_on_every_task_before_the_others_run(tmp_path: Path) -> None:
+    methods = ("gspo", "grpo", "topr")
+    parts = [Part(task=task, methods=methods, laws=LAWS[:3], seconds=0.1) for task in ("chain4", "split4")]
+    results, jobs = CompactResults(tmp_path / "runs.jsonl"), list[Job]()
+    while (job := next_job(results, parts)) is not None:
+        jobs.append(job)
+        run(results, job, 0.5)
+    few = [job for job in jobs if not job.method.startswith("gspo")]
+    first = jobs[: next(index for index, job in enumerate(jobs) if job.method.startswith("gspo"))]
+    assert first == few[: len(first)]
+    assert {(job.part.task, job.law) for job in first} == {
+        (task, law) for task in ("chain4", "split4") for law in ("const:64", "const:128", "const:0")
+    }
+    assert {seed for job in first for seed in job.seeds} == {*DEVELOPMENT_SEEDS, *range(5)}
+
+
 def test_a_choice_waits_for_every_setting(tmp_path: Path) -> None:
     results = CompactResults(tmp_path / "runs.jsonl")
     for _ in range(9):
