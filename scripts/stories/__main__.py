@@ -1,7 +1,7 @@
 """Play ten stories of people who lend a machine, in real terminals, and write down what they saw.
 
     python -m scripts.stories                          # writes docs/stories.md
-    python -m scripts.stories --only wrong-link,driver-breaks --out /tmp/stories.md
+    python -m scripts.stories --only wrong-link,driver-breaks      # the others stay as they are there
 
 A learner, another volunteer and the person's own commands run on loopback, in tmux. The game needs Xvfb, openbox and
 xterm, the full disk needs root; where something is missing, its story says so. Exits 1 when a story did not go as told.
@@ -37,7 +37,7 @@ def main() -> int:
     chosen = arguments.only.split(",")
     if unknown := sorted(set(chosen).difference(STORIES)):
         parser.error(f"unknown: {', '.join(unknown)}")
-    pages, failed = [_OPENING], 0
+    pages, failed = _kept(arguments.out), 0
     with tempfile.TemporaryDirectory(prefix="p2prl-stories-") as folder:
         swarm = SwarmProcesses(Path(folder) / "swarm")
         with swarm.running():
@@ -47,17 +47,28 @@ def main() -> int:
                 if name in chosen:
                     print(f"{name} …", file=sys.stderr, flush=True)
                     page, went_wrong = _played(name, stage)
-                    pages.append(page)
+                    pages[name] = page
                     failed += went_wrong
-    arguments.out.write_text("\n".join(pages), encoding="utf-8")
+    told = [pages[name] for name in STORIES if name in pages]
+    arguments.out.write_text("\n".join([_OPENING, *told]), encoding="utf-8")
     print(f"{arguments.out}: {len(chosen)} stories, {failed} not as told", file=sys.stderr)
     return 1 if failed else 0
 
 
+def _title(name: str) -> str:
+    return (STORIES[name].__doc__ or "").splitlines()[0].rstrip(".")
+
+
+def _kept(out: Path) -> dict[str, str]:
+    """The pages of stories that were played before, by name."""
+    parts = out.read_text(encoding="utf-8").split("\n## ")[1:] if out.exists() else []
+    by_title = {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in parts}
+    return {name: by_title[_title(name)] for name in STORIES if _title(name) in by_title}
+
+
 def _played(name: str, stage: Stage) -> tuple[str, bool]:
     """A story's page, and whether it did not go as told."""
-    story = STORIES[name]
-    title = (story.__doc__ or "").splitlines()[0].rstrip(".")
+    story, title = STORIES[name], _title(name)
     try:
         screens = story(stage)
     except UnplayableError as reason:

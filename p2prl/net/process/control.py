@@ -282,9 +282,15 @@ class Failed(Message, frozen=True, array_like=True, tag=True):
     remedy: str
 
 
+class Logged(Message, frozen=True, array_like=True, tag=True):
+    """A line of the process's log: the role prints it, whose terminal may hold a panel."""
+
+    line: str
+
+
 RunReport = NetworkUp | RunKnown | FileReady | VersionAnnounced | VersionReady | PatchesReady
 GroupReport = EnvelopeArrived | GroupFetched | GroupBodyWanted | PublishRefused
-FromNetwork = RunReport | GroupReport | LedgerWanted | LedgerArrived | Status | Warned | Failed
+FromNetwork = RunReport | GroupReport | LedgerWanted | LedgerArrived | Status | Warned | Logged | Failed
 
 
 def _encode_path(value: Any) -> str:

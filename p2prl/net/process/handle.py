@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -247,6 +248,8 @@ class NetworkHandle:
         """Runs on the channel's thread."""
         if isinstance(message, control.PatchesReady):
             self._decoder.take(message)  # at once: the role may be in a batch that takes minutes
+        elif isinstance(message, control.Logged):
+            sys.stderr.write(f"{message.line}\n")  # a live panel stands in for it, and draws itself below the line
         else:
             self._inbox.put(message)
 

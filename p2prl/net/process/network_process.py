@@ -28,6 +28,7 @@ from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.open_files import links_for, raise_open_files
 from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.process.relay_choice import relays_among
+from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
@@ -328,6 +329,7 @@ async def serve_role(descriptor: int) -> None:
     connection.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
     try:
-        await NetworkProcess(reader, writer).run()
+        with logging_to_role(writer):
+            await NetworkProcess(reader, writer).run()
     finally:
         writer.close()

@@ -148,3 +148,10 @@ def test_figures_outlive_a_process(rig: Rig, is_read: bool) -> None:
     (last,) = rig.poll(1)
     assert isinstance(last, control.Status)
     assert (last.sent, last.received_from_source) == (15, 30)
+
+
+def test_a_line_of_its_log_is_printed_and_is_no_message(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    """The role prints it: a line of another process would move a live panel on the same terminal."""
+    rig.process.say(control.Logged("p2prl.net: no space"), status(sent=7))
+    assert rig.poll(1) == [status(sent=7)]
+    assert capsys.readouterr().err == "p2prl.net: no space\n"

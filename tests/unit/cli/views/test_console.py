@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import sys
+import threading
 
 import pytest
 from rich.console import Console
@@ -53,4 +55,21 @@ def test_a_message_leaves_nothing_of_the_panel_behind(monkeypatch: pytest.Monkey
         "header of the panel",
         "stop     Ctrl-C ends after the current",
         "groups, twice at once",
+    ]
+
+
+def test_a_line_on_standard_error_leaves_nothing_of_the_panel_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lines of the network process's log, which a thread prints."""
+    output = io.StringIO()
+    terminal = Console(file=output, force_terminal=True, force_interactive=True, width=COLUMNS, height=30)
+    monkeypatch.setattr(screen, "console", terminal)
+    with screen.LiveView().shown() as view:
+        view.update(lambda: Text("header of the panel\nlast of it"), str)
+        thread = threading.Thread(target=lambda: sys.stderr.write("p2prl.net: no space left on device\n"))
+        thread.start()
+        thread.join()
+    assert terminal_lines(output.getvalue()) == [
+        "p2prl.net: no space left on device",
+        "header of the panel",
+        "last of it",
     ]
