@@ -11,6 +11,8 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.models.pretrained import best_device
 from p2prl.protocol.limits import MAX_NAME_CHARS
 
+_DEVICES = "Devices: auto, cuda, cuda:1, mps, cpu."
+
 
 def choose_device(name: str) -> torch.device:
     """The device of this name; `auto` takes CUDA, then MPS, then the CPU.
@@ -22,12 +24,16 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{name!r} is not a device", remedy="Devices: auto, cuda, cuda:1, mps, cpu.") from error
+        several = "," in name
+        remedy = "One device for each worker: start another one for the next." if several else _DEVICES
+        raise ConfigError(f"{name!r} is not a device", remedy=remedy) from error
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(device.type, False):
         raise MachineError(
             f"this machine has no usable {name} device", remedy="Omit --device to use the best available device."
         )
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise MachineError(f"there is no {name}: this machine has {count}", remedy="They count from cuda:0.")
     return device
 
 

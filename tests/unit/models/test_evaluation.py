@@ -100,4 +100,18 @@ def test_zero_prompts_and_unknown_devices_are_refused(world: SmallRun) -> None:
         choose_device("abacus")
     with pytest.raises(MachineError, match="no usable xpu"):
         choose_device("xpu")
+    with pytest.raises(ConfigError) as caught:
+        choose_device("cuda:0,cuda:1")
+    assert "start another one" in caught.value.remedy
     assert choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize(("name", "is_there"), [("cuda", True), ("cuda:1", True), ("cuda:2", False)])
+def test_a_card_beyond_the_last_one_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, is_there: bool) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    if is_there:
+        assert choose_device(name).type == "cuda"
+    else:
+        with pytest.raises(MachineError, match="this machine has 2"):
+            choose_device(name)

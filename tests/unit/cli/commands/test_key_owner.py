@@ -163,3 +163,18 @@ def test_revocations_kept_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     seats = json_of("key", "show", "--home", tmp_path)["seats"]
     assert kept == [public_key_of(PeerId(seats[seat])) for seat in ("seat-2", "seat-3")]
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_two_workers_of_one_machine_work_for_one_owner(tmp_path: Path) -> None:
+    """A card each, as docs/machines.md has it."""
+    owner = json_of("key", "owner", "--home", tmp_path)["owner"]
+    first, second = claim_worker_folder(tmp_path), claim_worker_folder(tmp_path)
+    machines = [worker.identity.peer_id for worker in (first, second)]
+    for seat in ("seat-1", "seat-2"):
+        json_of("key", "delegate", "--seat", seat, "--home", tmp_path)
+    nodes = [peer_network(LINK, worker, Role.VOLUNTEER, ()).node for worker in (first, second)]
+    first.release()
+    second.release()
+    assert machines[0] != machines[1]
+    assert json_of("key", "show", "--home", tmp_path)["owners"] == {"seat-1": owner, "seat-2": owner}
+    assert [len(node.delegations) for node in nodes] == [1, 1]
