@@ -89,10 +89,18 @@ def test_all_workers_hear_a_command_and_one_alone_by_its_seat(tmp_path: Path) ->
             "seat-1": "paused",
             "validator-1": "paused",
         }
+        assert set(json_of("resume", "--home", tmp_path, "--seat", "validator-1")) == json_keys("p2prl resume")
+        json_of("pause", "--home", tmp_path)
         assert invoke("resume", "--home", tmp_path, "--seat", "seat-1").output.split() == ["seat-1", "starting"]
         assert (first.order.rests, second.order.rests) == (False, True)
         assert "until p2prl resume" in invoke("pause", "--home", tmp_path).output
         assert first.order.rests
+
+
+def test_finish_and_stop_answer_as_the_others_do(tmp_path: Path) -> None:
+    with worker(tmp_path, "seat-1"):
+        assert set(json_of("finish", "--home", tmp_path)) == json_keys("p2prl finish")
+        assert set(json_of("stop", "--home", tmp_path)) == json_keys("p2prl stop")
 
 
 def test_one_worker_that_hangs_keeps_no_other_from_hearing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
