@@ -2,7 +2,7 @@
 
     python -m scripts.torture --kills 20 --seed 0
     python -m scripts.torture --cut 60
-    python -m scripts.torture --owner --kills 200
+    python -m scripts.torture --owner --roles volunteers --kills 200
     python -m scripts.torture --storm --roles all --kills 50 --updates 500
 
 Prints its actions; exits 1 and keeps the folder when a guarantee is broken.
@@ -34,7 +34,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="kill -9s of random roles")
     parser.add_argument("--cut", type=float, default=0.0, help="seconds to cut one volunteer off, instead of killing")
     parser.add_argument("--storm", action="store_true", help="floods of strangers go on all the time")
-    parser.add_argument("--roles", choices=("most", "all"), default="most", help="all: a seeder too, and each as often")
+    parser.add_argument(
+        "--roles",
+        choices=("most", "all", "volunteers"),
+        default="most",
+        help="all: a seeder too, and each as often; volunteers: these alone",
+    )
     parser.add_argument("--owner", action="store_true", help="volunteers are paused and limited all the time")
     parser.add_argument("--volunteers", type=int, default=3)
     parser.add_argument("--updates", type=int, default=300, help="learner updates of the run")
@@ -83,6 +88,7 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
         finish_s=max(300.0, 2.0 * arguments.updates),
         patience=arguments.patience,
         every_role=arguments.roles == "all",
+        volunteers_only=arguments.roles == "volunteers",
         storm_keys=_STORM_KEYS if arguments.storm else 0,
     )
     report = CrashRun(swarm, run, plan, say=say).execute()

@@ -49,7 +49,7 @@ class CrashPlan:
 
     kills: int
     updates: int
-    """Of the run; with `every_role` it has more if the kills take longer."""
+    """Of the run; where every role or the volunteers alone are killed, it has more if the kills take longer."""
     seed: int
     volunteers: int = 3
     pause_s: tuple[float, float] = (1.0, 3.0)
@@ -59,12 +59,19 @@ class CrashPlan:
     every_role: bool = False
     """Kill learner, volunteers, validator and seeder equally often; else the learner in two of five kills, any other
     role in the rest, and there is no seeder."""
+    volunteers_only: bool = False
+    """Kill nobody but volunteers, and the learner once at the end."""
     patience: float = 1.0
     """Multiplies every other limit on waiting: more on a machine that others keep busy."""
     storm_keys: int = 0
     """Keys of the floods that go on all the time (`storm`); 0 for none."""
     owner: bool = False
     """Whether the volunteers' owner pauses, resumes and limits them meanwhile."""
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether the run goes on until all kills are done."""
+        return self.every_role or self.volunteers_only
 
 
 @dataclass(slots=True)
@@ -165,6 +172,8 @@ class CrashRun:
 
     def _next_victim(self, learner: RoleProcess) -> RoleProcess:
         roles = self._swarm.roles
+        if self._plan.volunteers_only:
+            return roles[self._rng.choice(self._homes).name]
         if not self._plan.every_role:
             others = [role for role in roles.values() if role is not learner and role.name != _STORM]
             return learner if self._rng.random() < 0.4 else self._rng.choice(others)
@@ -177,7 +186,7 @@ class CrashRun:
 
     def _start_all(self) -> tuple[RoleProcess, str]:
         start = self._swarm.start
-        learner = start("learner", *self._learn(0 if self._plan.every_role else self._plan.updates))
+        learner = start("learner", *self._learn(0 if self._plan.is_open_ended else self._plan.updates))
         link = str(self._wait(lambda: _text(self._run / "link"), seconds=60, what="a join link"))
         for home in self._homes:
             start(home.name, "join", link, "--threads", "1", *LISTEN, home=home)
@@ -237,7 +246,7 @@ class CrashRun:
             self._folders.add(daemon_folder(daemon))
         kill_tree(learner)
         self._resumes.append((len(learner.log), recorded_steps(self._run)))
-        if self._plan.every_role:
+        if self._plan.is_open_ended:
             learner.arguments = self._learn(max(self._plan.updates, recorded_steps(self._run) + _UPDATES_AFTER))
         known, links = _groups(self._run), learner.log.count("Join link")
         self._swarm.start_again(learner)
