@@ -50,7 +50,7 @@ from p2prl.scoreboard.web.host_check import LOOPBACK_NAMES, HostCheck
 from p2prl.scoreboard.web.http_middleware import ResponseRules
 from p2prl.scoreboard.web.http_responses import add_error_handlers, error_response, json_response
 from p2prl.scoreboard.web.page import STATIC
-from p2prl.scoreboard.web.page_routes import add_pages
+from p2prl.scoreboard.web.page_routes import add_pages, missing_page
 from p2prl.scoreboard.web.parameters import (
     ERRORS,
     ID_ERRORS,
@@ -89,8 +89,8 @@ def create_app(source: LedgerSource, *, is_public: bool = False, streams: EventS
         app.add_middleware(HostCheck, names=LOOPBACK_NAMES)
     app.add_middleware(ResponseRules)  # the outermost
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    add_error_handlers(app)
     answers = Answers(source)
+    add_error_handlers(app, missing_page(answers))
     add_pages(app, answers)
     _add_run_routes(app, answers)
     _add_people_routes(app, answers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -35,8 +37,11 @@ def error_response(status: int, error: str, remedy: str, *, headers: dict[str, s
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Return every error as an `ErrorDocument`, including those of the web framework."""
+def add_error_handlers(app: FastAPI, missing_page: Callable[[Request], Response]) -> None:
+    """Return every error as an `ErrorDocument`, including those of the web framework.
+
+    A browser that asks for a page that is not there gets `missing_page`.
+    """
 
     @app.exception_handler(P2PRLError)
     def own_error(request: Request, error: P2PRLError) -> Response:  # noqa: ARG001 - FastAPI's signature
@@ -52,6 +57,8 @@ def add_error_handlers(app: FastAPI) -> None:
     def refused(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:_MAX_SHOWN_CHARS]
         headers = dict(error.headers or {})
+        if error.status_code == 404 and _wants_a_page(request):
+            return missing_page(request)
         if error.status_code == 405:
             return error_response(
                 405, f"{request.method} is not allowed", "A board is read-only: use GET.", headers=headers
@@ -60,6 +67,11 @@ def add_error_handlers(app: FastAPI) -> None:
         return error_response(
             error.status_code, message, "The paths are listed in /api/v1/openapi.json.", headers=headers
         )
+
+
+def _wants_a_page(request: Request) -> bool:
+    """Whether a person asks: the API answers in JSON whatever a browser says that it takes."""
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
 
 
 def _opaque(tag: str) -> str:

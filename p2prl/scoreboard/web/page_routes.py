@@ -32,6 +32,8 @@ _NO_CONTRIBUTOR = (
 )
 _NO_TEAM = "The ledger has no membership in a team of this id. A team appears with the first checked work of a member."
 
+_NO_PAGE = "The address is of no page of this board. It may have been cut off."
+
 
 def add_pages(app: FastAPI, answers: Answers) -> None:
     """Add the routes."""
@@ -55,6 +57,17 @@ def add_pages(app: FastAPI, answers: Answers) -> None:
         failure = answers.source.failure()
         document = api_views.health_document(answers.source.snapshot(), None if failure is None else str(failure))
         return json_response(request, document, status=503 if document.status == "failing" else 200)
+
+
+def missing_page(answers: Answers) -> Callable[[Request], Response]:
+    """Answers a browser that asks for a path of no page."""
+
+    def respond(request: Request) -> Response:
+        wanted = PageRequest(origin=origin_of(request))
+        page = render_missing(answers.source.snapshot(), wanted, title="No such page", reason=_NO_PAGE)
+        return Response(page, status_code=404, media_type=_HTML)
+
+    return respond
 
 
 def _add_board(app: FastAPI, answers: Answers) -> None:

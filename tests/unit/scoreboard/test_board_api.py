@@ -217,6 +217,16 @@ def test_refusals_have_one_shape(path: str, status: int) -> None:
     assert answer.document["remedy"]
 
 
+def test_a_browser_gets_a_page_for_an_address_of_no_page() -> None:
+    app, browser = create_app(MemorySource(WRITER)), {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path in ("/nowhere", "/c/a/b", "/static/none.css"):
+        answer = ask(app, path, **browser)
+        assert (answer.status, answer.headers["content-type"].split(";")[0]) == (404, "text/html")
+        assert b"No such page" in answer.body
+        assert b'href="/"' in answer.body
+    assert set(ask(app, "/api/v1/nothing", **browser).document) == {"error", "remedy"}
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_unwritable_folder(method: str) -> None:
     app = create_app(MemorySource(WRITER))
