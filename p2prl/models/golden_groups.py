@@ -29,7 +29,7 @@ MAX_GOLDEN_BYTES = 64 * 1024
 """Most bytes of the file; it has about 15 kB."""
 
 ROWS, PROMPT_TOKENS, NEW_TOKENS = 12, 8, 16
-"""Completions, and the tokens of each. 192 tokens show a noise of .002 logits in their log-probs, and take the time of
+"""Completions, and the tokens of each. 192 tokens show a noise of .001 logits in their log-probs, and take the time of
 16 steps."""
 
 CANDIDATES = 4

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2prl.models.group_work import Inspection
-from p2prl.models.noise_baselines import NoiseEvidence, Pair
+from p2prl.models.noise_baselines import NoiseEvidence, Pair, own_band
 from p2prl.models.prefix_replay import ImpossibleToken, impossible_token
 from p2prl.models.replay_noise import Floats, noise_scale, widest_scale
 from p2prl.models.replay_probes import ReplayProbes, probes_of
@@ -78,15 +78,16 @@ def replay_groups(
         rows = [next(scored) for _ in inspection.token_ids]
         sampled = _sampled(inspection)
         tokens = _token_scores(group, rows, sampled)
+        temperature = inspection.assignment.requests[0].temperature
+        band = noises[group.engine]
         pair = (group.engine, scorer.engine_class)
         scale = noise_scale(
             claimed_dtype=group.engine.dtype,
             run_dtype=run_dtype,
             scorer_dtype=scorer.engine_class.dtype,
             layers=scorer.layers,
-            measured=noises[group.engine],
+            measured=own_band(tokens, temperature) if band is None else band,
         )
-        temperature = inspection.assignment.requests[0].temperature
         judged = judge_group(tokens, scale, widest, temperature)
         replay = Replay(
             reason=judged.reason,

@@ -6,8 +6,10 @@ grows with s, the sum of their margins with s², and the deviation of the claime
 are added up, and the largest of the three counts: too wide a band costs little, too narrow a one rejects honest work.
 
 The band of a pair is the upper quartile of its peers with standing in this very pair, times a safety factor. A newcomer
-moves nothing, and neither does a quarter of the peers. Whatever they claim, `noise_scale` keeps the band between what
-roundoff alone explains and the widest of the dtype. Groups outside the band whose noise some class explains count too,
+moves nothing, and neither does a quarter of the peers. Of a pair without enough peers each group is its own measure
+(`own_band`): what an engine rounds shows in all its tokens, so that one far from its draw stands out even where nobody
+knows the engine. Whatever they claim, `noise_scale` keeps the band between what roundoff alone explains and the widest
+of the dtype. Groups outside the band whose noise some class explains count too,
 so a band that has become too narrow, after an update of a driver perhaps, widens again. Evidence decays with the
 half-life of standing.
 """
@@ -15,7 +17,7 @@ half-life of standing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import msgspec
 import numpy as np
@@ -104,6 +106,18 @@ class NoiseEvidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         by_margins = math.sqrt(max(0.0, self.margins) / self.squares)
         by_logprobs = self.deviation / self.spread if self.spread > 0.0 else 0.0
         return max(by_number, by_margins, by_logprobs)
+
+
+def own_band(tokens: TokenScores, temperature: float) -> float:
+    """The band of a group whose pair nobody has measured, in logits, its safety margin included.
+
+    From all tokens but the one farthest from its draw, which must not vouch for itself.
+    """
+    if not tokens.margins.size:
+        return math.inf
+    worst = int(np.argmax(tokens.margins))
+    others = TokenScores(**{each.name: np.delete(getattr(tokens, each.name), worst) for each in fields(TokenScores)})
+    return SAFETY * NoiseEvidence.of(others, temperature).noise
 
 
 @dataclass(slots=True)

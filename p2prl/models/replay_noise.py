@@ -13,8 +13,8 @@ logits of 6 and 18 the noise of bfloat16 differs threefold, and dividing by a te
 The row's logits are the scorer's own. Of the sampler's claims only the dtype counts, and it can only narrow the scale.
 
 Engines also differ by more than roundoff says: kernels that accumulate in short types, logits rounded once more,
-another order of sums. So a pair of engine classes that nobody has measured gets the widest noise that its dtype
-explains, and a measured one its own (`noise_baselines`); neither is ever below what roundoff alone explains.
+another order of sums. So each pair of engine classes has the noise that was measured (`noise_baselines`), up to the
+widest that its dtype explains, and never below what roundoff alone explains.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ SLACK = 2.0
 """Scale used over scale expected. A row's noise exceeds the mean of its model by up to 1.5."""
 
 LOGIT_FLOOR = 1e-3
-"""Least noise of a logit between two engines, whatever the dtype. fp32 on two GPU architectures differs by up to this
-in deep models, far more than the roundoff says; TF32 is switched off."""
-
+"""Least band of a logit, whatever the dtype, and the only one of float32: two GPU architectures differ by up to this in
+deep models, far more than the roundoff says, with TF32 switched off. It is the most noise that counts as honest, so it
+has no slack on top: what a wider band paid for would be no honest engine's draw."""
 
 WIDEST_ROUNDOFFS = 26.0
-"""Widest noise of a logit between two engines that nobody has measured, in unit roundoffs of the shorter type: .1
-logits in bfloat16, .8 of the distance between two neighboring numbers near 18."""
+"""Widest band of a logit, in unit roundoffs of the shorter type: .1 logits in bfloat16, .8 of the distance between two
+neighboring numbers near 18."""
 
 WIDEST_DTYPE = "bfloat16"
 """The dtype with the largest roundoff: what its noise does not explain, no class of engines explains."""
@@ -72,16 +72,15 @@ def noise_scale(
     """The scale for a group whose volunteer claims to have sampled in `claimed_dtype`.
 
     A claim wider than the run's dtype, or an unknown one, counts as the run's. `measured` is the noise of the pair of
-    classes in logits, with its safety margin; None for a pair that was not measured.
+    classes in logits, with its safety margin; the widest that the dtype explains for None.
     """
     for dtype in (run_dtype, scorer_dtype):
         require("dtype", dtype, dtype in UNIT_ROUNDOFF, f"one of {', '.join(UNIT_ROUNDOFF)}")
     run = UNIT_ROUNDOFF[run_dtype]
     sampler, scorer = min(run, UNIT_ROUNDOFF.get(claimed_dtype, run)), UNIT_ROUNDOFF[scorer_dtype]
     expected = math.hypot(sampler, scorer) * math.sqrt(1.0 + VARIANCE_PER_LAYER * layers)
-    least = SLACK * LOGIT_FLOOR
-    widest = max(least, WIDEST_ROUNDOFFS * max(sampler, scorer))
-    floor = widest if measured is None else min(widest, max(least, measured))
+    widest = max(LOGIT_FLOOR, WIDEST_ROUNDOFFS * max(sampler, scorer))
+    floor = widest if measured is None else min(widest, max(LOGIT_FLOOR, measured))
     return NoiseScale(SLACK * expected, floor)
 
 

@@ -32,13 +32,14 @@ def draw_charts(rows: Rows, folder: Path) -> list[Path]:
 
 
 def draw_power(rows: Sequence[Row], path: Path) -> None:
-    """Share of groups with one invented token that are found, by its margin: a panel for each number type, a line for
-    each size of a group."""
+    """Share of groups with one invented token that are found, by its margin, beside the most noise that is honest: a
+    panel for each number type, a line for each size of a group."""
     usual = [row for row in rows if row["policy"] == "usual" and row["temperature"] == 1.0]
     dtypes = list(dict.fromkeys(row["dtype"] for row in usual))
     figure, axes = _panels(1, len(dtypes))
     for axis, dtype in zip(axes.flat, dtypes, strict=True):
-        mine = [row for row in usual if row["dtype"] == dtype]
+        of_dtype = [row for row in usual if row["dtype"] == dtype]
+        mine = [row for row in of_dtype if row["noise"] == max(each["noise"] for each in of_dtype)]
         for color, size in zip(_COLORS, sorted({row["tokens"] for row in mine}), strict=False):
             points = sorted(
                 (row["margin"], 1 - row["credited"] / row["groups"]) for row in mine if row["tokens"] == size

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2prl.bench.trust.synthetic_groups import Policy, drawn_tokens, policy, race, with_invented
+from p2prl.models.noise_baselines import own_band
 from p2prl.models.replay_noise import NoiseScale, noise_scale, widest_scale
 from p2prl.models.replay_statistics import TokenScores, judge_group
 from p2prl.protocol.rejection_reasons import RejectionReason
@@ -74,9 +75,10 @@ class Power:
     faults: int
 
 
-def scale_of(dtype: str) -> NoiseScale:
-    """The widest band of a type: that of a pair of engines nobody has measured, or of a class that a cheat invents."""
-    return noise_scale(claimed_dtype=dtype, run_dtype=dtype, scorer_dtype=dtype, layers=LAYERS)
+def scale_of(group: TokenScores, dtype: str, temperature: float) -> NoiseScale:
+    """The scale of a group of a pair of engines that nobody has measured, or of a class that a cheat invents."""
+    band = own_band(group, temperature)
+    return noise_scale(claimed_dtype=dtype, run_dtype=dtype, scorer_dtype=dtype, layers=LAYERS, measured=band)
 
 
 def made(name: str, temperature: float) -> Policy:
@@ -98,7 +100,7 @@ def cells(
 ) -> Iterator[FalseRejects | Power]:
     """Honest groups of every policy, type, temperature and size, and the same groups with one token replaced.
 
-    The rest of a cheat's group has the most noise. Positions come from a pool, with noise of their own in each group.
+    Positions come from a pool, with noise of their own in each group.
     """
     for name, temperature, tokens in itertools.product(policies, temperatures, sizes):
         kind, rng = made(name, temperature), np.random.default_rng(seed)
@@ -108,13 +110,12 @@ def cells(
         for _ in range(groups):
             run = pool.part(int(rng.integers(_POOL)), tokens)
             for dtype in dtypes:
-                noises = NOISES[dtype]
-                for noise in noises if is_usual else noises[-1:]:
+                for noise in NOISES[dtype]:
                     group = drawn_tokens(run, noise, rng)
                     found.setdefault((dtype, noise, 0.0), []).append(_reason(group, dtype, temperature))
-                for margin in MARGINS if is_usual else (1.0,):
-                    cheated = with_invented(group, margin + 1e-3, rng)
-                    found.setdefault((dtype, noises[-1], margin), []).append(_reason(cheated, dtype, temperature))
+                    for margin in MARGINS if is_usual else (1.0,):
+                        cheated = with_invented(group, margin + 1e-3, rng)
+                        found.setdefault((dtype, noise, margin), []).append(_reason(cheated, dtype, temperature))
         for (dtype, noise, margin), reasons in found.items():
             rejected, faults = sum(map(bool, reasons)), _faults(reasons)
             if margin:
@@ -131,7 +132,7 @@ def cells(
 
 def _reason(group: TokenScores, dtype: str, temperature: float) -> str:
     """The judge's reason; empty for a credited group."""
-    return judge_group(group, scale_of(dtype), widest_scale(LAYERS), temperature).reason
+    return judge_group(group, scale_of(group, dtype, temperature), widest_scale(LAYERS), temperature).reason
 
 
 def _faults(found: Sequence[str]) -> int:

@@ -32,9 +32,7 @@ HONEST_WORK = {"honest", "forge rewards", "withhold 7 of 8 slots", "duplicates"}
 """Attacks that deliver valid groups too, or nothing else: what they choose or claim is answered elsewhere."""
 
 NEAR_THE_POLICY = {"int8 weights", "policy of 10 updates before", "policy of 100 updates before"}
-"""Weights so close to the version's that short groups lie within what machines of one class may differ by. In some of
-them a token is some thousandths of a nat off, beyond the noise that counts as forged (docs/benchmarks/trust.md).
-"""
+"""Weights so close to the version's that short groups lie within what machines of one class may differ by."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +53,7 @@ def test_in_float32_nothing_forged_is_credited(name: str, run: AttackRun) -> Non
     row = attack_row(run, name, 4)
     assert row.delivered == 4
     assert 0.0 <= row.worst_margin < 0.02
-    assert row.forged_credited == 0 or name in NEAR_THE_POLICY
+    assert row.forged_credited == 0
     if name in HONEST_WORK:
         assert row.credited == (2 if name == "duplicates" else 4)
         assert row.trained_on == row.credited

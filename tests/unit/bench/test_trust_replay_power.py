@@ -46,11 +46,11 @@ def test_rows_of_false_rejects_and_power(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(replay_power, "_POOL", 1 << 14)
     made = list(replay_power.cells(20, policies=["usual"], sizes=(8, 512)))
     rows = [row for row in made if isinstance(row, FalseRejects)]
-    assert len(rows) == 2 * (2 + 4 + 2)
+    assert len(rows) == 2 * 3 * 4
     assert all(row.groups == 20 and row.rejected == row.faults == 0 for row in rows)
     found = [row for row in made if isinstance(row, Power)]
     paid = [row for row in found if row.margin >= 1.0 and row.temperature >= 1.0]
-    assert len(paid) == 2 * 2 * (4 + 1)
+    assert len(paid) == 2 * 4 * (4 + 1)
     assert all(row.credited == 0 for row in paid)
     assert any(row.credited == 20 for row in found if row.margin == 0.25 and row.dtype == "bfloat16")
     assert all(row.credited == 0 for row in found if row.dtype == "float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,17 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.models import noise_baselines
 from p2prl.models.kept_baselines import KeptBaselines
-from p2prl.models.noise_baselines import LEAST_PEERS, MOST_TOKENS, SAFETY, NoiseBaselines, NoiseEvidence, Pair
+from p2prl.models.noise_baselines import (
+    LEAST_PEERS,
+    MOST_TOKENS,
+    SAFETY,
+    NoiseBaselines,
+    NoiseEvidence,
+    Pair,
+    own_band,
+)
+from p2prl.models.replay_noise import noise_scale, widest_scale
+from p2prl.models.replay_statistics import TokenScores, judge_group
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import EngineClass
 from p2prl.protocol.standing import HALF_LIFE_S
@@ -71,6 +82,36 @@ def test_replay_that_is_not_a_number_is_no_evidence() -> None:
     tokens = simulated(24, noise=0.1)
     tokens.claimed[3] = math.nan
     assert NoiseEvidence.of(tokens, 1.0) == NoiseEvidence()
+
+
+def own_judgement(tokens: TokenScores, temperature: float) -> str:
+    """Reason of a group in bfloat16 whose pair nobody has measured."""
+    dtype = "bfloat16"
+    band = own_band(tokens, temperature)
+    scale = noise_scale(claimed_dtype=dtype, run_dtype=dtype, scorer_dtype=dtype, layers=4, measured=band)
+    return judge_group(tokens, scale, widest_scale(4), temperature).reason
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05, 0.1])
+def test_honest_group_of_an_unmeasured_pair_passes_by_its_own_noise(noise: float) -> None:
+    for size in (8, 512, 2048):
+        for seed in range(6):
+            tokens = simulated(size, noise=noise, temperature=0.6, seed=seed)
+            assert own_band(tokens, 0.6) > 1.2 * noise
+            assert own_judgement(tokens, 0.6) == ""
+
+
+def test_token_far_from_its_draw_does_not_vouch_for_itself() -> None:
+    """1.05 nats at a temperature of .6 may be rounding in a group with the most noise that counts as honest. In one
+    with a fifth of it they are not, and nobody needs to know the engine to see it."""
+    for noise, reason in ((0.1, ""), (0.02, RejectionReason.ENGINE_MISMATCH)):
+        honest = simulated(4096, noise=noise, temperature=0.6)
+        margins = honest.margins.copy()
+        margins[7] = 1.05
+        invented = replace(honest, margins=margins)
+        assert own_judgement(invented, 0.6) == reason
+        assert own_band(invented, 0.6) == pytest.approx(own_band(honest, 0.6), rel=0.1)
+    assert own_band(simulated(1, noise=0.0), 1.0) == math.inf, "one token says nothing about the others"
 
 
 def test_band_is_the_upper_quartile_of_enough_peers_with_standing() -> None:

@@ -206,10 +206,10 @@ def test_scale_follows_logits_temperature_and_depth() -> None:
     measured = scale(layers=4, measured=0.0)
     rows = measured.of_rows(np.array([6.0, 18.0, 0.0]), 0.5)
     assert rows[1] == pytest.approx(3 * rows[0])
-    assert rows[2] == pytest.approx(2 * LOGIT_FLOOR / 0.5)
+    assert rows[2] == pytest.approx(LOGIT_FLOOR / 0.5)
     assert (shallow.of_rows(np.array([6.0, 18.0, 0.0]), 0.5) >= rows).all()
     exact = scale(run_dtype="float32", scorer_dtype="float32")
-    assert exact.of_rows(np.array([18.0]), 1.0)[0] == pytest.approx(2 * LOGIT_FLOOR), "roundoff is far below the floor"
+    assert exact.of_rows(np.array([18.0]), 1.0)[0] == pytest.approx(LOGIT_FLOOR), "roundoff is far below the floor"
 
 
 def test_measured_pair_stays_between_roundoff_and_the_widest_of_its_dtype() -> None:
@@ -218,11 +218,11 @@ def test_measured_pair_stays_between_roundoff_and_the_widest_of_its_dtype() -> N
     assert 0.1 <= widest < 0.11
     assert scale(measured=0.05).floor == 0.05
     assert scale(measured=math.inf).floor == scale(measured=1.0).floor == widest
-    assert scale(measured=0.0).floor == pytest.approx(2 * LOGIT_FLOOR)
+    assert scale(measured=0.0).floor == LOGIT_FLOOR
     half = {"run_dtype": "float16", "scorer_dtype": "float16", "claimed_dtype": "bfloat16"}
     assert scale(**half).floor == pytest.approx(widest / 8)
     exact = {"run_dtype": "float32", "scorer_dtype": "float32"}
-    assert scale(**exact).floor == scale(**exact, measured=0.5).floor == pytest.approx(2e-3)
+    assert scale(**exact).floor == scale(**exact, measured=0.5).floor == scale(**exact, measured=0.0).floor == 1e-3
     assert widest_scale(24) == scale()
 
 
@@ -242,6 +242,23 @@ def test_noise_that_another_class_explains_is_no_fault() -> None:
     assert judge_group(lied, narrow, widest, 1.0).reason == RejectionReason.ENGINE_MISMATCH
     far = replace(exact, claimed=exact.claimed - 4.0)
     assert judge_group(far, narrow, widest, 1.0).reason == RejectionReason.LOGPROB_MISMATCH
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("tokens", [8, 512, 16_384])
+def test_float32_pays_no_token_beyond_what_its_noise_explains(tokens: int, temperature: float) -> None:
+    """Against the integral of the tail of a difference between two logits, at a noise of .001."""
+    exact = scale(run_dtype="float32", scorer_dtype="float32")
+    sigma = 1e-3 * math.sqrt(2) / temperature
+    flat = np.zeros(tokens)
+    for margin in np.array([3.0, 4.0, 5.0, 6.0]) * sigma:
+        grid = np.linspace(margin, margin + 10 * sigma, 20_001)
+        tail = [math.erfc(x / sigma / math.sqrt(2)) / 2 for x in grid]
+        is_explained = tokens * float(np.trapezoid(tail, grid)) >= FALSE_REJECTS
+        margins = flat.copy()
+        margins[tokens // 2] = margin
+        group = TokenScores(margins, flat - 3.0, flat - 9.0, flat + 1.0, flat - 3.0)
+        assert (judge_group(group, exact, widest_scale(24), temperature).reason == "") is is_explained
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
