@@ -30,6 +30,7 @@ from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.version_check import VersionCheck
+from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
@@ -109,7 +110,8 @@ class NetworkProcess:
         self._versions = VersionCheck(
             () if config.node.role is Role.LEARNER else config.bootstrap, lambda: this_installation().update_command
         )
-        self._blobs = DiskBlobStore(config.blob_dir)
+        learns = config.node.role is Role.LEARNER
+        self._blobs = ChainBlobs(config.blob_dir) if learns else DiskBlobStore(config.blob_dir)
         self._groups = DiskBlobStore(config.blob_dir / "groups")
         self._budget = UploadBudget(
             self._clock,
