@@ -28,6 +28,7 @@ def bench_publish(
     from p2prl.bench.publish.benchmark import (
         BLOCKED_BOUND_S,
         HEAD_BOUND_S,
+        SILENT_BOUND_S,
         SWITCH_BOUND_S,
         PublishBenchConfig,
         run_publish_bench,
@@ -44,10 +45,12 @@ def bench_publish(
         say(f"on disk: {report.store_bytes:,} bytes, and {report.first_bytes:,} of version 0")
         say(f"memory beyond the copy of the weights: {report.peak_bytes_beyond_weights:,} bytes")
         say(f"processor time of a version {report.head_cpu_s:.2f} s")
-        say(f"longest call of the network {report.serve_s:.3f} s, for an older version {report.serve_old_s:.3f} s")
+        say(f"a chunk of any version can be sent after {report.serve_s:.3f} s")
         blocked, head, switch = report.trainer_blocked_s, report.head_s, report.switch_s
+        silent = report.loop_silent_s
         say(verdict_line("training waits, s", BLOCKED_BOUND_S, blocked, blocked <= BLOCKED_BOUND_S))
         say(verdict_line("head sent after, s", HEAD_BOUND_S, head, head <= HEAD_BOUND_S))
         say(verdict_line("any version of the window in a file, s", SWITCH_BOUND_S, switch, switch <= SWITCH_BOUND_S))
+        say(verdict_line("network loop silent, s", SILENT_BOUND_S, silent, silent <= SILENT_BOUND_S))
     if check and not report.met:
         raise P2PRLError("publishing costs too much", remedy="Rerun it while nothing else is running.")

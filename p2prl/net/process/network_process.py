@@ -11,6 +11,7 @@ import contextlib
 import random
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -111,7 +112,7 @@ class NetworkProcess:
             () if config.node.role is Role.LEARNER else config.bootstrap, lambda: this_installation().update_command
         )
         learns = config.node.role is Role.LEARNER
-        self._blobs = ChainBlobs(config.blob_dir) if learns else DiskBlobStore(config.blob_dir)
+        self._blobs = self._chain_blobs(config.blob_dir) if learns else DiskBlobStore(config.blob_dir)
         self._groups = DiskBlobStore(config.blob_dir / "groups")
         self._budget = UploadBudget(
             self._clock,
@@ -312,6 +313,14 @@ class NetworkProcess:
         self._report(
             bridge.message_of(event, path_of=self._blobs.path, group_path_of=self._groups.path, status=self._status)
         )
+
+    def _chain_blobs(self, directory: Path) -> ChainBlobs:
+        loop = asyncio.get_running_loop()
+
+        def chunk_came() -> None:  # on the store's thread
+            loop.call_soon_threadsafe(self._driver.wake)
+
+        return ChainBlobs(directory, chunk_came)
 
     def _report(self, message: control.FromNetwork) -> None:
         if not self._writer.is_closing():

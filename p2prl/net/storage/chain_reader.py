@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,8 +40,14 @@ WEIGHTS_FILE, STATE_FILE = "weights", "chain.json"
 class ChainReader:
     """Reads the versions of the chain in one directory. Methods may be called from several threads."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, kernels: Kernels | None = None, kept_segments: int = 0) -> None:
+        """`kernels` decode, by default those that fit the weights' size. `read` keeps the words of as many segments of
+        older versions as `kept_segments` says, and is for one thread then."""
         self.directory = directory
+        self._kernels = kernels
+        self._kept_segments = kept_segments
+        self._kept: OrderedDict[tuple[Digest, int], Words] = OrderedDict()
+        """Words by the version's root and the segment, the least recently used first."""
         self._state: tuple[bytes, ChainState] | None = None
         self._pieces: dict[str, list[tuple[int, SegmentHeader]]] = {}
 
@@ -78,7 +85,7 @@ class ChainReader:
         if route is None:
             raise IntegrityError(f"no patches lead from version {nearest} back to {version}")
         words = known[nearest]
-        kernels = kernels_for(state.size_bytes)
+        kernels = self._kernels or kernels_for(state.size_bytes)
         for inverse in route:
             words = self.apply(inverse, index, words, kernels)
             known[inverse.older] = words
@@ -87,14 +94,27 @@ class ChainReader:
     def read(self, version: int, offset: int, length: int) -> bytes:
         """Bytes of a version's weights."""
         state = self._required()
+        if version not in state.roots:
+            raise IntegrityError(f"version {version} has left the chain")
         word_bytes = state.word_type.word_bytes
         parts = []
         for index, (start, count) in enumerate(segment_spans(state.words)):
             first, last = start * word_bytes, (start + count) * word_bytes
             if first < offset + length and offset < last:
-                data = self.words(index, version).view(np.uint8).data
+                data = self._kept_words(index, version, state).view(np.uint8).data
                 parts.append(bytes(data[max(0, offset - first) : max(0, min(last, offset + length) - first)]))
         return b"".join(parts)
+
+    def _kept_words(self, index: int, version: int, state: ChainState) -> Words:
+        place = state.roots[version], index
+        words = self._kept.pop(place, None)
+        if words is None:
+            words = self.words(index, version)
+        if self._kept_segments:
+            self._kept[place] = words
+            if len(self._kept) > self._kept_segments:
+                self._kept.popitem(last=False)
+        return words
 
     def read_file(self, offset: int, length: int) -> bytes:
         """Bytes of the weights file as they are now; the caller checks which version they belong to."""

@@ -137,6 +137,10 @@ class DiskBlobStore:
         except OSError as error:
             raise write_error(error, f"in {self.directory}") from error
 
+    def ready(self, ref: BlobRef, index: int) -> bool:  # noqa: ARG002 - a file
+        """See `BlobStore.ready`."""
+        return True
+
     def read(self, ref: BlobRef, index: int) -> bytes:
         """See `BlobStore.read`."""
         offset, length = ref.span(index)

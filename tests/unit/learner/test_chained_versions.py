@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import pytest
 import torch
 
+from p2prl.errors import IntegrityError
 from p2prl.learner.published_policies import PublishedPolicies, versions_kept
 from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.version_files import VersionJob, write_version
@@ -112,6 +115,51 @@ def test_the_network_serves_every_version_of_the_window(tmp_path: Path) -> None:
     gone = publishing.port.manifests()[3].weights
     store.drop(gone.root)
     assert set(store.begin(gone)) == set(range(len(gone.chunks))), "only the learner forgets versions"
+    store.close()
+    publishing.small_run.close()
+
+
+def test_chunks_are_read_by_a_thread_and_taken_once(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(3)
+    came = threading.Semaphore(0)
+    store = ChainBlobs(publishing.small_run.blobs.directory, came.release)
+    manifests = publishing.port.manifests()
+    blobs = [(each.weights, weights) for each, weights in zip(manifests, publishing.training, strict=True)]
+    patch = manifests[2].patches[0].blob
+    blobs.append((patch, publishing.small_run.blobs.path(patch.root).read_bytes()))
+    for ref, data in blobs:
+        store.begin(ref)
+        for index in range(len(ref.chunks)):
+            offset, length = ref.span(index)
+            assert not store.ready(ref, index)
+            assert came.acquire(timeout=30)
+            assert store.ready(ref, index)
+            assert store.read(ref, index) == data[offset : offset + length]
+    assert not store.ready(blobs[0][0], 0), "a chunk is kept until it is taken"
+    store.close()
+    publishing.small_run.close()
+
+
+def test_damage_is_noticed_when_a_chunk_is_read(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(3)
+    patch = publishing.port.manifests()[2].patches[0].blob
+    path = publishing.small_run.blobs.path(patch.root)
+    path.write_bytes(bytes(patch.size_bytes))
+    came = threading.Semaphore(0)
+    store = ChainBlobs(publishing.small_run.blobs.directory, came.release)
+    store.begin(patch)
+    store.ready(patch, 0)
+    assert came.acquire(timeout=30)
+    assert store.ready(patch, 0)
+    with pytest.raises(IntegrityError, match="damaged"):
+        store.read(patch, 0)
+    path.unlink()
+    store.ready(patch, 0)
+    assert came.acquire(timeout=30)
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        store.read(patch, 0)
     store.close()
     publishing.small_run.close()
 
