@@ -11,9 +11,9 @@ from p2prl.errors import MachineError
 from p2prl.learner.published_policies import versions_kept
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
 
-_WHOLE = 4
-"""Weights once in the store, once more as version 0, once as redo records while a version is written, and once as the
-copy of an older version that groups are replayed with."""
+_WHOLE = 3
+"""Weights once in the store, once as redo records while a version is written, and once as the copy of an older version
+that groups are replayed with."""
 
 _SHARE_16_BIT = 0.1
 """Patches of a version and their inverses, of its weights: .0045 for the short patch where one word in a hundred

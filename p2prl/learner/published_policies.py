@@ -1,8 +1,8 @@
 """Published policy versions, kept with their weights so that any group in the staleness window can be replayed.
 
-The weights are in one chain (`p2prl.net.storage.weight_store`), and version 0 in a file of its own besides, from which
-patches for newcomers start. A run folder of an earlier program has a file for every version: they are read until they
-leave the window.
+The weights are in one chain (`p2prl.net.storage.weight_store`), which leads back to version 0 too: patches for
+newcomers start from it. A run folder of an earlier program has a file for every version: they are read until they leave
+the window, and that of version 0 to the end of the run.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ class PublishedPolicies:
         """Remember version 0 after a restart, although it has left the window."""
         self._keep_first(_read(raw))
 
+    @property
+    def first(self) -> PolicyVersion | None:
+        """Version 0, also after it has left the window."""
+        return self._first
+
     def weights_file(self, version: int) -> tuple[Digest, Path] | None:
         """(weights digest, file) of a version; None when it has no file of its own. That of version 0 is never
         deleted."""
@@ -84,7 +89,7 @@ class PublishedPolicies:
         return (digest, path) if complete else None
 
     def _keep_first(self, policy: PolicyVersion) -> None:
-        """Keep version 0 on disk: newcomers may have its weights, and patches keep starting from it."""
+        """Keep version 0, and its file if it has one: newcomers may have its weights, and patches start from it."""
         self._first = policy
         self._blobs.keep_as(policy.manifest.weights.root, Digest(policy.manifest.weights_digest))
 

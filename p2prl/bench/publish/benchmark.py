@@ -82,13 +82,12 @@ class PublishReport:
     head_cpu_s: float
     """Processor time of the whole process in that time."""
     peak_bytes_beyond_weights: int
-    """Most anonymous memory while a version was written, less what the process had before and less one version."""
+    """Most anonymous memory while any version was written, the first with its keyframe too, less what the process had
+    before and less one version."""
     patch_bytes: int
     """All patches that were published."""
     store_bytes: int
     """Files of the weight chain."""
-    first_bytes: int
-    """The file of version 0 besides, from which patches for newcomers start."""
     switch_s: float
     """The longest time to bring any version of the window to a file."""
     serve_s: float
@@ -232,10 +231,9 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
             head_s=statistics.median(heads[1:]),
             head_longest_s=max(heads[1:]),
             head_cpu_s=statistics.median(processor[1:]),
-            peak_bytes_beyond_weights=max(beyond[1:]),
+            peak_bytes_beyond_weights=max(beyond),
             patch_bytes=sum(p.blob.size_bytes for each in port.manifests[1:] for p in each.patches),
             store_bytes=storage.published.chain.disk_bytes,
-            first_bytes=storage.blobs.path(port.manifests[0].weights_digest).stat().st_size,
             switch_s=max(_switch_s(storage, version) for version in range(config.versions)),
             serve_s=serve_s,
             loop_silent_s=loop_silent_s,
@@ -261,7 +259,11 @@ async def _serve(directory: Path, manifests: Sequence[PolicyManifest]) -> tuple[
     newest version and for one of each older one."""
     loop, came, pulse = asyncio.get_running_loop(), asyncio.Event(), _Pulse()
     beating = asyncio.create_task(pulse.beat())
-    store = ChainBlobs(directory, lambda: loop.call_soon_threadsafe(came.set))
+
+    def chunk_came() -> None:  # on the store's thread
+        loop.call_soon_threadsafe(came.set)
+
+    store = ChainBlobs(directory, chunk_came)
     longest = 0.0
     try:
         for manifest in manifests:

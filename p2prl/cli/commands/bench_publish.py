@@ -42,7 +42,7 @@ def bench_publish(
         emit({**vars(report), "met": report.met, "seed": seed, "wall_s": time.monotonic() - began})
     else:
         say(f"{report.versions} versions of {report.bytes:,} bytes, published patches {report.patch_bytes:,} bytes")
-        say(f"on disk: {report.store_bytes:,} bytes, and {report.first_bytes:,} of version 0")
+        say(f"on disk: {report.store_bytes:,} bytes")
         say(f"memory beyond the copy of the weights: {report.peak_bytes_beyond_weights:,} bytes")
         say(f"processor time of a version {report.head_cpu_s:.2f} s")
         say(f"a chunk of any version can be sent after {report.serve_s:.3f} s")

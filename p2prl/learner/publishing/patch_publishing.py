@@ -53,10 +53,10 @@ def patch_bases(version: int, published: PublishedPolicies) -> list[PatchBase]:
         versions = [*spanned, 0]
     bases = []
     for base in dict.fromkeys(versions):
-        policy = published.at(base)
+        policy = published.first if base == 0 else published.at(base)
         if not 0 <= base < version:
             continue
-        if base in spanned and policy is not None and published.chain.holds(base, policy.manifest.weights.root):
+        if policy is not None and published.chain.holds(base, policy.manifest.weights.root):
             bases.append(PatchBase(base, policy.manifest.weights_digest, None, chained=True))
         elif (found := published.weights_file(base)) is not None:
             bases.append(PatchBase(base, *found))

@@ -187,7 +187,8 @@ class PolicyPublisher:
 
 
 def _place(chain: WeightStore, files: VersionFiles, oldest: int) -> None:
-    """Write a signed version over the weights file, and forget versions nobody needs."""
+    """Write a signed version over the weights file, and forget versions nobody needs. Version 0 stays: patches for
+    newcomers start from it."""
     if files.staged:
         chain.commit()
-    chain.retain(oldest)
+    chain.retain(oldest, besides=0)

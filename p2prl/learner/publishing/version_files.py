@@ -7,11 +7,10 @@ numpy, zstd and BLAKE3 release the interpreter. Few are in memory at a time, of 
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -30,14 +29,10 @@ from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.stream_format import MAGIC, PREAMBLE, segment_spans
 from p2prl.patches.words import Words, WordType
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
-from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, blob_of, chunk_bytes_for
+from p2prl.protocol.manifests import BlobRef, Patch, blob_of, chunk_bytes_for
 
 _MOST_THREADS = 8
 """Segments encoded at once. Each takes some 60 MB: its words in several versions, and 18 to 32 MB of the encoder."""
-
-_KEYFRAME = threading.Lock()
-"""One segment of a keyframe is encoded at a time: all its words change, which takes 140 MB with compiled kernels and
-520 MB with those of numpy (measured, 4 Mi bf16 words)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +84,7 @@ def write_version(job: VersionJob, weights: memoryview) -> VersionFiles:
     """Write the files of a version; they survive a crash once this returns. The dead band changes `weights`.
 
     If its first base is not in the chain, or the chain is damaged, no chain leads to the version before: a new one
-    begins, and the version gets a file of its own.
+    begins with this version.
     """
     try:
         try:
@@ -108,7 +103,6 @@ def _write(job: VersionJob, weights: memoryview) -> VersionFiles:
     if chained:
         complete(ref.root)
     else:
-        job.blobs.add(ref, weights)
         job.chain.create(job.version, ref.root, [weights], words=len(words), word_type=job.word_type)
     patches = chosen_patches(job.bases, made, job.blobs, weight_bytes=len(weights), chunk_pieces=job.chunk_pieces)
     counted = changed if job.follows else None
@@ -156,8 +150,7 @@ def _segment(job: VersionJob, words: Words, index: int, chained: bool) -> _Segme
         if number == 0 and job.follows:
             changed = hold_back(new, old, job.word_type, band_ulp=job.band_ulp)
             redo = redo_record(old, new, job.word_type) if chained else b""
-        with _KEYFRAME if base.version == NO_BASE else nullcontext():
-            header, body = encode_segment(old, new, job.word_type, kernels)
+        header, body = encode_segment(old, new, job.word_type, kernels)
         patches.append(header.pack() + body)
         if in_chain and chained:
             header, body = encode_segment(new, old, job.word_type, kernels)

@@ -102,13 +102,19 @@ class ChainState:
             inverses=frozenset(each for each in self.inverses if each.newer <= version),
         )
 
-    def forgetting_before(self, version: int) -> ChainState:
-        """Without versions older than this, never without the one in the file."""
+    def forgetting_before(self, version: int, *, besides: int | None = None) -> ChainState:
+        """Without versions older than this, never without the one in the file. With the patches that lead back from it
+        to the version `besides`, and that version, if they do."""
         oldest = min(version, self.at)
+        way = None if besides is None or besides not in self.roots else self.route(self.at, besides)
         return replace(
             self,
-            roots={each: root for each, root in self.roots.items() if each >= oldest},
-            inverses=frozenset(each for each in self.inverses if each.older >= oldest),
+            roots={
+                each: root
+                for each, root in self.roots.items()
+                if each >= oldest or (each == besides and way is not None)
+            },
+            inverses=frozenset(each for each in self.inverses if each.older >= oldest or each in (way or ())),
         )
 
 

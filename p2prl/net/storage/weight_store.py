@@ -89,12 +89,15 @@ class WeightStore(ChainReader):
             raise write_error(error, f"in {self.directory}") from error
         return True
 
-    def retain(self, oldest: int) -> None:
-        """Forget versions older than this, and delete the patches that only led there."""
+    def retain(self, oldest: int, *, besides: int | None = None) -> None:
+        """Forget versions older than this, but not the version `besides`, and delete the patches that only led
+        there."""
         state = self.state
-        if state is None or state.target is not None or min(state.roots) >= min(oldest, state.at):
+        if state is None or state.target is not None:
             return
-        kept = state.forgetting_before(oldest)
+        kept = state.forgetting_before(oldest, besides=besides)
+        if kept == state:
+            return
         try:
             self._save(kept)
             for inverse in state.inverses - kept.inverses:

@@ -17,11 +17,11 @@ MANIFEST = run_manifest_of(identity_of("learner"), weight_bytes=1_000_000)
 
 def test_need_grows_with_weights_and_window() -> None:
     least, most = needed_bytes(MANIFEST)
-    assert least == 4_000_000
-    assert most == 4_000_000 + 2 * (8 + 2 + 2) * 1_000_000
+    assert least == 3_000_000
+    assert most == 3_000_000 + 2 * (8 + 2 + 2) * 1_000_000
     small = msgspec.structs.replace(MANIFEST, dtype="bfloat16")
-    assert needed_bytes(small) == (2_000_000, 2_600_000)
-    assert needed_bytes(msgspec.structs.replace(small, staleness_bound=18)) == (2_000_000, 3_100_000)
+    assert needed_bytes(small) == (1_500_000, 2_100_000)
+    assert needed_bytes(msgspec.structs.replace(small, staleness_bound=18)) == (1_500_000, 2_600_000)
     assert "1,000,000 bytes a version, up to 10 versions back" in disk_text(MANIFEST)
 
 

@@ -14,6 +14,8 @@ from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.learner.stages import InlineStage, Job
 from p2prl.models.weight_layout import flatten
+from p2prl.net.process import control
+from p2prl.net.process.patch_decoder import rebuild
 from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.patches.words import BF16
 from tests.unit.learner.publishing_rig import Publishing, run_in
@@ -31,7 +33,7 @@ def test_damaged_weights_are_published_whole(tmp_path: Path) -> None:
     manifests = publishing.port.manifests()
     assert [publishing.weights(manifest) for manifest in manifests[3:]] == publishing.training[3:]
     assert [patch.base for patch in manifests[3].patches] == []
-    assert [patch.base for patch in manifests[4].patches] == [3, 0]
+    assert [patch.base for patch in manifests[4].patches] == [3], "nothing leads back beyond the damage"
     publishing.small_run.close()
 
 
@@ -94,13 +96,37 @@ def test_weights_in_use_outlive_the_window(tmp_path: Path) -> None:
     assert held.open() == publishing.training[1]
     state = publishing.small_run.published.chain.state
     assert state is not None
-    assert min(state.roots) <= 1
+    assert 1 in state.roots
     del held
     publishing.publish(1)
     state = publishing.small_run.published.chain.state
     assert state is not None
-    assert min(state.roots) == 12 - versions_kept(publishing.small_run.manifest) - 1 - 1
+    assert sorted(state.roots)[:2] == [0, 12 - versions_kept(publishing.small_run.manifest) - 1 - 1]
     publishing.small_run.close()
+
+
+def test_version_zero_stays_in_the_chain_for_newcomers(tmp_path: Path) -> None:
+    publishing = Publishing(SmallRun(tmp_path / "run", staleness_bound=2))
+    publishing.publish(35)
+    small_run, manifests = publishing.small_run, publishing.port.manifests()
+    state = small_run.published.chain.state
+    assert state is not None
+    oldest = 34 - versions_kept(small_run.manifest) - 1 - 1
+    assert sorted(state.roots) == [0, *range(oldest, 35)]
+    assert not small_run.blobs.path(manifests[0].weights.root).exists(), "no file of its own"
+    (base,) = [base for base in patch_bases(48, small_run.published) if base.version == 0]
+    assert (base.digest, base.chained) == (manifests[0].weights_digest, True)
+    assert bytes(small_run.published.chain.copy_of(0)) == publishing.training[0]
+    (patch,) = [patch for patch in manifests[32].patches if patch.base == 0]
+    (tmp_path / "base").write_bytes(publishing.training[0])
+    size, stream = manifests[32].weights.size_bytes, str(small_run.blobs.path(patch.blob.root))
+    target = tmp_path / "rebuilt"
+    order = control.PatchesReady(
+        b"", manifests[32].weights_digest, size, "bfloat16", str(tmp_path / "base"), (stream,), str(target)
+    )
+    rebuild(order)
+    assert target.read_bytes() == publishing.training[32]
+    small_run.close()
 
 
 def test_the_network_serves_every_version_of_the_window(tmp_path: Path) -> None:

@@ -113,8 +113,7 @@ def test_restart_deletes_blobs_outside_the_window(fresh: Callable[[str], SmallRu
     swarm.learner.close()
     manifests = {m.version: m for m in swarm.port.bodies(Kind.POLICY_MANIFEST)}
     window = [manifests[version] for version in (UPDATES - 1, UPDATES)]
-    needed = {manifests[0].weights_digest, file.blob.root}
-    needed |= {patch.blob.root for m in window for patch in m.patches}
+    needed = {file.blob.root, *(patch.blob.root for m in window for patch in m.patches)}
     assert {path.name for path in blobs.iterdir()} == {"notes.txt", "chain", *(root.hex() for root in needed)}
     for manifest in window:
         weights = chained_weights(blobs, manifest)

@@ -340,6 +340,13 @@ def test_routes_take_the_longest_steps() -> None:
     assert min(kept.roots) == 10
     assert kept.forgetting_before(99).roots.keys() == {20}
     assert read_state(write_state(kept)) == kept
+    with_first = state.forgetting_before(19, besides=0)
+    assert set(with_first.roots) == {0, 19, 20}
+    assert with_first.route(20, 0) == route
+    assert len(with_first.inverses) == 3, "20 to 19, and the way back to 0"
+    assert with_first.forgetting_before(20, besides=0).inverses == set(route)
+    assert with_first.forgetting_before(20, besides=5) == with_first.forgetting_before(20)
+    assert kept.forgetting_before(19, besides=0) == kept.forgetting_before(19), "it was forgotten before"
 
 
 @pytest.mark.parametrize("word_type", [BF16, FP32])
