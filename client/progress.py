@@ -49,6 +49,8 @@ class Progress:
     weight_bytes_sent: int
     network_resident_bytes: int
     network_daemon_bytes: int
+    weight_bytes_over_circuits: int = 0
+    """Of those received: what a third peer sent on."""
     patch_bytes: int = 0
     """Bytes of the patches that versions were decoded from."""
     whole_bytes: int = 0
@@ -147,6 +149,7 @@ class ProgressReporter:
                 fetching=network.fetching,
                 weight_bytes_from_learner=network.received_from_source,
                 weight_bytes_from_peers=network.received_from_peers,
+                weight_bytes_over_circuits=network.received_over_circuits,
                 weight_bytes_sent=network.sent,
                 patch_bytes=network.patch_bytes,
                 whole_bytes=network.full_bytes,

@@ -38,6 +38,7 @@ class Seeding:
     """Links by the peers' role names."""
     received_bytes: int = 0
     received_from_learner_bytes: int = 0
+    received_over_circuits_bytes: int = 0
     sent_bytes: int = 0
     uploaded_bytes_month: int = 0
     """By this worker folder in this calendar month, over all runs."""
@@ -116,6 +117,7 @@ class Seeder:
             peers=dict(status.peers),
             received_bytes=status.received_from_source + status.received_from_peers,
             received_from_learner_bytes=status.received_from_source,
+            received_over_circuits_bytes=status.received_over_circuits,
             sent_bytes=status.sent,
             uploaded_bytes_month=status.uploaded_bytes_month,
             upload_bytes_s=status.upload_bytes_s,

@@ -87,6 +87,7 @@ def seeding_document(seeding: Seeding) -> dict[str, Any]:
         "weight_bytes_received": seeding.received_bytes,
         "weight_bytes_from_learner": seeding.received_from_learner_bytes,
         "weight_bytes_from_peers": seeding.received_bytes - seeding.received_from_learner_bytes,
+        "weight_bytes_over_circuits": seeding.received_over_circuits_bytes,
         "weight_bytes_sent": seeding.sent_bytes,
         "reach": seeding.reach,
         "upload_mbit": round(seeding.upload_bytes_s / 125_000.0, 2),

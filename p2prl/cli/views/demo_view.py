@@ -72,7 +72,7 @@ def _worker(status: Mapping[str, Any]) -> str:
     groups = status.get("groups")
     if groups is None:
         return f"{version} {status['groups_replayed']:>4} replayed  {status['verdicts_failed']} failed"
-    from_peers = status["weight_bytes_from_peers"]
-    received = received_text(status["weight_bytes_received"] - from_peers, from_peers)
     verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
-    return f"{version} {verified:>4} verified {rejected:>3} rejected   weights {received}   {status['state']}"
+    return (
+        f"{version} {verified:>4} verified {rejected:>3} rejected   weights {received_text(status)}   {status['state']}"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from p2prl.config.requirements import size_text
 
@@ -72,10 +73,15 @@ def reach_text(reach: str) -> str:
     return f"{text}: {help_}" if text and help_ else text
 
 
-def received_text(from_learner: int, from_peers: int) -> str:
-    """Bytes of weights received, and the share that came from volunteers."""
-    received = from_learner + from_peers
-    return f"{size_text(received)} received" + (f", {from_peers / received:.0%} from volunteers" if received else "")
+def received_text(worker: Mapping[str, Any]) -> str:
+    """Bytes of weights that a worker received, the share that came from volunteers, and what passed circuits if any."""
+    received = worker.get("weight_bytes_received", 0)
+    text = f"{size_text(received)} received"
+    if received:
+        text += f", {worker.get('weight_bytes_from_peers', 0) / received:.0%} from volunteers"
+    if circuits := worker.get("weight_bytes_over_circuits", 0):
+        text += f", {circuits / received:.0%} over circuits"
+    return text
 
 
 def share_text(held_bytes: int, all_bytes: int) -> str:

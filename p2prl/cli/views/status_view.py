@@ -69,9 +69,8 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if reasons := worker.get("reasons"):
         rows += [("rejected", line) for line in rejection_lines(reasons)]
     if worker.get("weight_bytes_received"):
-        from_peers = worker.get("weight_bytes_from_peers", 0)
-        received = received_text(worker["weight_bytes_received"] - from_peers, from_peers)
-        rows.append(("weights", f"{received}; {size_text(worker.get('weight_bytes_sent', 0))} sent to others"))
+        sent = size_text(worker.get("weight_bytes_sent", 0))
+        rows.append(("weights", f"{received_text(worker)}; {sent} sent to others"))
     if worker.get("running") and "peers" in worker and worker.get("controls", {}).get("relays", True):
         rows.append(("peers", peers_text(worker["peers"])))
         rows.append(("reach", reach_text(str(worker.get("reach", "")))))

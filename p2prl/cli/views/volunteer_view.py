@@ -94,6 +94,7 @@ def progress_document(progress: Progress) -> dict[str, Any]:
         "weight_bytes_received": received,
         "weight_bytes_from_learner": progress.weight_bytes_from_learner,
         "weight_bytes_from_peers": progress.weight_bytes_from_peers,
+        "weight_bytes_over_circuits": progress.weight_bytes_over_circuits,
         "weight_bytes_sent": progress.weight_bytes_sent,
         "patch_bytes": progress.patch_bytes,
         "whole_bytes": progress.whole_bytes,

@@ -200,11 +200,8 @@ class WorkerScreen:
 
     def _given_rows(self) -> Rows:
         worker = self._worker
-        from_peers = worker.get("weight_bytes_from_peers", 0)
-        received = received_text(worker.get("weight_bytes_received", 0) - from_peers, from_peers)
-        rows: Rows = [
-            ("gives", f"{size_text(worker.get('weight_bytes_sent', 0))} of weights sent to others; {received}"),
-        ]
+        sent = size_text(worker.get("weight_bytes_sent", 0))
+        rows: Rows = [("gives", f"{sent} of weights sent to others; {received_text(worker)}")]
         if not worker.get("resting"):
             rows.append(("peers", "none" if is_offline(worker) else peers_text(worker.get("peers", {}))))
         if reach := reach_text(str(worker.get("reach", ""))):

@@ -257,6 +257,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Bytes of chunks uploaded this calendar month."""
     budget_spent: bool = False
     """Whether the monthly upload limit is reached."""
+    received_over_circuits: int = 0
+    """Weight bytes, of both kinds, that passed a circuit: a third peer sent them on."""
     files: tuple[int, int] = (0, 0)
     """(bytes held, bytes in all) of the run's files and data."""
     addresses: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ _RETRY_S = 0.02
 
 
 _COUNTED = (
-    *("received_from_source", "received_from_peers", "sent", "wasted"),
+    *("received_from_source", "received_from_peers", "received_over_circuits", "sent", "wasted"),
     *("patch_bytes", "full_bytes", "version_bytes", "saved_bytes"),
 )
 """Figures of a status that a network process counts from its own start, and a role from its."""

@@ -269,6 +269,7 @@ class NetworkProcess:
             peers=self._node.roles(),
             received_from_source=relay.received_from_source,
             received_from_peers=relay.received_from_peers,
+            received_over_circuits=relay.received_over_circuits,
             sent=relay.sent,
             wasted=relay.wasted,
             fetching=self._node.transfer_progress(),

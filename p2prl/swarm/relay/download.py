@@ -138,6 +138,8 @@ class ChunkDownloads:
             stats.received_from_source += len(data)
         else:
             stats.received_from_peers += len(data)
+        if self._state.is_relayed(source):
+            stats.received_over_circuits += len(data)
         return filled
 
     def fill(self, chunk: Digest, data: bytes, now: float) -> list[Transfer]:

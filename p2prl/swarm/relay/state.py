@@ -196,6 +196,8 @@ class RelayStats:
 
     received_from_source: int = 0
     received_from_peers: int = 0
+    received_over_circuits: int = 0
+    """Of both: what crossed the uplink of a third peer on its way."""
     sent: int = 0
     wasted: int = 0
     """Received although already held."""

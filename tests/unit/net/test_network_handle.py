@@ -82,7 +82,9 @@ class Rig:
 
 
 def status(*, sent: int) -> control.Status:
-    return control.Status((("learner", 1),), 10, 20, sent, 0, (-1, 0, 0), 40_000, 2_000, patch_bytes=5)
+    return control.Status(
+        (("learner", 1),), 10, 20, sent, 0, (-1, 0, 0), 40_000, 2_000, patch_bytes=5, received_over_circuits=3
+    )
 
 
 @pytest.fixture
@@ -139,6 +141,7 @@ def test_figures_outlive_a_process(rig: Rig, is_read: bool) -> None:
     (now,) = rig.poll(1)
     assert isinstance(now, control.Status)
     assert (now.sent, now.received_from_source, now.received_from_peers, now.patch_bytes) == (10, 20, 40, 10)
+    assert now.received_over_circuits == 6
     assert (now.resident_bytes, now.peers) == (40_000, (("learner", 1),))
     rig.process.end()  # it dies: another is started, and counts on
     while len(rig.processes) < 3:

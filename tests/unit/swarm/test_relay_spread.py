@@ -59,6 +59,23 @@ def test_a_newcomer_is_served_by_volunteers() -> None:
     assert mesh.relays[B].stats.received_from_peers == len(data)
 
 
+def test_what_came_over_circuits_is_counted_apart() -> None:
+    """B hears A, which has the whole blob, through a circuit; the learner has left."""
+    data, ref = blob(8)
+    mesh = RelayMesh([SOURCE, A, B], config=RelayConfig(circuit_patience_s=0.0))
+    mesh.offer(data, ref)
+    mesh.relays[A].fetch(ref, 0.0)
+    mesh.run([A], ref, within_s=20)
+    mesh.silent.add(SOURCE)
+    mesh.relays[B].use_circuits_last(lambda peer: peer == A)
+    mesh.relays[B].fetch(ref, mesh.now)
+    mesh.run([B], ref, within_s=60)
+    stats = mesh.relays[B].stats
+    assert stats.received_over_circuits == stats.received_from_peers > 0
+    assert stats.received_from_peers + stats.received_from_source == len(data)
+    assert mesh.relays[A].stats.received_over_circuits == 0
+
+
 def test_a_silent_peer_costs_one_timeout() -> None:
     data, ref = blob(24)
     mesh = RelayMesh([A, B, C], config=RelayConfig(strikes=2))

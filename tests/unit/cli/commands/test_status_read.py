@@ -26,7 +26,8 @@ VOLUNTEER = {
     "state": "sampling", "running": True, "version": 7, "announced_version": 8, "tokens_per_s": 1234.0,
     "groups": {"verified": 1_100, "generated": 1, "delivered": 2, "rejected": 4, "expired": 5},
     "reasons": {"seed_mismatch": 4}, "reward_recent": 0.8123, "peers": {"learner": 1, "volunteer": 3},
-    "weight_bytes_received": 4_000_000, "weight_bytes_from_peers": 3_000_000, "weight_bytes_sent": 500_000,
+    "weight_bytes_received": 4_000_000, "weight_bytes_from_peers": 3_000_000, "weight_bytes_over_circuits": 400_000,
+    "weight_bytes_sent": 500_000,
     "resident_bytes": 400_000_000, "network_resident_bytes": 60_000_000, "network_daemon_bytes": 40_000_000,
 }  # fmt: skip
 
@@ -44,7 +45,7 @@ def test_volunteer_status_lines() -> None:
         "1,100 verified, 3 waiting, 4 rejected, 5 too old",
         f"4: {RejectionReason.SEED_MISMATCH.explanation}",
         "0.81",
-        "4.0 MB received, 75% from volunteers; 500 kB sent to others",
+        "4.0 MB received, 75% from volunteers, 10% over circuits; 500 kB sent to others",
         "1 learner, 3 volunteers",
         "400 MB, and 100 MB for the network",
     ):
