@@ -2,6 +2,7 @@
 
     python -m scripts.check_dockerfile                      # exits with 1 and names each line that breaks a rule
     python -m scripts.check_dockerfile --replay /tmp/image  # installs as the image does, and runs its entry point
+    python -m scripts.check_dockerfile --replay /tmp/image --build-arg TORCH_INDEX=https://pypi.org/simple
 
 A replay takes minutes and the disk of torch. It uses this machine's Python and pip's own settings.
 """
@@ -10,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,36 +112,47 @@ def _faults_of_last_stage(steps: list[Step], root: Path) -> list[str]:
     return found
 
 
-def replay(text: str, root: Path, folder: Path) -> None:
-    """Run the build's venv and pip steps with its defaults below `folder`, then the entry point's help."""
+def replay(text: str, root: Path, folder: Path, build_args: list[str]) -> None:
+    """Run the build's venv and pip steps below `folder` on what it copies, then the entry point's help.
+
+    `build_args` are NAME=VALUE.
+    """
     steps = steps_of(text)
-    defaults = dict(step.text.split("=", 1) for step in steps if step.name == "ARG")
-    for step in steps:
-        if step.name != "RUN" or not re.search(r"-m venv|pip install", step.text):
-            continue
-        line = step.text.replace("/opt/p2prl", str(folder))
-        for name, value in defaults.items():
-            line = line.replace(f"${name}", value)
-        words = shlex.split(line)
-        words[0] = sys.executable if words[0] == "python" else words[0]
-        print(shlex.join(words), flush=True)
-        subprocess.run(words, cwd=root, check=True)
+    arguments = dict(each.split("=", 1) for each in (*(s.text for s in steps if s.name == "ARG"), *build_args))
+    with tempfile.TemporaryDirectory() as source:
+        for name in (name for step in steps if step.name == "COPY" for name in copied(step)):
+            if (root / name).is_dir():
+                shutil.copytree(root / name, Path(source) / name, symlinks=True)
+            else:
+                shutil.copy(root / name, source)
+        for step in steps:
+            if step.name != "RUN" or not re.search(r"-m venv|pip install", step.text):
+                continue
+            line = step.text.replace("/opt/p2prl", str(folder))
+            for name, value in arguments.items():
+                line = line.replace(f"${name}", value)
+            words = shlex.split(line)
+            words[0] = sys.executable if words[0] == "python" else words[0]
+            print(shlex.join(words), flush=True)
+            subprocess.run(words, cwd=source, check=True)
     for step in steps:
         if step.name == "ENTRYPOINT":
             program, *rest = json.loads(step.text)
-            subprocess.run([str(folder / "bin" / program), *rest, "--help"], cwd=folder, check=True)
+            alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            subprocess.run([str(folder / "bin" / program), *rest, "--help"], cwd=folder, env=alone, check=True)
 
 
 def main() -> int:
     """Check, and replay when asked. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replay", type=Path, help="a folder that is not there yet")
+    parser.add_argument("--build-arg", action="append", default=[], help="NAME=VALUE, as for docker build")
     arguments = parser.parse_args()
     text = (ROOT / "Dockerfile").read_text()
     found = faults(text, root=ROOT, ignored=(ROOT / ".dockerignore").read_text())
     print("\n".join(found) or "Dockerfile: nothing to complain about")
     if arguments.replay is not None and not found:
-        replay(text, ROOT, arguments.replay.absolute())
+        replay(text, ROOT, arguments.replay.absolute(), arguments.build_arg)
     return 1 if found else 0
 
 

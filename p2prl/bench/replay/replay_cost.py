@@ -42,7 +42,7 @@ class ReplayCostConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require("models", ", ".join(self.models), set(self.models) <= set(MODELS), f"of {', '.join(MODELS)}")
+        require("models", ", ".join(self.models), set(self.models) <= set(MODELS), f"among {', '.join(MODELS)}")
         require("batches", self.batches, all(1 <= batch <= 64 for batch in self.batches), "1 to 64 rows each")
         require("new_tokens", self.new_tokens, 1 <= self.new_tokens <= 4096, "1 to 4096")
         require("repeats", self.repeats, 1 <= self.repeats <= 100, "1 to 100")

@@ -85,8 +85,8 @@ class RunSize:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require("dtypes", self.dtype, self.dtype in CLASS_NOISE, f"of {', '.join(CLASS_NOISE)}")
-        require("tokens", self.tokens, self.tokens in SHAPES, f"of {', '.join(map(str, SHAPES))}")
+        require("dtypes", self.dtype, self.dtype in CLASS_NOISE, f"one of {', '.join(CLASS_NOISE)}")
+        require("tokens", self.tokens, self.tokens in SHAPES, f"one of {', '.join(map(str, SHAPES))}")
 
 
 class AttackRun:

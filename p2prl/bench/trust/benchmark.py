@@ -76,7 +76,7 @@ class TrustConfig:
             ("floods", self.floods, tuple(FLOODS)),
         ):
             allowed = ", ".join(map(str, known))
-            require(name, ", ".join(map(str, values)), bool(values) and set(values) <= set(known), f"of {allowed}")
+            require(name, ", ".join(map(str, values)), bool(values) and set(values) <= set(known), f"among {allowed}")
         require("groups", self.groups, 1 <= self.groups <= 100_000, "1 to 100,000")
         require("attack_groups", self.attack_groups, 1 <= self.attack_groups <= 2_000, "1 to 2,000")
         require("cell_tokens", self.cell_tokens, self.cell_tokens >= 0, "0 or more")

@@ -35,7 +35,7 @@ class ValidatorBenchConfig:
         require("volunteers", self.volunteers, 1 <= self.volunteers <= 64, "1 to 64")
         require("updates", self.updates, 1 <= self.updates <= 1_000, "1 to 1000")
         known = {"honest", *DISHONEST_JUDGES}
-        require("kinds", self.kinds, bool(self.kinds) and set(self.kinds) <= known, f"of {', '.join(sorted(known))}")
+        require("kinds", self.kinds, bool(self.kinds) and set(self.kinds) <= known, f"among {', '.join(sorted(known))}")
 
 
 @dataclass(frozen=True, kw_only=True)

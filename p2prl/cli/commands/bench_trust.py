@@ -39,7 +39,13 @@ def bench_trust(
     cell_tokens: Annotated[
         int, typer.Option("--cell-tokens", help="Tokens of these groups, at most; 0 for no limit.")
     ] = 32_768,
-    floods: Annotated[str, typer.Option("--floods", help="Floods by name, comma-separated.")] = _ALL,
+    floods: Annotated[
+        str,
+        typer.Option(
+            "--floods",
+            help="Floods, comma-separated: fabricated, newcomers, duplicates, evidence, verdicts, headers, statements.",
+        ),
+    ] = _ALL,
     out: Annotated[
         Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")
     ] = Path("runs/bench-trust"),

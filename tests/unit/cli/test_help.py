@@ -13,11 +13,13 @@ import pytest
 
 from p2prl.cli.examples import examples
 from p2prl.config.presets import PRESETS
+from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import DTYPE_BYTES
 from p2prl.tasks.task_registry import TASKS
 from tests.command_doc import DOC, section
-from tests.unit.cli.invocation import commands, help_text
+from tests.unit.cli.invocation import commands, help_text, invoke
 from tests.unit.cli.light_imports import outcomes
+from tests.unit.cli.test_refusals import SOME_LINK
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 COMMANDS = sorted(commands())
@@ -116,6 +118,32 @@ def test_every_command_has_examples(name: str) -> None:
 def test_arguments_are_named_in_capitals(name: str) -> None:
     arguments = [each for each in commands()[name].params if isinstance(each, click.Argument)]
     assert all(each.metavar and each.metavar.isupper() for each in arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("learn", "/nowhere", "--track"),
+        ("join", SOME_LINK, "--transport"),
+        ("service print", SOME_LINK, "--manager"),
+        ("service print", SOME_LINK, "--run"),
+        ("init", "x", "--preset"),
+        ("init", "x", "--dtype"),
+        ("export", "/nowhere", "--dtype"),
+        ("bench step", "--model"),
+        ("bench replay", "--models"),
+        ("bench trust", "--part"),
+        ("bench trust", "--floods"),
+    ],
+)
+def test_help_names_every_choice_that_a_refusal_names(arguments: tuple[str, ...]) -> None:
+    command, *rest = arguments
+    refused = invoke(*command.split(), *rest, "no-such").exception
+    assert isinstance(refused, ConfigError)
+    named = max(re.findall(r"[\w-]+(?:, [\w-]+)+", f"{refused}; {refused.remedy}"), key=len)
+    shown = help_text(f"p2prl {command}", columns=200)
+    for choice in named.split(", "):
+        assert choice in shown, choice
 
 
 def test_init_lists_presets_tasks_and_types() -> None:
