@@ -90,7 +90,7 @@ def publish(folder: Path, source: Source) -> None:
         if files.staged:
             chain.commit()
         tell("retain", number)
-        chain.retain(number - WINDOW)
+        chain.retain(number - WINDOW, besides=0)
 
 
 def tell(event: str, number: int) -> None:
@@ -134,7 +134,8 @@ def check(folder: Path, source: Source) -> tuple[int, bool]:
     assert state is not None
     assert state.at == signed
     assert state.target is None
-    assert set(state.roots) >= set(range(max(0, signed - WINDOW + 1), signed + 1)), f"{sorted(state.roots)} at {signed}"
+    kept = {0, *range(max(0, signed - WINDOW + 1), signed + 1)}
+    assert set(state.roots) >= kept, f"{sorted(state.roots)} at {signed}"
     for version in state.roots:
         assert bytes(chain.copy_of(version)) == source.words(version), f"words of version {version} differ"
     named = {"weights", "chain.json", *(inverse.name for inverse in state.inverses)}
