@@ -60,13 +60,12 @@ def open_export(
     policy: PolicyManifest | None,
     blobs: Path,
     dtype: str,
-    chained: memoryview | None = None,
 ) -> OpenedExport:
     """Open `checkpoint` to be exported in `dtype`.
 
     `first` is the directory of the run's first weights, `run_files` the files volunteers download, `policy` the version
-    published at the checkpoint's step, `blobs` the folder of published weights and `chained` that version's weights if
-    they have no file there. Raises `FileNotFoundError` when the checkpoint is being deleted.
+    published at the checkpoint's step, `blobs` the folder of published weights. Raises `FileNotFoundError` when the
+    checkpoint is being deleted.
     """
     weights = CheckpointWeights(checkpoint)
     files = read_model_files(checkpoint, first)
@@ -75,7 +74,7 @@ def open_export(
     )
     source: WeightSource = weights
     promised = policy if dtype == manifest.dtype and weights.reordered(model.layout) else None
-    published = None if promised is None else _published(promised, blobs, model.layout, chained)
+    published = None if promised is None else _published(promised, blobs, model.layout)
     if published is not None:
         source = published
     return OpenedExport(
@@ -109,12 +108,8 @@ def write_model(
     return WrittenModel(written, promised.version if promised is not None and is_equal else None)
 
 
-def _published(
-    policy: PolicyManifest, blobs: Path, layout: WeightLayout, chained: memoryview | None
-) -> PublishedWeights | None:
+def _published(policy: PolicyManifest, blobs: Path, layout: WeightLayout) -> PublishedWeights | None:
     """The version's weights, if the learner still keeps them: it deletes those outside the staleness window."""
-    if chained is not None:
-        return PublishedWeights(chained, layout)
     path = blobs / policy.weights.root.hex()
     try:
         return PublishedWeights(path, layout) if path.stat().st_size == layout.size_bytes else None

@@ -26,7 +26,7 @@ class DiskBlobStore:
     """A `BlobStore` in one directory. One process writes; others may read complete blobs by path."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self._directory = directory
         self._files: dict[Digest, int] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -35,16 +35,7 @@ class DiskBlobStore:
 
     def path(self, root: bytes) -> Path:
         """Path of a complete blob."""
-        return self.directory / root.hex()
-
-    def adopt(self, ref: BlobRef, made: Path) -> Path:
-        """Take a file made on this machine, already on disk, as a complete blob, and return the blob's path."""
-        path = self.path(ref.root)
-        try:
-            made.rename(path)
-        except OSError as error:
-            raise write_error(error, f"in {self.directory}") from error
-        return path
+        return self._directory / root.hex()
 
     def add(self, ref: BlobRef, data: bytes | memoryview) -> Path:
         """Write a complete blob made on this machine and return its path. It survives a crash once this returns."""
@@ -58,7 +49,7 @@ class DiskBlobStore:
             part.rename(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise write_error(error, f"in {self.directory}") from error
+            raise write_error(error, f"in {self._directory}") from error
         return path
 
     def keep_as(self, root: Digest, name: Digest) -> None:
@@ -108,7 +99,7 @@ class DiskBlobStore:
                 part.rename(other)
             except OSError as error:
                 part.unlink(missing_ok=True)
-                raise write_error(error, f"in {self.directory}") from error
+                raise write_error(error, f"in {self._directory}") from error
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`."""
@@ -119,7 +110,7 @@ class DiskBlobStore:
             file = os.open(path if path.exists() else part, os.O_RDWR | os.O_CREAT, 0o600)
             os.truncate(file, ref.size_bytes)
         except OSError as error:
-            raise write_error(error, f"in {self.directory}") from error
+            raise write_error(error, f"in {self._directory}") from error
         before = self._files.get(ref.root)
         if before is not None:
             os.close(before)
@@ -135,11 +126,7 @@ class DiskBlobStore:
         try:
             os.pwrite(self._files[ref.root], data, ref.span(index)[0])
         except OSError as error:
-            raise write_error(error, f"in {self.directory}") from error
-
-    def ready(self, ref: BlobRef, index: int) -> bool:  # noqa: ARG002 - a file
-        """See `BlobStore.ready`."""
-        return True
+            raise write_error(error, f"in {self._directory}") from error
 
     def read(self, ref: BlobRef, index: int) -> bytes:
         """See `BlobStore.read`."""
@@ -155,7 +142,7 @@ class DiskBlobStore:
                 os.fsync(self._files[ref.root])
                 part.rename(path)
             except OSError as error:
-                raise write_error(error, f"in {self.directory}") from error
+                raise write_error(error, f"in {self._directory}") from error
 
     def drop(self, root: Digest) -> None:
         """See `BlobStore.drop`."""
@@ -172,7 +159,7 @@ class DiskBlobStore:
         """
         kept = {name.hex() for name in (*names, *self._files)}
         with contextlib.suppress(OSError):
-            for path in self.directory.iterdir():
+            for path in self._directory.iterdir():
                 if _BLOB_FILE.fullmatch(path.name) and path.name.partition(".")[0] not in kept and path.is_file():
                     path.unlink(missing_ok=True)
 

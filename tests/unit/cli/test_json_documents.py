@@ -14,7 +14,6 @@ import pytest
 from p2prl.bench.draw_cost.benchmark import DrawCost
 from p2prl.bench.engine.benchmark import EngineRow
 from p2prl.bench.hot_swap.benchmark import SwapReport
-from p2prl.bench.publish.benchmark import PublishReport
 from p2prl.cli.commands import certificate_make
 from p2prl.cli.commands.seed_worker import seeding_document
 from p2prl.cli.commands.sim_run import simulation_document
@@ -108,7 +107,6 @@ def test_documented_keys_of_a_certificate(tmp_path: Path, monkeypatch: pytest.Mo
         ("p2prl bench draw", DrawCost, {"rows", "seed", "wall_s"}),
         ("p2prl bench engine", EngineRow, {"rows", "seed", "wall_s"}),
         ("p2prl bench swap", SwapReport, {"met", "seed", "wall_s"}),
-        ("p2prl bench publish", PublishReport, {"met", "seed", "wall_s"}),
     ],
 )
 def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: Any, beside: set[str]) -> None:

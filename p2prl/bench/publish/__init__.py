@@ -1,1 +1,0 @@
-"""The publish benchmark: what a new version costs a learner."""
