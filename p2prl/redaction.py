@@ -7,6 +7,9 @@ import logging
 import os
 import re
 import time
+from typing import Any
+
+from p2prl.plain_text import cleaned
 
 _MULTIADDR = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6|dnsaddr)/[^\s'\",;)\]}]+")
 _URL_HOST = re.compile(r"(?<=://)(?!\[redacted)[^\s/'\"?#@]+")
@@ -31,7 +34,10 @@ def redacted(text: str) -> str:
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats a record as one line of text or JSON, tracebacks included, and redacts it."""
+    """Formats a record as one line of text or JSON, tracebacks included, and redacts it.
+
+    What strangers wrote may be in it, and a terminal may show it: control characters are left out.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__("%(name)s: %(message)s")
@@ -44,11 +50,19 @@ class RedactingFormatter(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redacted(record.getMessage()),
+            "message": redacted(cleaned(record.getMessage())),
         }
         if record.exc_info:
             document["traceback"] = redacted(self.formatException(record.exc_info))
         return json.dumps(document, ensure_ascii=False)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """The message, on one line."""
+        return cleaned(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        """The traceback, each line cleaned."""
+        return "\n".join(map(cleaned, super().formatException(ei).split("\n")))
 
 
 def log_to_stderr(level: int = logging.WARNING) -> None:

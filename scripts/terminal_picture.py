@@ -18,7 +18,6 @@ import torch
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from p2prl.cli.views.plain_text import wrapped
 from p2prl.cli.views.volunteer_view import progress_document
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
@@ -28,6 +27,7 @@ from p2prl.config.presets import PRESETS
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import platform_home
 from p2prl.models.engine_registry import AUTO, choose_engine
+from p2prl.plain_text import wrapped
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import Sampling, TaskShare
 from p2prl.testing.sample_ledgers import identity, manifest

@@ -64,7 +64,7 @@ def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = Non
 
 
 def _print_error(message: str, remedy: str) -> None:
-    from p2prl.cli.views.plain_text import cleaned, wrapped
+    from p2prl.plain_text import cleaned, wrapped
 
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
     for label, text in (("p2prl: ", message), ("       ", remedy)):

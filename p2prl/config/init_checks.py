@@ -100,6 +100,17 @@ def check_learnable(new: NewRun, wanted: InitChecks, on_progress: Callable[[str,
             scorer.close()
 
 
+def check_head(new: NewRun, wanted: InitChecks, on_progress: Callable[[str, float], None]) -> None:
+    """Check a run of the `head_of` its data. `ConfigError`, which says what was tried, when it cannot learn."""
+    try:
+        check_learnable(new, wanted, on_progress)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} (tried with the first {_HEAD_ROWS:,} rows of each file)",
+            remedy=f"{error.remedy} If the file is sorted, shuffle it: its first rows are unlike the rest.",
+        ) from error
+
+
 def _check_scorers(
     new: NewRun, wanted: InitChecks, data: RunData, scorer: ScorerPool, on_progress: Callable[[str, float], None]
 ) -> list[str]:

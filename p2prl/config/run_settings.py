@@ -18,7 +18,7 @@ import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.fitted_settings import fitted_settings
-from p2prl.config.init_checks import InitChecks, NewRun, check_learnable, head_of
+from p2prl.config.init_checks import InitChecks, NewRun, check_head, check_learnable, head_of
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.new_folder import new_folder
 from p2prl.config.prompt_lengths import survey_prompts
@@ -139,8 +139,8 @@ def init_run(
     """Make a run folder atomically.
 
     `settings` is the text of run.toml; with `fit_settings`, learning rate, device and threads in it are made to fit the
-    model. `checks` are tried before the folder is put in place, and of large data on its first rows before all of it is
-    packed; `ConfigError` when they say that the run cannot learn.
+    model. `checks` are made before the folder is put in place; `ConfigError` when they say that the run cannot learn.
+    Of large data the first rows are tried before all of it is packed, so that most such errors come early.
     `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message for the user.
     """
     tell = on_notice or (lambda _: None)
@@ -151,14 +151,8 @@ def init_run(
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
     try:
         with new_folder(directory) as new:
-            if checks is not None and (head := head_of(plan.data)):
-                # Packing all of it takes minutes: whether the run can learn is known before.
-                trial = new / "trial"
-                trial.mkdir()
-                tried = _fill(trial, replace(plan, data=head), settings, on_progress, tell=lambda _: None)
-                _tell_all(tell, check_learnable(tried, checks, on_progress))
-                shutil.rmtree(trial)
-                checks = None
+            if checks is not None and not checks.force and (head := head_of(plan.data)):
+                _try_head(new / "trial", replace(plan, data=head), settings, checks, on_progress)
             made = _fill(new, plan, settings, on_progress, tell, fit_settings=fit_settings)
             if checks is not None:
                 _tell_all(tell, check_learnable(made, checks, on_progress))
@@ -167,6 +161,15 @@ def init_run(
             f"cannot make {directory}: {error.strerror}", remedy="Check space and permissions."
         ) from error
     return open_run(directory)
+
+
+def _try_head(
+    trial: Path, head: RunPlan, settings: str, checks: InitChecks, on_progress: Callable[[str, float], None]
+) -> None:
+    """Check a run of the first rows of its data; packing all of it takes minutes. `ConfigError` if it cannot learn."""
+    trial.mkdir()
+    check_head(_fill(trial, head, settings, on_progress, tell=lambda _: None), checks, on_progress)
+    shutil.rmtree(trial)
 
 
 def _fill(

@@ -59,3 +59,19 @@ def test_a_record_is_redacted_with_its_traceback(as_json: bool) -> None:
         assert (document["level"], document["logger"]) == ("warning", "p2prl.net")
         assert document["message"] == "peer [address] left"
         assert "\n" not in line
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_stranger_wrote_cannot_move_the_cursor(as_json: bool) -> None:
+    hostile = "\x1b[2J\x1b]0;owned\x07\u202edaed\x9b\rp2prl: all is well\nsecond line"
+    error = ValueError(hostile)
+    info = (ValueError, error, error.__traceback__)
+    record = logging.LogRecord("p2prl.net", logging.WARNING, __file__, 1, "peer said %s", (hostile,), info)
+    text = RedactingFormatter(as_json=as_json).format(record)
+    if as_json:
+        document = json.loads(text)
+        message, text = document["message"], document["message"] + document["traceback"]
+    else:
+        message = text.partition("\n")[0]
+    assert message.endswith("all is well second line")
+    assert all(letter.isprintable() or letter == "\n" for letter in text)

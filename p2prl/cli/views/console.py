@@ -13,9 +13,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.segment import Segment, Segments
 
-from p2prl.cli.views.plain_text import cleaned, wrapped
 from p2prl.cli.views.startup import StartupPhases
 from p2prl.cli.views.terminal_echo import without_control_echo
+from p2prl.plain_text import cleaned, wrapped
 
 PLAIN_PERIOD_S = 10.0
 """Interval of progress lines when there is no terminal."""

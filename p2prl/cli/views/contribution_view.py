@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from p2prl.cli.views.plain_text import cleaned, wrapped
 from p2prl.cli.views.quantities import age_text
 from p2prl.cli.views.small_curve import sparkline
+from p2prl.plain_text import cleaned, wrapped
 
 _DAYS = 14
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2prl.cli.views.plain_text import cleaned
+from p2prl.plain_text import cleaned
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals

@@ -9,9 +9,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
-from p2prl.cli.views.plain_text import cleaned
 from p2prl.cli.views.status_view import worker_lines
 from p2prl.cli.views.worker_screen import WorkerScreen
+from p2prl.plain_text import cleaned
 
 _COMMANDS = {"p": "pause", "r": "resume", "F": "finish", "S": "stop"}
 """Ending a worker takes Shift: a slip of the finger must not."""

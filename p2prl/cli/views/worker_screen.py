@@ -15,7 +15,6 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from p2prl.cli.views.plain_text import cleaned
 from p2prl.cli.views.quantities import (
     age_text,
     peers_text,
@@ -29,6 +28,7 @@ from p2prl.cli.views.rejections import rejection_lines
 from p2prl.cli.views.small_curve import plot, sparkline
 from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
+from p2prl.plain_text import cleaned
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS

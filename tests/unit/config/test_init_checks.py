@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
-from p2prl.config.init_checks import InitChecks
+from p2prl.config.init_checks import InitChecks, NewRun
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError
@@ -109,22 +109,34 @@ def test_large_data_is_tried_before_it_is_packed(tmp_path: Path, models: dict[st
     rows = [json.dumps({"question": f"{n}+{n}=", "answer": "120"}) for n in range(10)]
     (tmp_path / "sums.jsonl").write_text("\n".join([*rows, "no row"]))
     wanted = {"task": "", "data": plans, "max_new_tokens": 1}
-    with pytest.raises(ConfigError, match="could not learn: in a probe of 16 groups of sums"):
+    with pytest.raises(ConfigError, match="could not learn: in a probe of 16 groups of sums") as caught:
         make(tmp_path, models["random"], InitChecks(probe_groups=16), **wanted)
-    with pytest.raises(ConfigError, match=r"sums\.jsonl, line 11"):
-        make(tmp_path, models["random"], InitChecks(probe_groups=0), **wanted)
+    assert "first 4 rows" in str(caught.value)
+    assert "shuffle it" in caught.value.remedy
+    for checks in (InitChecks(probe_groups=0), InitChecks(probe_groups=16, force=True)):
+        with pytest.raises(ConfigError, match=r"sums\.jsonl, line 11"):
+            make(tmp_path, models["random"], checks, **wanted)
     assert [path.name for path in tmp_path.iterdir()] == ["sums.jsonl"]
 
 
 @pytest.mark.usefixtures("large")
-def test_large_data_is_packed_whole_after_its_trial(tmp_path: Path, models: dict[str, Path]) -> None:
+def test_large_data_is_packed_and_checked_whole_after_its_trial(
+    tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+
+    def check(new: NewRun, *_: object) -> list[str]:
+        checked.append(new.folder.manifest.data_sets[0].rows)
+        return [f"{checked[-1]} rows tried"]
+
+    for module in ("init_checks", "run_settings"):
+        monkeypatch.setattr(f"p2prl.config.{module}.check_learnable", check)
     plans = {"task": "", "data": data(tmp_path, NUMBER), "max_new_tokens": 8}
-    told = make(tmp_path, models["warm"], InitChecks(probe_groups=2, force=True), **plans)
-    run = open_run(tmp_path / "run")
-    assert [each.rows for each in run.manifest.data_sets] == [10]
-    assert sum(line.startswith("Probe of sums") for line in told) == 1
-    assert sum("10 rows to train on" in line for line in told) == 1
-    assert not any("4 rows" in line for line in told)
+    told = make(tmp_path, models["warm"], InitChecks(probe_groups=2), **plans)
+    assert checked == [4, 10]
+    assert [each.rows for each in open_run(tmp_path / "run").manifest.data_sets] == [10]
+    assert [line for line in told if "rows" in line and "4" in line] == []
+    assert "10 rows tried" in told
     assert not (tmp_path / "run" / "trial").exists()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from p2prl.cli.views import console as screen
-from p2prl.cli.views.plain_text import cleaned, wrapped
+from p2prl.plain_text import cleaned, wrapped
 
 HOSTILE = "slot 3 was rejected: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
 
