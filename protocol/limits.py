@@ -4,7 +4,7 @@ A limit is checked before the work it bounds: size first, then signature, then s
 changes what honest peers may send, so each is part of the wire version.
 """
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Independent of the package version. Peers of different versions do not work together."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
@@ -81,6 +81,12 @@ MAX_TENSORS = 20_000
 
 MAX_TENSOR_RANK = 8
 """Dimensions of one tensor."""
+
+MAX_LORA_RANK = 1_024
+"""Rank of a run's adapters: above it they are as large as the layers beside them."""
+
+MAX_LORA_TARGETS = 64
+"""Kinds of layers that adapters stand beside; decoders have seven, mixtures of experts a few more."""
 
 MAX_NAME_CHARS = 64
 """Names of runs, tasks and engines: shown in tables and file names."""

@@ -21,6 +21,9 @@ _PACKED_HEADER_BYTES = 16
 NO_BASE = -1
 """Base of a keyframe: a patch that starts from zeros and needs no other version."""
 
+_MAX_ALPHA = 1e6
+"""Far above any in use; beyond, adapters would overflow 16 bits."""
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Types in which weights may be sent, and the bytes of one weight."""
 
@@ -160,6 +163,30 @@ class Sampling(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     group_size: int
 
 
+class LoraSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Low-rank adapters beside frozen layers (arXiv 2106.09685): the layer's weights W become W + alpha / rank · B·A.
+
+    Of a run with them only A and B are trained. They are the last tensors of the layout.
+    """
+
+    rank: int
+    """Rows of A and columns of B."""
+    alpha: float
+    targets: tuple[str, ...]
+    """Names of the layers, in order: the last part of their path in the model."""
+
+    def check(self) -> None:
+        """Raise `RemoteProtocolError` for the first impossible field."""
+        _require(1 <= self.rank <= limits.MAX_LORA_RANK, "the rank of the adapters is out of range")
+        _require(math.isfinite(self.alpha) and 0 < self.alpha <= _MAX_ALPHA, "alpha of the adapters is out of range")
+        _require(1 <= len(self.targets) <= limits.MAX_LORA_TARGETS, "adapters must have 1 to 64 kinds of layers")
+        _require(list(self.targets) == sorted(set(self.targets)), "layers of adapters must be distinct and in order")
+        _require(
+            all(len(name) <= limits.MAX_NAME_CHARS and name.isidentifier() and name.isascii() for name in self.targets),
+            "layers of adapters must have plain names",
+        )
+
+
 class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Signed description of a run: all that a stranger must know, and can rely on, before lending a GPU to it.
 
@@ -206,6 +233,8 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     turn_frame: tuple[str, str] = ("", "")
     """Text before and after every message of an environment: what the chat template puts between two answers of the
     model, around the user message, without the stop token that ends the first."""
+    lora: LoraSpec | None = None
+    """Adapters, if those alone are trained."""
 
     @property
     def weight_bytes(self) -> int:
@@ -249,6 +278,8 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
             _require(MIN_TASK_WEIGHT <= share.weight <= MAX_TASK_WEIGHT, "task weights must be within 1e-6..1e6")
         _require(len({share.task for share in self.tasks}) == len(self.tasks), "a task is listed twice")
         self._check_data()
+        if self.lora is not None:
+            self.lora.check()
         _require(1 <= self.sampling.group_size <= limits.MAX_GROUP_SIZE, "group_size is out of range")
         _require(
             1 <= self.sampling.max_new_tokens <= limits.MAX_COMPLETION_TOKENS,

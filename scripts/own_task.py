@@ -3,6 +3,7 @@
     python scripts/own_task.py                         # 2,000 word problems in GSM8K's shape, --scorer number
     python scripts/own_task.py --reward-file           # the same with a reward function in a Python file
     python scripts/own_task.py --reasoning             # a mix of reasoning-gym datasets (extra `reasoning-gym`)
+    python scripts/own_task.py --lora 16               # the first with adapters of rank 16 alone
 
 Runs the real commands on loopback, as separate processes. Prints JSON: seconds until the first verified group, greedy
 accuracy on held-out rows before and after, and the run's figures. Exits 1 unless the first group was verified within
@@ -78,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--reward-file", action="store_true", help="score with a Python file instead of `number`")
     kind.add_argument("--reasoning", action="store_true", help="train on a mix of reasoning-gym datasets")
+    parser.add_argument("--lora", type=int, default=0, help="train adapters of this rank; 0 trains all weights")
     parser.add_argument("--rows", type=int, default=2000, help="word problems to train on")
     parser.add_argument("--held-out", type=int, default=256, help="rows to evaluate on")
     parser.add_argument("--minutes", type=float, default=20.0, help="longest run, from the start of the learner")
@@ -115,6 +117,7 @@ def _run(swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments
     began = time.monotonic()
     made = command(
         *("init", "own", "--in", str(folder), "--preset", task.preset, "--model", str(model), *data),
+        *("--lora", str(arguments.lora)),
         environment=environment,
         timeout_s=900,
     )
@@ -143,6 +146,7 @@ def _run(swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments
     return {
         "task": task.preset,
         "scorer": task.scorer.rpartition("/")[2],
+        "lora_rank": arguments.lora,
         "init_and_evaluation_s": round(init_s),
         "first_verified_group_s": round(first_s, 1),
         "minutes_trained": round(trained_s / 60, 1),

@@ -48,6 +48,7 @@ _EXAMPLES = {
         "p2prl init my-run --model MODEL --data train.jsonl --eval held-out.jsonl --scorer number",
         "p2prl init my-run --model MODEL --data a=a.jsonl@2 --data b=b.jsonl --scorer a=number --scorer b=own.py:score",
         "p2prl init my-run --model Qwen/Qwen3-0.6B --task walk12 --max-new-tokens 64",
+        "p2prl init my-run --model Qwen/Qwen3-4B --lora 16 --data train.jsonl --scorer number",
     ),
     "p2prl learn": ("p2prl learn runs/my-run", "p2prl learn runs/my-run --updates 0 --track tensorboard"),
     "p2prl board": (

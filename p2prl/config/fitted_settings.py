@@ -12,6 +12,10 @@ _ANCHORS = ((59_000, 5e-4), (5_000_000, 2e-4), (1_000_000_000, 1e-6))
 (docs/benchmarks) and the small language model of the presets, which at 5e-4 settles on wrong answers early. The last is
 the default of TRL's GRPOConfig and of verl's PPO and GRPO examples, for models of .5 to 8 billion parameters."""
 
+_ADAPTER_FACTOR = 10.0
+"""Adapters learn best at about ten times the rate of all weights, whatever their rank (Schulman et al., "LoRA Without
+Regret", 2025, which scales them as this project does)."""
+
 _ANY_DEVICE_PARAMETERS = 1_000_000
 """Below, an update is faster on one core than across a bus to a GPU."""
 
@@ -27,9 +31,9 @@ def learning_rate_for(parameters: int) -> float:
     return float(f"{math.exp(place):.0e}")
 
 
-def fitted_settings(text: str, *, parameters: int) -> str:
+def fitted_settings(text: str, *, parameters: int, adapters: bool = False) -> str:
     """A preset's run.toml for a model that is not the preset's own. What cannot be found in the text stays as it is."""
-    rate = learning_rate_for(parameters)
+    rate = float(f"{learning_rate_for(parameters) * (_ADAPTER_FACTOR if adapters else 1.0):.0e}")
     text = _set(text, "learning_rate", f"{rate:.0e}", f"for {parameters:,} parameters (docs/researchers.md)")
     if parameters >= _ANY_DEVICE_PARAMETERS:
         text = _set(text, "device", '"auto"', "the first of CUDA, MPS and CPU that is there")

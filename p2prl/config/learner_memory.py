@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_data import folder_data
@@ -14,6 +16,7 @@ from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.learner.training.memory_model import TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
 from p2prl.models.free_memory import free_memory
+from p2prl.models.lora import ADAPTER_FOLDER, WEIGHTS_FILE
 from p2prl.models.run_file_checks import read_tokenizer
 from p2prl.protocol.manifests import DTYPE_BYTES
 from p2prl.tasks.task_registry import task_by_name
@@ -39,7 +42,7 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
     longest = _longest_prompt(folder, tokenizer) + manifest.sampling.max_new_tokens
     free = free_memory(device)
     plan = plan_memory(
-        shape_of(model, manifest.parameters),
+        shape_of(model, manifest.parameters, adapters=_adapter_parameters(folder)),
         setup,
         config,
         free_bytes=free,
@@ -47,6 +50,14 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
     )
     on_notice(plan.text(free, str(device)))
     return plan
+
+
+def _adapter_parameters(folder: RunFolder) -> int:
+    """Parameters of the run's adapters; 0 where all are trained."""
+    if folder.manifest.lora is None:
+        return 0
+    with safe_open(folder.directory / "model" / ADAPTER_FOLDER / WEIGHTS_FILE, framework="pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - not a dict
 
 
 def _longest_prompt(folder: RunFolder, tokenizer: Any) -> int:

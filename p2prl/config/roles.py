@@ -34,8 +34,8 @@ from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.models.local_base import flatten_local_base
 from p2prl.models.pass_evaluation import evaluation_sets
+from p2prl.models.policy_directory import load_policy
 from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import load_pretrained
 from p2prl.models.run_model import RunModel, confined_tokenizer_reader, read_run_model
 from p2prl.models.self_test import self_test
 from p2prl.models.text_codec import TextCodec
@@ -128,6 +128,7 @@ def _read_model(manifest: RunManifest, files: Mapping[str, Path], launch_tokeniz
         layout_digest=manifest.layout,
         weight_bytes=manifest.weight_bytes,
         dtype=manifest.engine_dtype,
+        lora=manifest.lora,
         open_tokenizer=confined_tokenizer_reader(launch_tokenizer),
     )
     return replace(model, longest_completion=manifest.sampling.max_new_tokens)
@@ -143,9 +144,10 @@ def build_learner(
     memory = plan_learner_memory(folder, device, on_notice)
     # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
     held_in = weight_dtype(memory.precision)
-    training = load_pretrained(str(folder.newest_weights()), device=device, dtype=held_in)
+    first = folder.directory / "model"
+    training = load_policy(folder.newest_weights(), first, folder.manifest, device=device, dtype=held_in)
     use_attention(training.model, folder.settings.learner.memory.attention)
-    replaying = load_pretrained(str(folder.directory / "model"), device=device, dtype=folder.manifest.engine_dtype)
+    replaying = load_policy(first, first, folder.manifest, device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     blobs = DiskBlobStore(folder.paths.blobs)
     for file, content in run_file_blobs(folder):

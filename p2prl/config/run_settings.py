@@ -32,6 +32,7 @@ from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.device import choose_device
 from p2prl.models.golden_groups import golden_files
+from p2prl.models.lora import ADAPTER_FOLDER, add_lora, draw_first_adapters, plan_lora, save_adapters
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
@@ -50,7 +51,7 @@ from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.limits import MAX_PROMPT_TOKENS
-from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
+from p2prl.protocol.manifests import LoraSpec, RunFile, RunManifest, Sampling
 from p2prl.tasks.task_registry import task_by_name
 
 
@@ -189,15 +190,18 @@ def _fill(
     prompts = make_prompts(plan, loaded, new, on_progress)
     loaded.model.save_pretrained(new / "model", safe_serialization=True)
     loaded.tokenizer.save_pretrained(new / "model")
-    files = _run_files(loaded, plan)
+    lora = _first_adapters(loaded.model, plan, new / "model" / ADAPTER_FOLDER)
+    files = _run_files(loaded, plan, lora)
     (new / "files").mkdir()
     for name, data in files.items():
         (new / "files" / name).write_bytes(data)
+    layout = layout_of(loaded.model, plan.dtype)
     manifest = run_manifest(
         plan,
-        layout_of(loaded.model, plan.dtype),
+        layout,
         identity.public_key,
         files,
+        lora=lora,
         data_sets=prompts.data_sets,
         prompt_frame=prompts.frame,
         turn_frame=prompts.turn_frame,
@@ -208,8 +212,11 @@ def _fill(
     raw = seal(identity, manifest, run=NO_RUN, now=time.time())
     (new / "run.manifest").write_bytes(raw)
     if fit_settings:
-        settings = fitted_settings(settings, parameters=manifest.parameters)
+        settings = fitted_settings(settings, parameters=manifest.parameters, adapters=lora is not None)
         tell(_fitted_notice(settings, manifest.parameters))
+    if lora is not None:
+        trained = f"{layout.trained_parameters:,} of {layout.parameters:,}"
+        tell(f"Adapters of rank {lora.rank}: {trained} parameters are trained.")
     (new / "run.toml").write_text(settings)
     return _new_run(Folder(new, identity, manifest, raw), loaded, plan)
 
@@ -219,10 +226,22 @@ def _tell_all(tell: Callable[[str], None], notices: Iterable[str]) -> None:
         tell(notice)
 
 
-def _run_files(loaded: LoadedModel, plan: RunPlan) -> dict[str, bytes]:
+def _first_adapters(model: Any, plan: RunPlan, folder: Path) -> LoraSpec | None:
+    """Put the first adapters into the model and write them, if the plan has some."""
+    if not plan.lora_rank:
+        return None
+    lora = plan_lora(model, rank=plan.lora_rank)
+    add_lora(model, lora)
+    draw_first_adapters(model)
+    save_adapters(model, folder)
+    return lora
+
+
+def _run_files(loaded: LoadedModel, plan: RunPlan, lora: LoraSpec | None) -> dict[str, bytes]:
     """The files of the run, golden groups included."""
     files = export_run_files(loaded)
-    return files | golden_files(files, layout_of(loaded.model, plan.dtype), temperature=plan.temperature)
+    layout = layout_of(loaded.model, plan.dtype)
+    return files | golden_files(files, layout, temperature=plan.temperature, lora=lora)
 
 
 def _new_run(folder: Folder, loaded: LoadedModel, plan: RunPlan) -> NewRun:
@@ -288,6 +307,7 @@ def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:
             layout_digest=manifest.layout,
             weight_bytes=manifest.weight_bytes,
             dtype=manifest.engine_dtype,
+            lora=manifest.lora,
             open_tokenizer=confined_tokenizer_reader(),  # with their limits of time and memory
         )
         model.codec().close()

@@ -12,6 +12,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.manifests import (
     DTYPE_BYTES,
     DataSet,
+    LoraSpec,
     RunFile,
     RunManifest,
     Sampling,
@@ -71,6 +72,8 @@ class RunPlan:
     """Number type weights are published in. In 16 bits an update leaves most weights unchanged: small patches."""
     compute_dtype: str = ""
     """Number type every engine computes in; empty for `dtype`."""
+    lora_rank: int = 0
+    """Rank of the adapters that alone are trained; 0 to train all weights."""
     license: str | None = None
     """License of the trained weights; None for that of the model's card, or `OWN_LICENSE` for a model made here."""
     seed: int = 0
@@ -103,6 +106,8 @@ class RunPlan:
             ("--publish-every", self.publish_every, limits.MAX_STALENESS, 1),
         ):
             _check(option, value, 1 <= value <= most, f"from 1 to {most}", example)
+        legal = 0 <= self.lora_rank <= limits.MAX_LORA_RANK
+        _check("--lora", self.lora_rank, legal, f"from 1 to {limits.MAX_LORA_RANK}", 16)
         _check("--temperature", self.temperature, 0.01 <= self.temperature <= 100.0, "from 0.01 to 100", 1.0)
         self._check_tasks()
         shape = "parts joined by +, success among them"
@@ -175,6 +180,7 @@ def run_manifest(
     learner: bytes,
     files: Mapping[str, bytes],
     *,
+    lora: LoraSpec | None = None,
     data_sets: tuple[DataSet, ...] = (),
     prompt_frame: tuple[str, str] = ("", ""),
     turn_frame: tuple[str, str] = ("", ""),
@@ -183,8 +189,8 @@ def run_manifest(
     """The manifest of a planned run.
 
     `layout` is that of the weights; `files` are downloaded by volunteers; `learner` is the learner's public key;
-    `data_sets` are the plan's data, packed; `prompt_frame` is the text around every procedural prompt, and
-    `turn_frame` that around every message of an environment.
+    `lora` are the adapters of the layout, if any; `data_sets` are the plan's data, packed; `prompt_frame` is the text
+    around every procedural prompt, and `turn_frame` that around every message of an environment.
     """
     blobs = {name: blob_of(data, chunk_bytes_for(len(data), pieces=8)) for name, data in sorted(files.items())}
     return RunManifest(
@@ -209,6 +215,7 @@ def run_manifest(
         data_sets=data_sets,
         prompt_frame=prompt_frame,
         turn_frame=turn_frame,
+        lora=lora,
     )
 
 

@@ -21,6 +21,7 @@ from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.weight_layout import WeightLayout
+from p2prl.protocol.manifests import LoraSpec
 from p2prl.protocol.rollout_group import EngineClass
 
 GOLDEN_FILE = "golden.json"
@@ -100,14 +101,16 @@ def make_golden(run: RunModel, *, temperature: float) -> bytes | None:
     return raw if len(raw) <= MAX_GOLDEN_BYTES else None
 
 
-def golden_files(files: Mapping[str, bytes], layout: WeightLayout, *, temperature: float) -> dict[str, bytes]:
+def golden_files(
+    files: Mapping[str, bytes], layout: WeightLayout, *, temperature: float, lora: LoraSpec | None = None
+) -> dict[str, bytes]:
     """The golden groups of a run with these files, as one more of them; nothing where `make_golden` gives none, or the
     files are not a usable model."""
     if layout.size_bytes > MOST_BYTES:
         return {}
     try:
         dtype = layout.tensors[0].dtype
-        run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
+        run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype, lora=lora)
     except (RemoteProtocolError, IntegrityError):  # the run's own checks tell why
         return {}
     golden = make_golden(run, temperature=temperature)

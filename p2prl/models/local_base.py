@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from blake3 import blake3
 
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
+from p2prl.models.lora import add_lora, draw_first_adapters
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import layout_of, weight_blocks
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.manifests import LoraSpec, RunManifest
 
 
 def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Digest:
@@ -28,6 +30,8 @@ def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Diges
     fails.
     """
     loaded = load_pretrained(str(model), device=torch.device("cpu"), dtype=manifest.dtype)
+    if manifest.lora is not None:
+        _add_adapters(loaded.model, manifest.lora, model)
     layout = layout_of(loaded.model, manifest.dtype)
     if layout.digest != manifest.layout:
         if layout.parameters != manifest.parameters:
@@ -52,3 +56,12 @@ def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Diges
             part.unlink(missing_ok=True)
         raise write_error(error, f"{layout.size_bytes:,} bytes in {blobs}") from error
     return Digest(digest.digest())
+
+
+def _add_adapters(loaded: Any, lora: LoraSpec, model: Path) -> None:
+    """Put the run's first adapters into the base. `ConfigError` when it has no such layers."""
+    try:
+        add_lora(loaded, lora)
+    except ValueError as error:
+        raise ConfigError(f"{model} does not have the layers of this run's adapters: {error}") from error
+    draw_first_adapters(loaded)

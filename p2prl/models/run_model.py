@@ -21,12 +21,14 @@ from p2prl.confinement.children import Launch
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.attention import exact_attention
 from p2prl.models.confined_tokenizer import ConfinedTokenizer
+from p2prl.models.lora import add_lora
 from p2prl.models.pretrained import quiet_transformers
 from p2prl.models.run_file_checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tokenizer_backend import read_special_tokens
 from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
 from p2prl.protocol import limits
+from p2prl.protocol.manifests import LoraSpec
 
 MAX_SCRATCH_BYTES = 256 * 1024 * 1024
 """Tensors a model needs besides its weights (rotary tables, masks)."""
@@ -57,6 +59,8 @@ class RunModel:
     """The run's fast tokenizer, or one in a confined process."""
     skeleton: Any
     """The causal LM on the meta device, with its configuration and its end tokens."""
+    lora: LoraSpec | None = None
+    """Adapters in the model, if any."""
     longest_completion: int = 1
     """The run's limit on new tokens, for engines that plan their memory."""
 
@@ -82,7 +86,7 @@ class RunModel:
     def build(self, *, device: torch.device, dtype: str) -> Any:
         """The causal LM on `device` in `dtype`, in evaluation mode, all weights zero."""
         with initialization.no_init_weights(), torch.device(device):
-            model = _from_config(self.skeleton.config, dtype)
+            model = _from_config(self.skeleton.config, dtype, self.lora)
         model.tie_weights()
         if layout_of(model, self.layout.tensors[0].dtype) != self.layout:
             raise IntegrityError("the model built for the run does not have the run's layout")
@@ -98,7 +102,7 @@ class RunModel:
         Tables that are no weights, such as rotary frequencies, are computed.
         """
         with initialization.no_init_weights():  # pages of the weights are allocated but never written
-            model = _from_config(self.skeleton.config, "float32")
+            model = _from_config(self.skeleton.config, "float32", self.lora)
         model.tie_weights()
         saved = model.state_dict(keep_vars=True)  # holds every tensor until the end, so that its id stays its own
         absent: dict[int, Any] = {}
@@ -134,18 +138,19 @@ def read_run_model(
     layout_digest: bytes,
     weight_bytes: int,
     dtype: str,
+    lora: LoraSpec | None = None,
     open_tokenizer: ReadTokenizer = read_tokenizer,
 ) -> RunModel:
     """Check a run's files and read its model from them, without allocating its weights.
 
-    `layout_digest` and `weight_bytes` are the run manifest's: what the owner of this machine was told. In memory the
-    weights are held in `dtype`. By default the tokenizer runs in this process. `RemoteProtocolError` when the files are
-    not an acceptable model, `IntegrityError` when they do not match the layout or its size.
+    `layout_digest`, `weight_bytes` and `lora` are the run manifest's: what the owner of this machine was told. In
+    memory the weights are held in `dtype`. By default the tokenizer runs in this process. `RemoteProtocolError` when
+    the files are not an acceptable model, `IntegrityError` when they do not match the layout or its size.
     """
     quiet_transformers()
     raw = json_file(files, "config.json")
     check_config(raw)
-    skeleton = _skeleton(raw)
+    skeleton = _skeleton(raw, lora)
     layout = _promised_layout(skeleton, layout_digest)
     if layout.size_bytes != weight_bytes:
         raise IntegrityError(
@@ -158,10 +163,10 @@ def read_run_model(
     vocabulary: int = skeleton.config.vocab_size
     tokenizer = open_tokenizer(files, vocabulary)
     skeleton.generation_config = transformers.GenerationConfig(eos_token_id=read_end_tokens(files, vocabulary))
-    return RunModel(files=files, layout=layout, tokenizer=tokenizer, skeleton=skeleton)
+    return RunModel(files=files, layout=layout, tokenizer=tokenizer, skeleton=skeleton, lora=lora)
 
 
-def _skeleton(raw: dict[str, Any]) -> Any:
+def _skeleton(raw: dict[str, Any], lora: LoraSpec | None) -> Any:
     """The run's causal LM on the meta device."""
     try:
         config_class = transformers.CONFIG_MAPPING[raw["model_type"]]
@@ -169,7 +174,7 @@ def _skeleton(raw: dict[str, Any]) -> Any:
         if not 0 < config.vocab_size <= limits.MAX_VOCABULARY:
             raise RemoteProtocolError(f"run files: a vocabulary of {config.vocab_size} tokens")
         with torch.device("meta"):
-            skeleton = _from_config(config, "float32")
+            skeleton = _from_config(config, "float32", lora)
     except _MISFITS as error:
         raise RemoteProtocolError(f"run files: config.json is not a valid model: {str(error)[:200]}") from error
     scratch = sum(buffer.numel() * buffer.element_size() for buffer in skeleton.buffers())
@@ -178,10 +183,13 @@ def _skeleton(raw: dict[str, Any]) -> Any:
     return skeleton
 
 
-def _from_config(config: Any, dtype: str) -> Any:
-    return transformers.AutoModelForCausalLM.from_config(
+def _from_config(config: Any, dtype: str, lora: LoraSpec | None) -> Any:
+    model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=TORCH_DTYPES[dtype], attn_implementation=exact_attention(config), trust_remote_code=False
     )
+    if lora is not None:
+        add_lora(model, lora)
+    return model
 
 
 def _promised_layout(skeleton: nn.Module, layout_digest: bytes) -> WeightLayout:

@@ -62,7 +62,13 @@ class _Row:
 
 
 def build_sampler(run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> VllmSampler:
-    """The sampler of a run: see `SamplerBuilder`. `memory_bytes` bounds weights, activations and cache."""
+    """The sampler of a run: see `SamplerBuilder`. `memory_bytes` bounds weights, activations and cache.
+
+    `MachineError` for a run of adapters: merged with the weights they would be rounded, and other tokens be drawn than
+    those that a replay draws.
+    """
+    if run.lora is not None:
+        raise MachineError("vLLM does not sample for runs of adapters yet", remedy="Use --engine transformers.")
     return VllmSampler(run, device=device, dtype=dtype, options=VllmOptions(memory_bytes=memory_bytes))
 
 

@@ -39,6 +39,11 @@ _BLOCK_WORDS = 1 << 20
 """Weights copied at once: a few MiB of staging memory, however large the model."""
 
 
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of this name belongs to a LoRA adapter: it is trained, and all others are frozen."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
     """Order, names, shapes and dtypes of a model's weights in their byte string."""
@@ -54,6 +59,11 @@ class WeightLayout:
     def parameters(self) -> int:
         """Number of parameters."""
         return sum(math.prod(spec.shape) for spec in self.tensors)
+
+    @property
+    def trained_parameters(self) -> int:
+        """Number of parameters that a run trains: those of its adapters, or all."""
+        return sum(math.prod(spec.shape) for spec in self.tensors if is_adapter(spec.name)) or self.parameters
 
     @property
     def digest(self) -> Digest:
@@ -188,7 +198,10 @@ def _match(model: nn.Module, layout: WeightLayout) -> list[tuple[TensorSpec, Ten
 
 
 def _weights(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and saved buffers, each once. By identity, not by address: on the meta device all addresses are 0."""
+    """Parameters and saved buffers, each once, adapters last: of a run that trains those alone, one end changes.
+
+    By identity, not by address: on the meta device all addresses are 0.
+    """
     saved = model.state_dict(keep_vars=True)
     seen: set[int] = set()
     weights = []
@@ -201,4 +214,5 @@ def _weights(model: nn.Module) -> list[tuple[str, Tensor]]:
                 f"weight {name!r} is of type {tensor.dtype}", remedy="Use a model whose weights are all floating-point."
             )
         weights.append((name, tensor))
+    weights.sort(key=lambda each: is_adapter(each[0]))
     return weights

@@ -15,8 +15,8 @@ from p2prl.models.device import choose_device
 from p2prl.models.evaluation import Evaluation, evaluate
 from p2prl.models.group_work import GroupWork
 from p2prl.models.pass_evaluation import evaluate_prompts, evaluation_sets
+from p2prl.models.policy_directory import load_policy
 from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import load_pretrained
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
@@ -115,7 +115,8 @@ def _tools(
 ) -> tuple[TransformersSampler, GroupWork]:
     """A sampler with the checkpoint's weights as the run would publish them, and the run's prompts and scorers."""
     manifest = folder.manifest
-    loaded = load_pretrained(str(checkpoint), device=choose_device(device), dtype="float32")
+    first = folder.directory / "model"
+    loaded = load_policy(checkpoint, first, manifest, device=choose_device(device), dtype="float32")
     weights = flatten(loaded.model, layout_of(loaded.model, manifest.dtype))
     loaded.model.to(TORCH_DTYPES[manifest.engine_dtype])
     policy = PolicyModel(loaded.model, layout_of(loaded.model, manifest.dtype))

@@ -12,6 +12,7 @@ def init(
     name: option.Name,
     preset: option.PresetName = "chain4",
     model: option.Model = None,
+    lora: option.LoraRank = 0,
     data: option.Data = None,
     held_out: option.HeldOut = None,
     eval_split: option.EvalSplit = 0.0,
@@ -48,6 +49,7 @@ def init(
             name=name,
             preset=preset,
             model=model,
+            lora_rank=lora,
             tasks=task or [],
             data=data or [],
             held_out=held_out or [],
@@ -56,8 +58,7 @@ def init(
             length_penalty=length_penalty,
             prompt_columns=prompt_column or [],
             answer_columns=answer_column or [],
-            drop_long=drop_long,
-            drop_conflicts=drop_conflicts,
+            drop_long=drop_long, drop_conflicts=drop_conflicts,
             chat_template=chat_template,
             system=system,
             goal=goal,
@@ -76,4 +77,4 @@ def init(
             seed=seed,
             as_json=as_json,
         )
-    )
+    )  # fmt: skip

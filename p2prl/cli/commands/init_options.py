@@ -20,6 +20,12 @@ Model = Annotated[
     str | None,
     typer.Option("--model", help="A Hugging Face directory or hub id to train. Default: a small new model."),
 ]
+LoraRank = Annotated[
+    int,
+    typer.Option(
+        "--lora", metavar="RANK", min=0, help="Train adapters of this rank alone, such as 16; 0 trains all weights."
+    ),
+]
 Tasks = Annotated[
     list[str] | None,
     typer.Option(
@@ -140,6 +146,7 @@ class InitOptions:
     name: str
     preset: str
     model: str | None
+    lora_rank: int
     tasks: list[str]
     data: list[str]
     held_out: list[str]

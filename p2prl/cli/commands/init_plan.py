@@ -46,6 +46,7 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         goal=_goal(options, chosen.goal, shares or (TaskShare(chosen.task, 1.0),) if not data else shares, data),
         task=chosen.task if alone else "",
         model=options.model,
+        lora_rank=options.lora_rank,
         mix=() if alone else shares,
         data=data,
         chat_template=_template(options.chat_template),

@@ -55,8 +55,15 @@ class ModelShape:
     layers: int
     query: int
     """Width of all query heads together."""
+    adapters: int = 0
+    """Parameters that are trained, if those of adapters alone."""
     own_logits: bool = False
     """Its logits are more than a linear layer, so those of a micro-batch are held at once."""
+
+    @property
+    def trained(self) -> int:
+        """Parameters that are trained."""
+        return self.adapters or self.parameters
 
     @property
     def replay_elements(self) -> int:
@@ -71,14 +78,15 @@ class ModelShape:
         return 6 * self.hidden + 5 * self.query + 4 * self.intermediate
 
 
-def shape_of(config: Any, parameters: int) -> ModelShape:
-    """The shape of a transformers configuration."""
+def shape_of(config: Any, parameters: int, *, adapters: int = 0) -> ModelShape:
+    """The shape of a transformers configuration; `adapters` is 0 where all parameters are trained."""
     text = config.get_text_config()
     hidden: int = text.hidden_size
     heads: int = text.num_attention_heads
     head: int = getattr(text, "head_dim", None) or hidden // heads
     return ModelShape(
         parameters=parameters,
+        adapters=adapters,
         vocabulary=text.vocab_size,
         hidden=hidden,
         intermediate=getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden,
@@ -136,12 +144,12 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
     states = _LOW_BIT_BYTES if setup.states == "8bit" else 2 * width
     rest = 2 if setup.precision == "bf16_kahan" else 0
     copies = 2 if setup.precision == "bf16" else 0
-    embedding = shape.vocabulary * shape.hidden * width
+    embedding = shape.vocabulary * shape.hidden * (0 if shape.adapters else width)
     return MemoryNeeds(
         weights=shape.parameters * (width + copies),
-        gradients=shape.parameters * width,
-        optimizer=int(shape.parameters * (states + rest)),
-        reference=shape.parameters * width if setup.reference else 0,
+        gradients=shape.trained * width,
+        optimizer=int(shape.trained * (states + rest)),
+        reference=shape.trained * width if setup.reference else 0,
         value=_VALUE_COPIES * 4 * (shape.hidden + 1) + rule.tokens * value_bytes(shape) if setup.value_head else 0,
         replay=(shape.parameters + DEFAULT_BATCH_TOKENS * shape.replay_elements) * setup.replay_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,

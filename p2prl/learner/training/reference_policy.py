@@ -31,17 +31,20 @@ class ReferenceConfig:
 
 
 class Reference:
-    """A frozen copy of the model. Costs one more forward pass per update and the model's size in memory."""
+    """A frozen copy of the model. Costs one more forward pass per update, and the size of what is trained in memory."""
 
     def __init__(
         self, model: Any, config: ReferenceConfig, *, temperature: float, autocast: torch.dtype | None = None
     ) -> None:
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if config.ema_rate > 0 and any(p.dtype in _SHORT for p in model.parameters()):
             raise ConfigError(
                 "a reference policy that follows (ema_rate) would hardly move in 16 bits: its steps are rounded away",
                 remedy='Set precision = "bf16" in [learner.memory] of run.toml, or another kind in [loss.reference].',
             )
-        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        frozen = {id(p): p for name, p in model.named_parameters() if name not in trained}
+        self._model = copy.deepcopy(model, frozen).eval().requires_grad_(False)
+        self._trained = [parameter for name, parameter in self._model.named_parameters() if name in trained]
         self._policy = BatchLogprobs(self._model, temperature=temperature, autocast=autocast)
         self._config = config
 
@@ -52,14 +55,14 @@ class Reference:
     def follow(self, parameters: Sequence[Tensor]) -> None:
         """Move one step towards the policy's parameters."""
         if self._config.ema_rate > 0:
-            ema_update(self._model.parameters(), parameters, rate=self._config.ema_rate)
+            ema_update(self._trained, parameters, rate=self._config.ema_rate)
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights, for a checkpoint."""
-        return {str(i): p.detach().cpu().contiguous() for i, p in enumerate(self._model.parameters())}
+        return {str(i): p.detach().cpu().contiguous() for i, p in enumerate(self._trained)}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Load a checkpoint's weights."""
         with torch.no_grad():
-            for i, parameter in enumerate(self._model.parameters()):
+            for i, parameter in enumerate(self._trained):
                 parameter.copy_(tensors[str(i)])

@@ -1,4 +1,4 @@
-"""Checkpoints of a trainer: a Hugging Face model directory with the optimizer's state, written atomically."""
+"""Checkpoints of a trainer: a Hugging Face model directory, or adapters alone, with the optimizer's state. Atomic."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2prl.disk_full import write_error
+from p2prl.models.lora import ADAPTER_FOLDER, lora_of, save_adapters
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _REFERENCE_FILE = "reference.safetensors"
@@ -42,7 +43,14 @@ def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerS
     new = directory.with_name(directory.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
     try:
-        model.save_pretrained(new, safe_serialization=True)
+        if lora_of(model) is None:
+            model.save_pretrained(new, safe_serialization=True)
+        else:
+            # The frozen weights are in the run folder already.
+            new.mkdir(parents=True)
+            model.config.save_pretrained(new)
+            model.generation_config.save_pretrained(new)
+            save_adapters(model, new / ADAPTER_FOLDER)
         tokenizer.save_pretrained(new)
         save_file(dict(state.optimizer), new / _OPTIMIZER_FILE)
         if state.reference is not None:
@@ -50,7 +58,7 @@ def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerS
         if state.value is not None:
             save_file(dict(state.value), new / _VALUE_FILE)
         (new / _STATE_FILE).write_text(json.dumps({"step": state.step, "estimator": state.loss}))
-        for path in new.iterdir():
+        for path in new.rglob("*"):
             _sync(path)
         shutil.rmtree(directory, ignore_errors=True)
         new.rename(directory)

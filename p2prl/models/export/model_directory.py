@@ -1,7 +1,8 @@
 """Export a checkpoint as a directory that transformers and vLLM load: open it, then write weights and model files.
 
 If a version was published at the checkpoint's step in the exported type, its own weights are exported. With a dead band
-they differ from the rounded checkpoint, and they are the policy that volunteers sampled and the learner signed.
+they differ from the rounded checkpoint, and they are the policy that volunteers sampled and the learner signed. Of a
+run of adapters the frozen weights are written with the adapters added, and the adapters alone beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 from p2prl.errors import IntegrityError
 from p2prl.models.export.model_files import exported_files, read_model_files
 from p2prl.models.export.sharded_weights import WeightSource, WrittenWeights, size_of, write_weights
-from p2prl.models.export.weight_source import CheckpointWeights, PublishedWeights
+from p2prl.models.export.weight_source import CheckpointWeights, MergedWeights, PublishedWeights
+from p2prl.models.lora import ADAPTER_FOLDER, adapter_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.weight_layout import WeightLayout
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
@@ -67,20 +69,31 @@ def open_export(
     published at the checkpoint's step, `blobs` the folder of published weights. Raises `FileNotFoundError` when the
     checkpoint is being deleted.
     """
-    weights = CheckpointWeights(checkpoint)
+    if manifest.lora is not None:
+        frozen, folder = CheckpointWeights(first), checkpoint / ADAPTER_FOLDER
+        weights: WeightSource = MergedWeights(frozen, folder, manifest.lora)
+    else:
+        weights = CheckpointWeights(checkpoint)
     files = read_model_files(checkpoint, first)
     model = read_run_model(
-        run_files, layout_digest=manifest.layout, weight_bytes=manifest.weight_bytes, dtype=manifest.dtype
+        run_files,
+        layout_digest=manifest.layout,
+        weight_bytes=manifest.weight_bytes,
+        dtype=manifest.dtype,
+        lora=manifest.lora,
     )
-    source: WeightSource = weights
-    promised = policy if dtype == manifest.dtype and weights.reordered(model.layout) else None
-    published = None if promised is None else _published(promised, blobs, model.layout)
-    if published is not None:
-        source = published
+    source, promised, published = weights, None, None
+    if isinstance(weights, CheckpointWeights) and dtype == manifest.dtype and weights.reordered(model.layout):
+        promised = policy
+        published = None if policy is None else _published(policy, blobs, model.layout)
+        source = published or weights
+    written = exported_files(files, dtype=dtype, stop_ids=model.codec().stop_ids)
+    if manifest.lora is not None:
+        written |= adapter_files(folder, base_model=manifest.base_model)
     return OpenedExport(
         source=source,
         dtype=dtype,
-        files=exported_files(files, dtype=dtype, stop_ids=model.codec().stop_ids),
+        files=written,
         promised=promised,
         is_published=published is not None,
     )
@@ -104,6 +117,7 @@ def write_model(
             remedy="Export another step, or give another --dtype, which reads the checkpoint alone.",
         )
     for name, data in opened.files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(data)
     return WrittenModel(written, promised.version if promised is not None and is_equal else None)
 

@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from p2prl.errors import IntegrityError
+from p2prl.models.lora import read_adapters
 from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout
-from p2prl.protocol.manifests import DTYPE_BYTES
+from p2prl.protocol.manifests import DTYPE_BYTES, LoraSpec
 
 _INDEX = "model.safetensors.index.json"
 
@@ -79,6 +80,37 @@ class CheckpointWeights:
         other = {each.get_dtype() for each in self._slices.values()} - _FLOATING
         if other:
             raise IntegrityError(f"{path} holds weights of type {other.pop()}", remedy="Export another step.")
+
+
+class MergedWeights:
+    """A frozen model's weights with adapters added to them: W + alpha / rank · B·A, computed in float32."""
+
+    def __init__(self, frozen: CheckpointWeights, adapters: Path, lora: LoraSpec) -> None:
+        """`adapters` is a folder of `save_adapters`. `IntegrityError` when it is damaged, or not the frozen model's."""
+        self._frozen = frozen
+        self._scale = lora.alpha / lora.rank
+        self._adapters, self._transposed = read_adapters(adapters)
+        unknown = self._adapters.keys() - frozen.shapes.keys()
+        if unknown:
+            raise IntegrityError(f"{adapters} holds adapters of another model", remedy="Export another step.")
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `WeightSource.shapes`."""
+        return self._frozen.shapes
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """See `WeightSource.blocks`."""
+        if name not in self._adapters:
+            yield from self._frozen.blocks(name)
+            return
+        down_RI, up_OR = self._adapters[name]
+        first, second = (down_RI.T, up_OR.T) if self._transposed else (up_OR, down_RI)
+        start = 0
+        for block in self._frozen.blocks(name):
+            end = start + len(block)
+            yield torch.addmm(block.float(), first[start:end], second, alpha=self._scale)
+            start = end
 
 
 class PublishedWeights:

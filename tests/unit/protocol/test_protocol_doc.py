@@ -34,6 +34,7 @@ INNER: tuple[type[Wire], ...] = (
     manifests.RunFile,
     manifests.TaskShare,
     manifests.DataSet,
+    manifests.LoraSpec,
     manifests.Sampling,
     manifests.TensorSpec,
     Completion,

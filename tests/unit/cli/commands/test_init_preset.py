@@ -20,6 +20,7 @@ def options(tmp_path: Path) -> InitOptions:
         name="mine",
         preset="arithmetic",
         model=None,
+        lora_rank=0,
         tasks=[],
         data=[],
         held_out=[],
