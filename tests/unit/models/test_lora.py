@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.models.export.weight_source import CheckpointWeights, MergedWeights
 from p2prl.models.lora import add_lora, draw_first_adapters, load_adapters, lora_of, plan_lora, save_adapters
+from p2prl.models.policy_forward import PolicyForward
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, is_adapter, layout_of
 from p2prl.protocol.manifests import LoraSpec
@@ -194,3 +195,25 @@ def test_impossible_adapters_of_a_manifest_are_refused(changes: dict[str, Any], 
     GOOD.check()
     with pytest.raises(RemoteProtocolError, match=fault):
         msgspec.structs.replace(GOOD, **changes).check()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_frozen_layers_pass_the_gradient_on_to_adapters_below(checkpointing: bool) -> None:
+    """Also where layers are computed again: their first input needs no gradient, since the embedding is frozen."""
+    rows = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9))]
+    model = with_adapters(llama(), noise=0.05)
+    forward = PolicyForward(model, temperature=1.0)
+    scored = forward.score(rows, graph=True, checkpointing=checkpointing)
+    forward.backward(scored, torch.ones_like(scored.logprobs_M))
+    got = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    for parameter in model.parameters():
+        parameter.grad = None
+    total = torch.zeros(())
+    for prompt, completion in rows:
+        logits_LV = model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        total = total + torch.log_softmax(logits_LV, -1)[range(len(completion)), completion].sum()
+    total.backward()  # type: ignore[no-untyped-call]
+    wanted = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert got.keys() == wanted.keys() == {name for name, _ in model.named_parameters() if is_adapter(name)}
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
