@@ -22,6 +22,7 @@ import pytest
 from p2prl.models.tiny_models import tiny_model
 from p2prl.testing.run_audit import recorded_steps
 from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, spools, wait_until
+from tests.json_shapes import breaches
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -111,6 +112,8 @@ def test_own_data_and_scorer_from_init_to_receipts(tmp_path: Path, swarm: SwarmP
     assert told["groups"]["verified"] >= 4
     assert told["groups"].get("rejected", 0) == 0
     checked, unchecked = _document(validator), _document(cautious)
+    for document, role in ((told, "join"), (checked, "validate"), (_document(learner), "learn")):
+        assert breaches(document, f"p2prl {role}") == []
     assert checked["verdicts_passed"] > 0
     assert checked["verdicts_failed"] == unchecked["verdicts_failed"] == 0
     assert checked["rewards_agreed"] > 0

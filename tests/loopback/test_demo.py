@@ -17,6 +17,7 @@ from p2prl.testing.swarm_processes import (
     wait_until,
 )
 from tests.command_doc import json_keys
+from tests.json_shapes import breaches
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -70,6 +71,7 @@ def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def _check(document: dict[str, Any], run: Path) -> None:
     assert set(document) == json_keys("p2prl demo") >= KEYS
+    assert breaches(document, "p2prl demo") == []
     assert document["reward_before"] <= 0.45
     assert document["reward_after"] >= 0.80
     assert document["updates"] == UPDATES

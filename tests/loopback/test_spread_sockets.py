@@ -14,6 +14,7 @@ import pytest
 from p2prl.protocol.kinds import Role
 from p2prl.testing.shaped_swarm import ShapedSwarm
 from p2prl.testing.swarm_processes import LISTEN, SwarmProcesses, status_of, wait_until
+from tests.json_shapes import breaches
 
 pytestmark = pytest.mark.loopback
 
@@ -78,6 +79,7 @@ def test_a_seeder_relays_weights_in_little_memory(tmp_path: Path) -> None:
         seeder.process.send_signal(signal.SIGINT)
         assert seeder.wait(60) == 130
         last = json.loads(seeder.log.splitlines()[-1])
+        assert breaches(last, "p2prl seed") == []
         assert (last["role"], last["state"], last["upload_mbit"]) == ("seeder", "stopped", 4.0)
         assert last["weight_bytes_received"] == SIZE
         assert last["weight_bytes_sent"] > 0

@@ -23,6 +23,7 @@ from p2prl.patches.ec2 import encode_ec2
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.stream_format import HEADER_BYTES
 from p2prl.patches.words import BF16, FP32, WordType
+from tests.json_shapes import breaches
 from tests.unit.learner.small_run import SmallRun
 
 WORDS = 65_536
@@ -83,6 +84,7 @@ def test_the_files_hold_what_was_measured(report: tuple[PatchReport, Path]) -> N
     measured, out = report
     document = json.loads((out / "patches.json").read_text())
     assert document == json.loads(json.dumps(as_document(measured, seed=CONFIG.seed, words=CONFIG.words)))
+    assert breaches({**document, "wall_s": 1.0}, "p2prl bench patch") == []
     assert [case["name"] for case in document["cases"]] == [case.name for case in measured.cases]
     assert set(document["cases"][0]["codecs"]["ec2"]) == set(CodecRow.__dataclass_fields__)
     table = (out / "patches-table.md").read_text().splitlines()

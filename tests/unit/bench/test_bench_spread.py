@@ -30,6 +30,7 @@ from p2prl.bench.spread.paced_links import PacedLink, PacedLinks
 from p2prl.bench.spread.tree_schemes import Tree, chain, fast_tree, star
 from p2prl.errors import ConfigError
 from p2prl.sim.virtual_time import START, VirtualLoop
+from tests.json_shapes import breaches
 
 MIB = 1024 * 1024
 MBIT = 125_000.0
@@ -162,6 +163,7 @@ def test_unfinished_peers_have_null_times() -> None:
     assert math.isinf(row.t50)
     document = as_documents([row])[0]
     assert document["t50"] is None
+    assert breaches(document, "p2prl bench spread", at=".results[]") == []
     named = ("links", "n", "churn", "t95_over_bound", "t100_over_bound", "star_over_bound", "source_copies")
     assert {*named, "waste_share", "survivors_finished", "cpu_s"} <= document.keys()
     assert "never" in as_markdown([row])

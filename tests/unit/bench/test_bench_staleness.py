@@ -29,6 +29,7 @@ from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path
 from p2prl.cli.commands.bench_staleness import bench_staleness
 from p2prl.errors import ConfigError, IntegrityError, MachineError, P2PRLError
+from tests.json_shapes import breaches
 
 PLAN = TrainingPlan(updates=3, evaluate_every=1, evaluation_prompts=8, final_prompts=8)
 CALM = TrainingPlan()
@@ -294,6 +295,7 @@ def test_command_prints_one_json_object_and_fails_with_its_criteria(
 
     command(check=False)
     document = json.loads(capsys.readouterr().out)
+    assert breaches(document, "p2prl bench staleness") == []
     assert [(row["method"], row["delay"]) for row in document["results"]] == [
         ("grpo", "const:64"),
         ("gepo_t", "const:64"),
@@ -305,7 +307,9 @@ def test_command_prints_one_json_object_and_fails_with_its_criteria(
     assert document["demands"] == []
     with pytest.raises(P2PRLError, match=r"of 12 criteria"):
         command(check=True)
-    assert len(json.loads(capsys.readouterr().out)["demands"]) == 12
+    judged = json.loads(capsys.readouterr().out)
+    assert breaches(judged, "p2prl bench staleness") == []
+    assert len(judged["demands"]) == 12
 
 
 def test_seconds_take_the_given_step_time_or_their_own() -> None:

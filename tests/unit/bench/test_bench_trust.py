@@ -27,6 +27,7 @@ from p2prl.bench.trust.roc import CLASSES, LAUNDERED, roc_points
 from p2prl.errors import ConfigError
 from p2prl.sim.hosts import identity_of
 from tests.command_doc import section
+from tests.json_shapes import breaches
 
 HONEST_WORK = {"honest", "forge rewards", "withhold 7 of 8 slots", "duplicates"}
 """Attacks that deliver valid groups too, or nothing else: what they choose or claim is answered elsewhere."""
@@ -147,6 +148,8 @@ def test_benchmark_resumes_and_its_rows_are_documented(tmp_path: Path, monkeypat
     assert [(row["attack"], row["temperature"], row["credited"]) for row in rows["attacks"]] == [
         ("honest", 1.0, 1), ("fabricate", 1.0, 0), ("honest", 0.6, 1),
     ]  # fmt: skip
+    document = json.loads(json.dumps({**rows, "seed": 0, "wall_s": 1.0}))
+    assert breaches(document, "p2prl bench trust") == []
     documented = section("p2prl bench trust")
     for table in ("attacks", "false_rejects", "power", "roc"):
         assert rows[table]

@@ -11,6 +11,7 @@ import typer
 from click.testing import CliRunner
 
 from p2prl.cli.app import app
+from tests.json_shapes import breaches
 
 
 @functools.cache
@@ -39,8 +40,18 @@ def commands() -> dict[str, click.Command]:
 
 
 def invoke(*arguments: object, stdin: str | None = None) -> Any:
-    """The result of a command, with the `exception` it raised."""
-    return _run([str(a) for a in arguments], input=stdin)
+    """The result of a command, with the `exception` it raised. A JSON object that it printed has its promised shape."""
+    texts = [str(a) for a in arguments]
+    result = _run(texts, input=stdin)
+    if "--json" in texts and result.stdout.startswith("{"):
+        *_, line = result.stdout.splitlines()
+        assert breaches(json.loads(line), _name_of(texts)) == []
+    return result
+
+
+def _name_of(arguments: list[str]) -> str:
+    """The full name of the command that these arguments call."""
+    return next(name for end in (2, 1) if (name := " ".join(["p2prl", *arguments[:end]])) in commands())
 
 
 @functools.cache

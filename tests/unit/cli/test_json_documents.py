@@ -1,7 +1,8 @@
-"""`--json`: each command prints one object with the keys that docs/cli.md lists."""
+"""`--json`: each command prints one object with the keys that docs/cli.md lists, and the shape of docs/json.md."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from contextlib import nullcontext
@@ -11,9 +12,18 @@ from typing import Any
 
 import pytest
 
+from p2prl.bench.comparison.report import CaseRow
 from p2prl.bench.draw_cost.benchmark import DrawCost
 from p2prl.bench.engine.benchmark import EngineRow
+from p2prl.bench.engine_pairs.benchmark import PairResult
 from p2prl.bench.hot_swap.benchmark import SwapReport
+from p2prl.bench.machine.benchmark import FitRow, SpeedRow
+from p2prl.bench.pacing.benchmark import PacingRow
+from p2prl.bench.replay.outrun_learner import OutrunReport
+from p2prl.bench.replay.replay_cost import ReplayCost
+from p2prl.bench.staleness.summary import Row
+from p2prl.bench.staleness.sweep import Choice
+from p2prl.bench.step.benchmark import StepRow
 from p2prl.cli.commands import certificate_make
 from p2prl.cli.commands.seed_worker import seeding_document
 from p2prl.cli.commands.sim_run import simulation_document
@@ -29,14 +39,12 @@ from p2prl.sim.swarm import SwarmConfig, SwarmResult
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 from p2prl.validator.service import Audit
 from tests.command_doc import json_keys, section
+from tests.json_shapes import breaches, promised, shape_of
 from tests.unit.cli.invocation import commands, json_of
-from tests.unit.house.source_tree import ROOT
+from tests.unit.cli.views.test_worker_views import BUSY
 
-COMPARED = re.compile(r'json_keys\(\s*"(p2prl [a-z ]+)"')
-"""A comparison of a command's document with its documented keys, in any test."""
-
-LONG = "p2prl bench "
-"""Benchmarks take minutes. What their tables hold is compared where a row is one dataclass."""
+BENCHMARKS = "p2prl bench "
+"""docs/cli.md names the keys of their rows, not always those of the whole document."""
 
 
 def test_documented_keys_of_short_commands(run: Path, tmp_path: Path) -> None:
@@ -67,14 +75,18 @@ def sign_ledger(folder: RunFolder) -> None:
 
 
 def test_documented_keys_of_workers() -> None:
-    common = {"role", "run", "peer"}
-    progress = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
-    assert common | set(progress_document(progress)) == json_keys("p2prl join")
-    assert common | set(audit_document(Audit(0, 0, 0, 0, 0, 0))) == json_keys("p2prl validate")
-
-    assert common | set(seeding_document(Seeding(state="", version=0, chunks_held=0, chunks=0))) == json_keys(
-        "p2prl seed"
-    )
+    common = {"role": "", "run": "", "peer": ""}
+    idle = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
+    documents = [
+        ("p2prl join", progress_document(idle)),
+        ("p2prl join", progress_document(BUSY)),
+        ("p2prl validate", audit_document(Audit(0, 0, 0, 0, 0, 0))),
+        ("p2prl seed", seeding_document(Seeding(state="", version=0, chunks_held=0, chunks=0))),
+    ]
+    for name, document in documents:
+        printed = json.loads(json.dumps({**common, **document}))
+        assert set(printed) == json_keys(name)
+        assert breaches(printed, name) == []
 
 
 def test_documented_keys_of_teams(tmp_path: Path) -> None:
@@ -113,13 +125,81 @@ def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: A
     assert {field.name for field in fields(row)} | beside <= json_keys(command)
 
 
-def test_every_document_is_described_and_compared() -> None:
-    compared = {name for path in (ROOT / "tests").rglob("*.py") for name in COMPARED.findall(path.read_text())}
+@pytest.mark.parametrize(
+    ("command", "path", "row"),
+    [
+        ("p2prl bench draw", ".rows[]", DrawCost),
+        ("p2prl bench swap", "", SwapReport),
+        ("p2prl bench replay", ".rows[]", ReplayCost),
+        ("p2prl bench pacing", ".rows[]", PacingRow),
+        ("p2prl bench step", ".rows[]", StepRow),
+        ("p2prl bench machine", ".speed[]", SpeedRow),
+        ("p2prl bench machine", ".fits[]", FitRow),
+        ("p2prl bench rewards", ".results[]", CaseRow),
+        ("p2prl bench ppo", ".results[]", CaseRow),
+        ("p2prl bench staleness", ".results[]", Row),
+        ("p2prl bench staleness", ".sweep.choices[]", Choice),
+    ],
+)
+def test_rows_of_benchmarks_have_the_promised_shape(command: str, path: str, row: Any) -> None:
+    """Benchmarks take minutes: their rows are compared by the annotations that they are made from."""
+    assert shape_of(row, path).items() <= promised()[command].items()
+    below = {other for other in promised()[command] if other.startswith(f"{path}.") and path}
+    beside = {f"{path}.met"} if command == "p2prl bench replay" else set()
+    assert below - set(shape_of(row, path)) == beside
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "rows"),
+    [("p2prl bench engine", ".rows[]", (EngineRow, PairResult)), ("p2prl bench replay", ".learner", (OutrunReport,))],
+)
+def test_keys_that_only_some_documents_have_are_optional(command: str, path: str, rows: tuple[Any, ...]) -> None:
+    shapes = [shape_of(row, path) for row in rows]
+    for name in set().union(*shapes) - {path}:
+        promise = promised()[command][name]
+        assert promise.types == next(shape[name].types for shape in shapes if name in shape)
+        assert promise.optional == (len(rows) == 1 or not all(name in shape for shape in shapes))
+
+
+def test_every_document_has_a_promised_shape() -> None:
     with_json = {
         name for name, command in commands().items() if any("--json" in option.opts for option in command.params)
     }
-    assert {name for name in with_json if "JSON keys" not in section(name)} == set()
-    assert {name for name in with_json - compared if not name.startswith(LONG)} == set()
+    assert set(promised()) == with_json | {"p2prl join --events"}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"entries": "3"}, ".entries is '3', not integer"),
+        ({"entries": True}, ".entries is True, not integer"),
+        ({"signed": 1}, ".signed is 1, not boolean"),
+        ({"more": 1}, ".more is not promised"),
+        ({"file": None}, ".file is None, not string"),
+    ],
+)
+def test_a_changed_document_is_told(change: dict[str, Any], told: str) -> None:
+    document = {"entries": 3, "signed": True, "file": "a"}
+    assert breaches(document, "p2prl ledger dump") == []
+    assert breaches({**document, **change}, "p2prl ledger dump") == [told]
+    del document["file"]
+    assert breaches(document, "p2prl ledger dump") == [".file is missing"]
+
+
+def test_a_change_deep_inside_a_document_is_told() -> None:
+    limits = {"share": {"value": "off", "origin": "default"}}
+    document: dict[str, Any] = {"file": "a", "limits": limits}
+    assert breaches(document, "p2prl config show") == []
+    limits["share"] = {"value": "off"}
+    assert breaches(document, "p2prl config show") == [".limits.*.origin is missing"]
+
+
+def test_documents_are_described_with_the_keys_of_their_shapes() -> None:
+    for name, shape in promised().items():
+        if name.endswith("--events") or name.startswith(BENCHMARKS):
+            continue
+        keys = {path.removeprefix(".") for path in shape if re.fullmatch(r"\.\w+", path)}
+        assert keys <= json_keys(name), name
 
 
 def test_documented_keys_of_a_simulation() -> None:

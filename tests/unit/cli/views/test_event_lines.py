@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from p2prl.cli.views import event_lines
 from p2prl.cli.views.event_lines import EventLines
 from p2prl.cli.views.volunteer_view import progress_document
+from tests.json_shapes import breaches, promised
 from tests.unit.cli.views.test_worker_views import BUSY
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for event in events:
+        assert breaches({event["event"]: event}, "p2prl join --events") == []
+    return events
+
+
+def test_every_event_is_promised_and_written() -> None:
+    kinds = {path.split(".")[1] for path in promised()["p2prl join --events"]}
+    assert kinds == set(re.findall(r'self\._write\(\s*"(\w+)"', inspect.getsource(event_lines))) | {"online", "offline"}
 
 
 def test_changes_become_events(capsys: pytest.CaptureFixture[str]) -> None:
