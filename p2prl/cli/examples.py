@@ -7,6 +7,7 @@ _EXAMPLES = {
     "p2prl join": (
         "p2prl join 'p2prl://NAME@…?b=…'",
         "p2prl join LINK --device cuda:1 --upload-mbit 5",
+        "p2prl join LINK --device all",
         "p2prl join LINK --disk-gb 20 --ram-gb 8",
         "p2prl join LINK --share 0.5",
         "p2prl join LINK --events --json",

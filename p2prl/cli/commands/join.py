@@ -10,7 +10,6 @@ import typer
 from p2prl.cli.options import (
     AsJson,
     Base,
-    Device,
     DiskGb,
     Engine,
     Home,
@@ -35,6 +34,13 @@ if TYPE_CHECKING:
     WrapNetwork = Callable[[NetworkPort], NetworkPort] | None
 
 
+Devices = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest. cuda:0,cuda:1, or all cards: a worker for each.",
+    ),
+]
 Slots = Annotated[
     int, typer.Option("--slots", min=0, help="Slots sampled at a time; 0 chooses by measuring this machine.")
 ]
@@ -61,9 +67,10 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
     """Build the command. Experiments with dishonest volunteers wrap the sampler or the network."""
 
     def join(
+        context: typer.Context,
         link: Link,
         home: Home = None,
-        device: Device = "auto",
+        device: Devices = "auto",
         engine: Engine = "auto",
         threads: Threads = 0,
         listen: Listen = None,
@@ -88,6 +95,7 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
 
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
+        from p2prl.cli.commands.join_devices import one_device
         from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
         from p2prl.net.process.network_config import ReachOptions
@@ -104,9 +112,8 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
             reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             base=base,
             engine=engine,
-            device=device,
+            device=one_device(context, device, home=home, events=events, as_json=as_json),
             confine=not no_confinement,
-            controlled=True,
         )
         start = start_worker(request)
         from p2prl.cli.commands.join_worker import join_run  # after the confinement

@@ -52,7 +52,6 @@ def seed(
         caps=planned.caps,
         reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
         confine=not no_confinement,
-        controlled=True,
     )
     start = start_worker(request)
 

@@ -78,7 +78,6 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
             reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
             base=base,
             confine=not no_confinement,
-            controlled=True,
         )
         start = start_worker(request)
 

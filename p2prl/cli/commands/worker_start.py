@@ -70,8 +70,6 @@ class WorkerRequest:
     engine: str = "transformers"
     device: str = "cpu"
     confine: bool = True
-    controlled: bool = False
-    """Whether it obeys its owner's commands while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +108,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     worker = claim_worker_folder(request.home or default_home(), kind=request.kind)
     crash_log.keep_in(worker.directory)
     if not request.confine:
-        control = open_controls(worker.directory) if request.controlled else None
+        control = open_controls(worker.directory)
         return WorkerStart(
             request=request,
             link=link,
@@ -132,7 +130,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     )
     atexit.register(starter.close)
     # After the starter's fork: a socket that it held too would seem alive when the worker is gone.
-    control = open_controls(worker.directory) if request.controlled else None
+    control = open_controls(worker.directory)
     readable = () if base is None else (base, *(path.resolve() for path in base.iterdir()))
     return WorkerStart(
         request=request,
