@@ -85,6 +85,7 @@ _EXAMPLES = {
         "p2prl bench patch --train chain4@96x2",
     ),
     "p2prl bench swap": ("p2prl bench swap --swaps 3",),
+    "p2prl bench publish": ("p2prl bench publish --model 29m --versions 5",),
     "p2prl bench engine": (
         "p2prl bench engine --models 29m --batches 8 --repeats 3",
         "p2prl bench engine --pairs --groups 100",

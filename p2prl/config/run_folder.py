@@ -8,7 +8,7 @@ RUN/files/          configuration and tokenizer, as volunteers download them
 RUN/data/TASK/      packed prompts and rows of a data task, those held out, and the researcher's scorer
 RUN/checkpoints/    the newest weights, Hugging Face directories
 RUN/journal.db      groups, batches, published policies and the ledger
-RUN/blobs/          published weights and patches
+RUN/blobs/          published patches, and in chain/ the weights
 RUN/micro-batches.jsonl  how updates are split into micro-batches
 RUN/metrics.jsonl   one line per update
 RUN/evaluations.jsonl  one line per evaluated version

@@ -122,7 +122,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         contributor=standings.contributor,
     )
     sender = SigningSender(parts.identity, parts.run, storage.journal, clock)
-    replay_stage, training_stage = _stages(parts.threads, sender)
+    replay_stage, training_stage, publish_stage = _stages(parts.threads, sender)
     training = _training(parts, storage, buffer, TrainingStage(training_stage))
     pacing = _pacing(parts, storage, buffer, step=training.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
@@ -157,7 +157,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         checks=checks,
         training=training,
         pacing=pacing,
-        publisher=_publisher(parts, storage, sender),
+        publisher=_publisher(parts, storage, sender, publish_stage),
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
     )
 
@@ -196,7 +196,7 @@ def _trainer(parts: LearnerParts, rules: MicroBatchLog) -> Trainer:
     )
 
 
-def _publisher(parts: LearnerParts, storage: LearnerStorage, sender: SigningSender) -> PolicyPublisher:
+def _publisher(parts: LearnerParts, storage: LearnerStorage, sender: SigningSender, stage: Stage) -> PolicyPublisher:
     return PolicyPublisher(
         storage=storage,
         layout=parts.layout,
@@ -204,6 +204,7 @@ def _publisher(parts: LearnerParts, storage: LearnerStorage, sender: SigningSend
         config=parts.config,
         clock=parts.clock,
         random_bytes=parts.random_bytes,
+        stage=stage,
     )
 
 
@@ -220,20 +221,21 @@ def _evaluations(parts: LearnerParts, storage: LearnerStorage, replayer: Replaye
     )
 
 
-def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage]:
-    """The stages of replay and of training.
+def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage, Stage]:
+    """The stages of replay, of training and of publishing.
 
     Training gets all of torch's threads and replay half: replay costs a fraction of an update and waits for groups most
     of the time, so reserving cores for it would leave them idle, and half keeps it from taking more than its share
-    while both compute. Training starts last because some libraries have one setting for the whole process.
+    while both compute. Publishing computes without torch. Training starts last because some
+    libraries have one setting for the whole process.
     """
     if not threads:
-        return InlineStage(), InlineStage()
-    shares = {"p2prl-replay": max(1, threads // 2), "p2prl-training": threads}
-    replay, training = (
+        return InlineStage(), InlineStage(), InlineStage()
+    shares = {"p2prl-publishing": 1, "p2prl-replay": max(1, threads // 2), "p2prl-training": threads}
+    publishing, replay, training = (
         ThreadStage(name, on_start=partial(use_threads, share), on_done=sender.wake) for name, share in shares.items()
     )
-    return replay, training
+    return replay, training, publishing
 
 
 def _backlog(parts: LearnerParts, standings: PeerStandings) -> ReplayBacklog:

@@ -69,9 +69,12 @@ class Pacing:
         assert group.verified_at is not None
         self._interval.delivered(group.peer, group.group.version, group.verified_at)
 
-    def version_published(self, version: int) -> None:
-        """Record that a version of the current step is published."""
+    def version_copied(self) -> None:
+        """Record that a version of the current step is on its way: training goes on."""
         self._schedule.published()
+
+    def version_sent(self, version: int) -> None:
+        """Record that a version was sent."""
         self._interval.published(version, self._clock.now())
 
     def batch_trained(self, batch: Sequence[VerifiedGroup], seconds: float) -> None:

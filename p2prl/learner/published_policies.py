@@ -1,13 +1,22 @@
-"""Published policy versions, kept with their weights so that any group in the staleness window can be replayed."""
+"""Published policy versions, kept with their weights so that any group in the staleness window can be replayed.
+
+The weights are in one chain (`p2prl.net.storage.weight_store`), which leads back to version 0 too: patches for
+newcomers start from it. A run folder of an earlier program has a file for every version: they are read until they leave
+the window, and that of version 0 to the end of the run.
+"""
 
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from p2prl.errors import MachineError
+from p2prl.errors import IntegrityError, MachineError
+from p2prl.net.storage.chain_blobs import CHAIN_FOLDER
+from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.storage.weight_store import WeightStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
@@ -19,11 +28,27 @@ def versions_kept(manifest: RunManifest) -> int:
     return manifest.staleness_bound // manifest.publish_every + 2
 
 
+class VersionWeights:
+    """The weights of a version, which stay readable for as long as this object lives."""
+
+    def __init__(self, published: PublishedPolicies, policy: PolicyVersion) -> None:
+        self._published = published
+        self.policy = policy
+        """The version."""
+
+    def open(self) -> memoryview:
+        """The weights, mapped from disk; computed there first unless they have a file. From any thread."""
+        return self._published.read(self.policy)
+
+
 class PublishedPolicies:
     """Published versions inside the staleness window, and always version 0."""
 
     def __init__(self, blobs: DiskBlobStore) -> None:
         self._blobs = blobs
+        self.chain = WeightStore(blobs.directory / CHAIN_FOLDER)
+        """The weights of the versions."""
+        self._in_use: weakref.WeakSet[VersionWeights] = weakref.WeakSet()
         self._by_version: dict[int, PolicyVersion] = {}
         self._first: PolicyVersion | None = None
 
@@ -47,8 +72,14 @@ class PublishedPolicies:
         """Remember version 0 after a restart, although it has left the window."""
         self._keep_first(_read(raw))
 
+    @property
+    def first(self) -> PolicyVersion | None:
+        """Version 0, also after it has left the window."""
+        return self._first
+
     def weights_file(self, version: int) -> tuple[Digest, Path] | None:
-        """(weights digest, file) of a version; None when its weights are not on disk. Version 0 is never deleted."""
+        """(weights digest, file) of a version; None when it has no file of its own. That of version 0 is never
+        deleted."""
         policy = self._first if version == 0 else self._by_version.get(version)
         if policy is None:
             return None
@@ -58,7 +89,7 @@ class PublishedPolicies:
         return (digest, path) if complete else None
 
     def _keep_first(self, policy: PolicyVersion) -> None:
-        """Keep version 0 on disk: newcomers may have its weights, and patches keep starting from it."""
+        """Keep version 0, and its file if it has one: newcomers may have its weights, and patches start from it."""
         self._first = policy
         self._blobs.keep_as(policy.manifest.weights.root, Digest(policy.manifest.weights_digest))
 
@@ -76,6 +107,11 @@ class PublishedPolicies:
             kept |= {manifest.weights.root, *(patch.blob.root for patch in manifest.patches)}
         self._blobs.keep_only(kept)
 
+    def has(self, raw: bytes) -> bool:
+        """Whether a signed manifest is one of these versions."""
+        policy = _read(raw)
+        return self.get(policy.manifest.version, policy.digest) is not None
+
     def at(self, version: int) -> PolicyVersion | None:
         """A version, if it is still in the window."""
         return self._by_version.get(version)
@@ -89,23 +125,45 @@ class PublishedPolicies:
         policy = self._by_version.get(version)
         return policy if policy is not None and policy.digest == digest else None
 
-    def weights(self, version: int) -> memoryview:
-        """The weights of a version in the window, mapped from disk; they stay readable when the file is deleted."""
-        path: Path = self._blobs.path(self._by_version[version].manifest.weights.root)
+    def weights(self, version: int) -> VersionWeights:
+        """The weights of a version in the window."""
+        weights = VersionWeights(self, self._by_version[version])
+        self._in_use.add(weights)
+        return weights
+
+    def read(self, policy: PolicyVersion) -> memoryview:
+        """The weights of a version, mapped from disk; they stay readable when their files are deleted."""
+        version, root = policy.manifest.version, policy.manifest.weights.root
         try:
-            with path.open("rb") as file:
+            if self.chain.holds(version, root):
+                return self.chain.copy_of(version)
+            with self._blobs.path(root).open("rb") as file:
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except OSError as error:
+        except (OSError, IntegrityError) as error:
             raise MachineError(
                 f"weights of version {version} are missing: {error}",
                 remedy="Do not delete files under the run's blobs directory while the learner runs.",
             ) from error
+
+    def oldest_needed(self, kept: int) -> int:
+        """The oldest version whose weights must stay, of which the network process serves the newest `kept`."""
+        newest = self.newest
+        least = [weights.policy.manifest.version for weights in self._in_use]
+        return min([*least, *self._by_version, 0 if newest is None else newest.manifest.version - kept])
 
     def drop_before_step(self, step: int) -> None:
         """Drop versions published before `step`, never the newest: groups sampled with them are too stale."""
         for version, policy in list(self._by_version.items()):
             if policy.manifest.step < step and policy is not self.newest:
                 del self._by_version[version]
+
+
+def chained_weights(blobs: Path, manifest: PolicyManifest) -> memoryview | None:
+    """The weights of a version in the chain beside these blobs; None when it is not there. From any process."""
+    chain = ChainReader(blobs / CHAIN_FOLDER)
+    if not chain.holds(manifest.version, manifest.weights.root):
+        return None
+    return chain.copy_of(manifest.version)
 
 
 def _read(raw: bytes) -> PolicyVersion:

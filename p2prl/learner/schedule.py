@@ -70,5 +70,5 @@ class Schedule:
         self._step += 1
 
     def published(self) -> None:
-        """Record that a version of the current step is published."""
+        """Record that a version of the current step is published, or being written beside training."""
         self._published_step = self._step

@@ -14,7 +14,7 @@ from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.pacing import Pacing
-from p2prl.learner.publishing.policy_publisher import PolicyPublisher, VersionFiles
+from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.schedule import Action
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
@@ -87,7 +87,9 @@ class Learner:
 
     def status(self) -> dict[str, Any]:
         """State of the run for `status.json`, in addition to the metrics of the newest update."""
-        return {"target_updates": self.target_updates, "finished": self.finished}
+        progress = {"target_updates": self.target_updates, "finished": self.finished}
+        share = self._publisher.written_share
+        return progress if share is None else progress | {"publishing": round(share, 2)}
 
     def stop(self) -> None:
         """Finish the update in progress, save everything, and return from `run`."""
@@ -96,7 +98,7 @@ class Learner:
 
     def introduce(self, network: NetworkPort) -> None:
         """Announce every policy a volunteer may still need to a new network process. Called at each of its starts."""
-        for raw in self._storage.policies_to_announce(self.step):
+        for raw in self._storage.policies_to_announce(self.step, sweep=not self._publisher.busy):
             network.send(control.Publish(raw))
         for raw in self._publisher.heads.current():
             network.send(control.Publish(raw))
@@ -135,12 +137,16 @@ class Learner:
     def turn(self, *, wait_s: float) -> Action:
         """Answer messages, check groups, and begin the one action that is due. Waits only when there is nothing to do.
 
-        The action is `COLLECT` as well while the training stage is busy.
+        The action is `COLLECT` as well while the training stage is busy, and while a version is being written that the
+        next one, or the end, waits for.
         """
         self._finish_jobs()
         if pause_left_s := self._pacing.pause_left_s:
             wait_s = min(wait_s, pause_left_s)  # no message may come to end the pause
         action = Action.COLLECT if self._training.busy else self._pacing.next_action(self._checks.ready_groups)
+        is_waiting = self._publisher.busy and action in (Action.PUBLISH, Action.FINISH)
+        if is_waiting:
+            action = Action.COLLECT
         idle = action is Action.COLLECT and not self._checks.is_due(self.step)
         self._read(wait_s if idle else 0.0)
         self._checks.evaluate(idle=idle and not self._training.busy and not self._checks.has_unsettled)
@@ -151,15 +157,19 @@ class Learner:
             self._publish()
         elif action is Action.STEP:
             self._step()
+        elif is_waiting:
+            self._training.waits_for(Activity.PUBLISH)
         elif action is Action.COLLECT:
             self._training.waits_for(Activity.WAIT_REPLAY if self._checks.has_unsettled else Activity.WAIT_GROUPS)
         self._training.finish()
+        self._finish_publishing()
         self._publisher.heads.renew()
         return action
 
     def close(self) -> None:
         """End the threads and close the files; everything is already on disk."""
         self._checks.close()
+        self._publisher.close()
         self._training.close()
         self._storage.close()
 
@@ -169,6 +179,11 @@ class Learner:
     def _finish_jobs(self) -> None:
         self._finish_checks()
         self._training.finish()
+        self._finish_publishing()
+
+    def _finish_publishing(self) -> None:
+        if (version := self._publisher.finish()) is not None:
+            self._pacing.version_sent(version)
 
     def _finish_checks(self) -> None:
         if self._checks.finish(step=self.step):
@@ -176,7 +191,7 @@ class Learner:
 
     def _finish_stages(self) -> None:
         """Complete the jobs in progress, and answer messages meanwhile."""
-        while self._training.busy:
+        while self._training.busy or self._publisher.busy:
             self._read(_IDLE_POLL_S)
             self._finish_jobs()
         if self._checks.finish(step=self.step, wait=True):
@@ -188,14 +203,15 @@ class Learner:
     def _publish(self) -> None:
         step = self.step
         if self._publisher.resend(step=step):
-            self._pacing.version_published(self.version)
+            self._pacing.version_copied()
+            self._pacing.version_sent(self.version)
             return
 
-        def written(files: VersionFiles) -> None:
-            self._publisher.publish(files, step=step)
-            self._pacing.version_published(self.version)
+        def copied(weights: bytearray) -> None:
+            self._publisher.begin(weights, step=step)
+            self._pacing.version_copied()
 
-        self._training.run_with_model(Activity.PUBLISH, self._publisher.writer(), written)
+        self._training.run_with_model(Activity.PUBLISH, self._publisher.snapshot(), copied)
 
     def _step(self) -> None:
         figures = self._inbox.figures | self._checks.figures | self._publisher.figures

@@ -32,15 +32,28 @@ class LearnerStorage:
         return step - self.manifest.staleness_bound
 
     def restore_published(self, step: int) -> None:
-        """Load the policy versions of the window at `step` from the journal, after a start."""
+        """Load the policy versions of the window at `step` from the journal, after a start.
+
+        The journal says which version is the newest: one that was being written and was never signed is taken back.
+        """
         if (first := self.journal.policies.at_step(0)) is not None:
             self.published.restore_first(first)
         for raw in self.journal.policies.since_step(self.window_start(step)):
             self.published.add(raw)
+        newest = self.published.newest
+        if newest is None:
+            self.published.chain.settle(None, None)
+        else:
+            self.published.chain.settle(newest.manifest.version, newest.manifest.weights.root)
 
-    def policies_to_announce(self, step: int) -> list[bytes]:
-        """Manifest envelopes a volunteer may still need at `step`, oldest first. Deletes the blobs of all others."""
+    def policies_to_announce(self, step: int, *, sweep: bool = True) -> list[bytes]:
+        """Manifest envelopes a volunteer may still need at `step`, oldest first, as far as their files are in place.
+
+        With `sweep`, deletes the blobs of all others: not while a version is being written.
+        """
         policies = self.journal.policies.since_step(self.window_start(step))
+        if not sweep:
+            return [raw for raw in policies if self.published.has(raw)]
         self.published.sweep(policies, besides=[file.blob.root for file in blobs_for(self.manifest, Role.LEARNER)])
         return policies
 

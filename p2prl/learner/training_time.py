@@ -11,6 +11,7 @@ class Activity(StrEnum):
 
     UPDATE = "busy"
     PUBLISH = "publishing"
+    """Copying the weights of a version, or waiting until the version before it is sent."""
     CHECKPOINT = "checkpoint"
     WAIT_GROUPS = "waiting_groups"
     """Idle: no stored group waits for its check."""

@@ -54,6 +54,10 @@ class MemoryBlobs:
         """See `BlobStore.write`."""
         self._chunks[ref.root][index] = data
 
+    def ready(self, ref: BlobRef, index: int) -> bool:  # noqa: ARG002 - memory
+        """See `BlobStore.ready`."""
+        return True
+
     def read(self, ref: BlobRef, index: int) -> bytes:
         """See `BlobStore.read`."""
         return self._chunks[ref.root][index]

@@ -30,6 +30,7 @@ from p2prl.models.group_work import ReplayTools, SamplingTools
 from p2prl.models.pretrained import LoadedModel
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
+from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
@@ -184,7 +185,7 @@ class Swarm:
 
     def _start_learner(self) -> Learner:
         config, run = self._config, self._run
-        blobs = DiskBlobStore(self._directory / "learner" / "blobs")
+        blobs = ChainBlobs(self._directory / "learner" / "blobs")
         for file in run.manifest.files:
             blobs.add(file.blob, run.files[file.name])
         learner = assemble_learner(

@@ -35,7 +35,7 @@ class TrustingAdmission(Admission):
         if isinstance(entry, Candidate) or entry.reason != RejectionReason.DUPLICATE_SLOT:
             return entry
         policy = self._published.get(entry.group.version, entry.group.policy)
-        return entry if policy is None else Candidate(entry.stored, entry.group, policy, memoryview(b""))
+        return entry if policy is None else Candidate(entry.stored, entry.group, policy, lambda: memoryview(b""))
 
 
 class TrustingReplayer(Replayer):

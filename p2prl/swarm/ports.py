@@ -20,8 +20,13 @@ class BlobStore(Protocol):
         """Store a chunk whose hash the caller has checked. Raises `MachineError` when the disk is full."""
         ...
 
+    def ready(self, ref: BlobRef, index: int) -> bool:
+        """Whether `read` would return a present chunk at once. If not, the store fetches it meanwhile, as far as it has
+        room, and wakes the node's owner: a node asks again whenever its commands are drained."""
+        ...
+
     def read(self, ref: BlobRef, index: int) -> bytes:
-        """Read a chunk that `begin` or `write` reported present."""
+        """Read a chunk that `begin` or `write` reported present. Takes its time unless it is `ready`."""
         ...
 
     def finish(self, ref: BlobRef) -> None:

@@ -196,9 +196,15 @@ def have_ended(processes: list[psutil.Process]) -> bool:
 
 def daemon_folder(daemon: psutil.Process) -> Path:
     """The folder of a daemon's sockets."""
-    found = _FOLDER.search(" ".join(_command_line(daemon)))
+    found = folder_if_running(daemon)
     assert found is not None
-    return Path(found.group(1))
+    return found
+
+
+def folder_if_running(daemon: psutil.Process) -> Path | None:
+    """The folder of a daemon's sockets; None when it has ended since it was listed, as that of an excluded cheat."""
+    found = _FOLDER.search(" ".join(_command_line(daemon)))
+    return None if found is None else Path(found.group(1))
 
 
 def status_of(home: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from p2prl.testing.run_audit import settled_groups
 from p2prl.testing.swarm_processes import (
     SwarmProcesses,
     command,
-    daemon_folder,
+    folder_if_running,
     wait_until,
 )
 from tests.command_doc import json_keys
@@ -50,7 +50,8 @@ def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
             """Six daemons: learner, three volunteers, cheat, validator; the board reads the run folder."""
             nonlocal most_roles
             processes = demo.tree()
-            folders.update(daemon_folder(p) for p in processes if _name(p) == "p2pd")
+            found = (folder_if_running(p) for p in processes if _name(p) == "p2pd")
+            folders.update(folder for folder in found if folder is not None)
             most_roles = max(most_roles, len(_role_processes(processes)))
             return len(folders) >= 6 and most_roles >= 7
 

@@ -12,6 +12,7 @@ import numpy as np
 from p2prl.bench.patch.simulated_training import adam_training, adam_versions, bf16, lora_versions
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.learner.journal.journal import Journal
+from p2prl.learner.published_policies import chained_weights
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
 from p2prl.protocol.envelope import body_of, open_envelope
@@ -116,7 +117,9 @@ def _published(run: Path, word_type: WordType) -> Iterator[tuple[int, Words]]:
         for raw in journal.policies.since_step(0):
             policy = body_of(open_envelope(raw, now=None), PolicyManifest)
             path = blobs.path(policy.weights.root)
-            if path.is_file():
+            if (chained := chained_weights(run / "blobs", policy)) is not None:
+                yield policy.version, np.frombuffer(chained, dtype=word_type.dtype)
+            elif path.is_file():
                 yield policy.version, np.fromfile(path, dtype=word_type.dtype)
     finally:
         journal.close()

@@ -23,6 +23,7 @@ from p2prl.errors import require
 from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
+from p2prl.learner.published_policies import chained_weights
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
@@ -34,7 +35,6 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.net.process import control
-from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
@@ -183,9 +183,9 @@ class _Outrun:
         manifest = body_of(opened, PolicyManifest)
         sampler = TransformersSampler(PolicyModel(_model(self._config.seed).model, self._run.layout))
         # The published weights are rounded to the run's dtype; the volunteers sample with those.
-        blobs = DiskBlobStore(self._paths.blobs)
-        sampler.swap(sampler.stage(blobs.path(manifest.weights.root).read_bytes(), 0))
-        blobs.close()
+        weights = chained_weights(self._paths.blobs, manifest)
+        assert weights is not None, "the learner has just published it"
+        sampler.swap(sampler.stage(weights, 0))
         volunteers = [identity_of(f"outrun {number}") for number in range(_VOLUNTEERS)]
         count = int(_AHEAD * self._config.updates * self._config.groups_per_update)
         return [

@@ -127,7 +127,7 @@ class LearnerChecks:
     def load(self) -> None:
         """Load the policy for the replay."""
         self._replayer.forget()
-        self._replayer.load(self._policy.digest, self._weights)
+        self._replayer.load(self._policy.digest, lambda: self._weights)
 
     def check(self) -> list[Outcome]:
         """Check the groups of one update, of a peer with standing."""
@@ -201,7 +201,7 @@ class LearnerChecks:
         stored = StoredGroup(
             Digest(bytes(31) + bytes([slot % 256])), self._volunteer.public_key, 0, slot, b"", b"", b""
         )
-        return Candidate(stored, group, self._policy, self._weights, is_known=True)
+        return Candidate(stored, group, self._policy, lambda: self._weights, is_known=True)
 
     def _verified(self) -> list[Outcome]:
         outcomes = self.check()

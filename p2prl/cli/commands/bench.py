@@ -10,6 +10,7 @@ from p2prl.cli.commands.bench_machine import bench_machine
 from p2prl.cli.commands.bench_pacing import bench_pacing
 from p2prl.cli.commands.bench_patch import bench_patch
 from p2prl.cli.commands.bench_ppo import bench_ppo
+from p2prl.cli.commands.bench_publish import bench_publish
 from p2prl.cli.commands.bench_replay import bench_replay
 from p2prl.cli.commands.bench_rewards import bench_rewards
 from p2prl.cli.commands.bench_spread import bench_spread
@@ -27,6 +28,7 @@ bench_app.command("ppo", epilog=epilog("p2prl bench ppo"))(bench_ppo)
 bench_app.command("spread", epilog=epilog("p2prl bench spread"))(bench_spread)
 bench_app.command("patch", epilog=epilog("p2prl bench patch"))(bench_patch)
 bench_app.command("swap", epilog=epilog("p2prl bench swap"))(bench_swap)
+bench_app.command("publish", epilog=epilog("p2prl bench publish"))(bench_publish)
 bench_app.command("step", epilog=epilog("p2prl bench step"))(bench_step)
 bench_app.command("draw", epilog=epilog("p2prl bench draw"))(bench_draw)
 bench_app.command("engine", epilog=epilog("p2prl bench engine"))(bench_engine)

@@ -17,7 +17,7 @@ from p2prl.cli.views.model_card import LEDGER_FILE, CardFacts, model_card
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder, open_folder
-from p2prl.errors import ConfigError, MachineError
+from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
@@ -140,21 +140,35 @@ def _open(run: RunFolder, step: str, dtype: str) -> tuple[int, OpenedExport]:
     files = {file.name: data for file, data in run_file_blobs(run)}
     for _ in range(_ATTEMPTS):
         chosen = choose_checkpoint(run.paths.checkpoints, step)
+        policy = _policy_at(run, chosen)
         try:
             return chosen, open_export(
                 run.paths.checkpoint(chosen),
                 first=run.directory / "model",
                 run_files=files,
                 manifest=run.manifest,
-                policy=_policy_at(run, chosen),
+                policy=policy,
                 blobs=run.paths.blobs,
                 dtype=dtype,
+                chained=None if policy is None or dtype != run.manifest.dtype else _chained(run, policy),
             )
         except FileNotFoundError:
             continue
     raise MachineError(
         f"the checkpoint of step {chosen} is not complete", remedy="Run the command again, or give another --step."
     )
+
+
+def _chained(run: RunFolder, policy: PolicyManifest) -> memoryview | None:
+    from p2prl.learner.published_policies import chained_weights
+
+    try:
+        return chained_weights(run.paths.blobs, policy)
+    except IntegrityError as error:
+        remedy = "Export another step, or give another --dtype, which reads the checkpoint alone."
+        raise IntegrityError(
+            f"the weights of version {policy.version} in the run's blobs folder are damaged: {error}", remedy=remedy
+        ) from error
 
 
 def _policy_at(run: RunFolder, step: int) -> PolicyManifest | None:

@@ -36,6 +36,7 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
         on_progress("importing torch", 0.0)
 
         from p2prl.config.init_checks import PROBE_GROUPS, InitChecks
+        from p2prl.config.learner_disk import disk_text
         from p2prl.config.run_settings import describe, init_run
         from p2prl.models.device import use_threads
 
@@ -57,6 +58,7 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
         )
     for notice in notices:
         say(notice)
+    say(disk_text(folder.manifest))
     say(f"Created {folder.directory}. Start its learner:  p2prl learn {shlex.quote(str(folder.directory))}")
     if folder.manifest.licence == NOT_STATED:
         say("The license of the trained weights is not stated: the model has no card with one (--license).")

@@ -60,6 +60,7 @@ def learn_command(
     with lock, view.shown():
         view.phase("importing torch")
 
+        from p2prl.config.learner_disk import check_disk, disk_text
         from p2prl.config.roles import build_learner, learner_network
         from p2prl.config.run_settings import open_run
 
@@ -67,6 +68,8 @@ def learn_command(
         if updates is not None:
             settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
             folder = replace(folder, settings=settings)
+        check_disk(folder.manifest, folder.paths.blobs)
+        say(disk_text(folder.manifest))
         with tracker(track, folder) as track_metrics:
             report = _Report(view, folder, planned=folder.settings.learner.updates, track=track_metrics)
             view.phase("loading the model and the journal")

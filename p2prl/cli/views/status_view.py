@@ -83,6 +83,8 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("updates", "none yet")]
     target = f" of {worker['target_updates']:,}" if worker.get("target_updates") else ""
     rows = [("updates", f"{worker['step']:,.0f}{target}"), ("policy", version_text(worker.get("version", -1)))]
+    if "publishing" in worker:
+        rows.append(("publishing", f"the next version, {worker['publishing']:.0%} encoded"))
     if "reward" in worker:
         rows.append(("reward", f"{worker['reward']:.3f}, mean of the newest batch"))
     if "staleness_p50" in worker:

@@ -28,7 +28,7 @@ from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, recorded_a
 class PolicyHolder(Protocol):
     """The other user of the model that evaluations sample with."""
 
-    def load(self, digest: bytes, weights: memoryview) -> None:
+    def load(self, digest: bytes, weights: Callable[[], memoryview]) -> None:
         """Load a policy, unless the model holds it."""
         ...
 
@@ -61,10 +61,10 @@ class EvaluationTools:
 class _Progress:
     """The evaluation of one version."""
 
-    def __init__(self, policy: PolicyVersion, weights: memoryview, sets: Sequence[EvaluationSet]) -> None:
+    def __init__(self, policy: PolicyVersion, weights: Callable[[], memoryview], sets: Sequence[EvaluationSet]) -> None:
         self.policy = policy
         self.weights = weights
-        """Mapped from disk: readable although the version may leave the staleness window meanwhile."""
+        """Opens its weights, readable although the version may leave the staleness window meanwhile."""
         self.seconds = 0.0
         self.outcomes: dict[str, list[PromptOutcome]] = {each.task: [] for each in sets}
         self._sets = sets
@@ -163,7 +163,7 @@ class Evaluations:
         policy = None if due is None else published.at(due)
         if policy is None:
             return None
-        return _Progress(policy, published.weights(policy.manifest.version), self._tools.sets)
+        return _Progress(policy, published.weights(policy.manifest.version).open, self._tools.sets)
 
     def _measure(self, progress: _Progress, prompts: Sequence[EvaluationPrompt]) -> list[PromptOutcome] | MachineError:
         """The outcome of each prompt; none when it was stopped; the reason when this machine cannot. In the stage."""

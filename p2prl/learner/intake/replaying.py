@@ -85,11 +85,11 @@ class Replayer:
             outcomes[index] = dataclasses.replace(outcomes[index], rewards=pending().values, step_rewards=steps)
         return [outcomes[index] for index in range(len(admitted))]
 
-    def load(self, digest: bytes, weights: memoryview) -> None:
+    def load(self, digest: bytes, weights: Callable[[], memoryview]) -> None:
         """Load a policy, unless the model holds it."""
         if digest != self._loaded:
             self._loaded = None
-            self._scorer.load_weights(weights)
+            self._scorer.load_weights(weights())
             self._loaded = digest
 
     def forget(self) -> None:

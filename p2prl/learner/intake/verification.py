@@ -9,7 +9,7 @@ journal, `Replayer` (`replaying.py`) the rest, in a thread of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from p2prl.learner.intake.decoded_groups import DecodedGroups
@@ -47,8 +47,8 @@ class Candidate:
     stored: StoredGroup
     group: RolloutGroup
     policy: PolicyVersion
-    weights: memoryview
-    """The policy's weights, mapped from disk: a version that is deleted meanwhile stays readable."""
+    weights: Callable[[], memoryview]
+    """Opens the policy's weights (`VersionWeights.open`): a version that is forgotten meanwhile stays readable."""
     is_known: bool = False
     """Whether its author has standing: what that spares is work, no rule depends on it."""
 
@@ -86,7 +86,7 @@ class Admission:
             return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)
         if stored.reason:  # its slot was not awaited any more when it came
             return Outcome(stored, group, ReceiptState.REJECTED, stored.reason)
-        return Candidate(stored, group, policy, self._published.weights(group.version))
+        return Candidate(stored, group, policy, self._published.weights(group.version).open)
 
     def _without_policy(self, stored: StoredGroup, group: RolloutGroup) -> Outcome:
         """Expired if the version has left the window, which is nobody's fault; rejected if it was never published."""

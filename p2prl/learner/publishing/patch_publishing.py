@@ -7,7 +7,7 @@ number is divisible by the span. A patch that would not be smaller than the weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,9 @@ import numpy as np
 
 from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.patches.encode import encode_patch
-from p2prl.patches.kernel_choice import kernels_for
-from p2prl.patches.stream_format import segment_spans
-from p2prl.patches.words import WORD_TYPES, Words, WordType
+from p2prl.patches.words import Words, WordType
 from p2prl.protocol import limits
-from p2prl.protocol.manifests import NO_BASE, Patch, blob_of, chunk_bytes_for
+from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, blob_of, chunk_bytes_for
 
 SPANS = (1, 4, 16, 64)
 """Versions a patch spans. A version has the patch of a span when its number is divisible by it."""
@@ -38,18 +35,30 @@ class PatchBase:
     digest: bytes
     """Digest of its weights."""
     path: Path | None
-    """File of its weights; None for the zeros of a keyframe."""
+    """File of its weights; None for the zeros of a keyframe, or with `chained`."""
+    chained: bool = False
+    """Whether its weights are in the weight chain."""
+
+    def words(self, start: int, count: int, word_type: WordType) -> Words:
+        """Its words from `start` on, unless it is `chained`."""
+        if self.path is None:
+            return np.zeros(count, dtype=word_type.dtype)
+        return np.fromfile(self.path, dtype=word_type.dtype, count=count, offset=start * word_type.word_bytes)
 
 
 def patch_bases(version: int, published: PublishedPolicies) -> list[PatchBase]:
     """Bases of the patches of a version, the most useful first, among those whose weights are still on disk."""
-    versions = [version - span for span in SPANS if version % span == 0]
+    spanned = versions = [version - span for span in SPANS if version % span == 0]
     if version % BRIDGE_EVERY == 0 or _bridge_is_leaving(published):
-        versions.append(0)
+        versions = [*spanned, 0]
     bases = []
     for base in dict.fromkeys(versions):
-        found = published.weights_file(base) if 0 <= base < version else None
-        if found is not None:
+        policy = published.first if base == 0 else published.at(base)
+        if not 0 <= base < version:
+            continue
+        if policy is not None and published.chain.holds(base, policy.manifest.weights.root):
+            bases.append(PatchBase(base, policy.manifest.weights_digest, None, chained=True))
+        elif (found := published.weights_file(base)) is not None:
             bases.append(PatchBase(base, *found))
     if version % BRIDGE_EVERY == 0:
         bases.append(PatchBase(NO_BASE, b"", None))
@@ -64,34 +73,32 @@ def _bridge_is_leaving(published: PublishedPolicies) -> bool:
     return published.at(0) is None and not bridged
 
 
-def make_patches(
-    weights: memoryview, dtype: str, bases: list[PatchBase], blobs: DiskBlobStore, *, chunk_pieces: int
+def chosen_patches(
+    bases: Sequence[PatchBase], made: Sequence[Path], blobs: DiskBlobStore, *, weight_bytes: int, chunk_pieces: int
 ) -> tuple[Patch, ...]:
-    """Patches from `bases` to `weights`, stored in `blobs`: as many as fit a manifest, all smaller than the weights."""
-    word_type = WORD_TYPES[dtype]
-    kernels = kernels_for(len(weights))
-    words = np.frombuffer(weights, dtype=word_type.dtype)
+    """The patches to publish, stored in `blobs`: as many as fit a manifest, all smaller than the weights.
+
+    `made` are the files of the patches from `bases`. Those of the others are deleted.
+    """
     patches: list[Patch] = []
     chunks = together = 0
-    for base in bases:
-        stream = b"".join(
-            encode_patch(_word_pairs(base, words, word_type), words=len(words), word_type=word_type, kernels=kernels)
-        )
-        ref = blob_of(stream, chunk_bytes_for(len(stream), pieces=chunk_pieces))
-        fits = len(patches) < limits.MAX_PATCHES and chunks + len(ref.chunks) <= limits.MAX_PATCH_CHUNKS
-        fits = fits and together + len(stream) <= limits.MAX_PATCH_SHARE * len(weights)
-        if len(stream) >= len(weights) or not fits:
+    for base, path in zip(bases, made, strict=True):
+        size = path.stat().st_size
+        fits = size < weight_bytes and len(patches) < limits.MAX_PATCHES
+        if not fits or together + size > limits.MAX_PATCH_SHARE * weight_bytes:
+            path.unlink()
+            continue
+        ref = _blob_of_file(path, chunk_pieces)
+        if chunks + len(ref.chunks) > limits.MAX_PATCH_CHUNKS:
+            path.unlink()
             continue
         chunks += len(ref.chunks)
-        together += len(stream)
-        blobs.add(ref, stream)
+        together += size
+        blobs.adopt(ref, path)
         patches.append(Patch(base.version, base.digest, ref))
     return tuple(patches)
 
 
-def _word_pairs(base: PatchBase, words: Words, word_type: WordType) -> Iterator[tuple[Words, Words]]:
-    """(old, new) machine words, segment after segment; the old ones are read from disk as they are needed."""
-    old = None if base.path is None else np.memmap(base.path, dtype=word_type.dtype, mode="r", shape=words.shape)
-    for start, count in segment_spans(len(words)):
-        before = np.zeros(count, dtype=word_type.dtype) if old is None else np.asarray(old[start : start + count])
-        yield before, words[start : start + count]
+def _blob_of_file(path: Path, chunk_pieces: int) -> BlobRef:
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    return blob_of(data.data, chunk_bytes_for(len(data), pieces=chunk_pieces))

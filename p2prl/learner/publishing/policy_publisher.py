@@ -1,41 +1,47 @@
-"""Publish the weights of a step as the next policy version: sign its manifest once, store weights and patches, send it.
+"""Publish the weights of a step as the next policy version: copy them, write its files, sign it once, send it.
 
-A version is signed before it is sent and never again, so a learner that crashed publishes the same manifest. Its files
-are written by a job that the training thread runs, because it reads the model.
+Training waits for the copy alone. Patches, hashes and files are made beside it by a stage of the publisher's own, one
+version at a time: a newer copy waits until the older version is sent, so versions keep their order, none is skipped,
+and the weights are in memory once. (Replacing the older one would make volunteers wait for a version that never comes,
+and break the interval that the run manifest promises.)
+
+A version is signed before it is sent and never again, so a learner that crashed publishes the same manifest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
-from p2prl.learner.publishing.patch_publishing import make_patches, patch_bases
+from p2prl.learner.published_policies import versions_kept
+from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.policy_heads import PolicyHeads
+from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, write_version
 from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.stages import Stage
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.weight_layout import WeightLayout, flatten, weights_digest
-from p2prl.patches.dead_band import hold_back
-from p2prl.patches.words import WORD_TYPES, WordType
-from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of, chunk_bytes_for
+from p2prl.models.weight_layout import WeightLayout, flatten
+from p2prl.net.storage.weight_store import WeightStore
+from p2prl.patches.words import WORD_TYPES
+from p2prl.protocol.manifests import PolicyManifest
 
 
-@dataclass(frozen=True, slots=True)
-class VersionFiles:
-    """The files of a version that is not signed yet."""
+@dataclass(slots=True)
+class _Writing:
+    """The version in progress."""
 
-    version: int
-    weights: BlobRef
-    digest: Digest
-    patches: tuple[Patch, ...]
-    changed: int | None
-    """Weights that differ from the version before; None for the first."""
+    step: int
+    share: float = 0.0
+    """Of its segments that are encoded."""
+    signed: bytes | None = None
+    """Its manifest in its envelope, once its files are written."""
+
+    def note_share(self, share: float) -> None:
+        self.share = share
 
 
 class PolicyPublisher:
@@ -50,8 +56,9 @@ class PolicyPublisher:
         config: LearnerConfig,
         clock: Clock,
         random_bytes: Callable[[int], bytes],
+        stage: Stage,
     ) -> None:
-        """`random_bytes` draws each version's beacon."""
+        """`random_bytes` draws each version's beacon; `stage` runs what takes time."""
         self._storage = storage
         self._layout = layout
         self._sender = sender
@@ -59,6 +66,8 @@ class PolicyPublisher:
         self._dead_band_ulp = config.dead_band_ulp
         self._clock = clock
         self._random_bytes = random_bytes
+        self._stage = stage
+        self._writing = _Writing(step=0)
         self._figures: dict[str, float] = {}
         self.heads = PolicyHeads(storage.published, sender, clock)
         """Policy heads of the published versions."""
@@ -68,6 +77,16 @@ class PolicyPublisher:
         """Download cost of the newest version from the one before (`docs/metrics.md`); empty at first."""
         return dict(self._figures)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a version is being written. The next one waits for it."""
+        return self._stage.busy
+
+    @property
+    def written_share(self) -> float | None:
+        """How much of the version in progress is encoded; None when there is none."""
+        return self._writing.share if self.busy else None
+
     def resend(self, *, step: int) -> bool:
         """Send the manifest that was signed for this step before a crash; False when there is none."""
         raw = self._storage.journal.policies.at_step(step)
@@ -75,29 +94,56 @@ class PolicyPublisher:
             self._send(raw)
         return raw is not None
 
-    def writer(self) -> Callable[[Any], VersionFiles]:
-        """The job that writes the files of the next version from a model. It touches nothing but files."""
-        published, blobs, layout = self._storage.published, self._storage.blobs, self._layout
-        newest = published.newest
+    def snapshot(self) -> Callable[[Any], bytearray]:
+        """The job that copies the weights out of a model: all that training waits for."""
+        layout = self._layout
+
+        def copy(model: Any) -> bytearray:
+            return flatten(model, layout)
+
+        return copy
+
+    def begin(self, weights: bytearray, *, step: int) -> None:
+        """Write, sign and send the weights of a step as the next version, beside everything else. `finish` goes on."""
+        newest = self._storage.published.newest
+        writing = self._writing = _Writing(step)
         version = 0 if newest is None else newest.manifest.version + 1
-        last = None if newest is None else blobs.path(newest.manifest.weights.root)
-        band_ulp, chunk_pieces, dtype = self._dead_band_ulp, self._chunk_pieces, layout.tensors[0].dtype
-        bases = patch_bases(version, published)
+        job = VersionJob(
+            version=version,
+            word_type=WORD_TYPES[self._layout.tensors[0].dtype],
+            bases=patch_bases(version, self._storage.published),
+            blobs=self._storage.blobs,
+            chain=self._storage.published.chain,
+            chunk_pieces=self._chunk_pieces,
+            band_ulp=self._dead_band_ulp,
+            on_progress=writing.note_share,
+        )
+        self._stage.start(lambda: write_version(job, memoryview(weights)))
 
-        def write(model: Any) -> VersionFiles:
-            weights = memoryview(flatten(model, layout))
-            changed = _apply_dead_band(weights, last, WORD_TYPES[dtype], band_ulp=band_ulp)
-            ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=chunk_pieces))
-            blobs.add(ref, weights)
-            patches = make_patches(weights, dtype, bases, blobs, chunk_pieces=chunk_pieces)
-            return VersionFiles(version, ref, weights_digest(weights), patches, changed)
+    def finish(self, *, wait: bool = False) -> int | None:
+        """Go on with the version in progress as far as it is; with `wait`, to its end.
 
-        return write
+        Returns its number once it is sent: its files, its signature in the journal and the weights file are durable
+        then. A process that ends before the signature has lost this version; one that ends after it sends the same
+        manifest again.
+        """
+        while results := self._stage.take(wait=wait):
+            if self._writing.signed is None:
+                (files,) = results
+                self._writing.signed = self._sign(files, step=self._writing.step)
+                oldest = self._oldest_needed()
+                self._stage.start(partial(_place, self._storage.published.chain, files, oldest))
+            else:
+                return self._announce(self._writing.signed)
+        return None
 
-    def publish(self, files: VersionFiles, *, step: int) -> None:
-        """Sign and send the version whose files were written from the weights of this step."""
-        published = self._storage.published
-        newest = published.newest
+    def close(self) -> None:
+        """Free the thread."""
+        self._stage.close()
+
+    def _sign(self, files: VersionFiles, *, step: int) -> bytes:
+        """Sign a version whose files are written, once: the journal has it from then on."""
+        newest = self._storage.published.newest
         now = self._clock.now()
         if newest is not None:
             self.heads.note_interval(now - newest.manifest.created_ms / 1000)
@@ -114,10 +160,19 @@ class PolicyPublisher:
         raw = self._sender.sign(manifest)
         with self._storage.journal.transaction():
             self._storage.journal.policies.add(manifest.version, step, raw)
-        published.add(raw)
-        published.drop_before_step(self._storage.window_start(step))
         self._figures = {} if files.changed is None else self._cost(manifest, files.changed)
+        return raw
+
+    def _announce(self, raw: bytes) -> int:
+        published = self._storage.published
+        policy = published.add(raw)
+        published.drop_before_step(self._storage.window_start(policy.manifest.step))
         self._send(raw)
+        return policy.manifest.version
+
+    def _oldest_needed(self) -> int:
+        """The network process serves as many versions as it keeps; one more covers the time until it forgets one."""
+        return self._storage.published.oldest_needed(versions_kept(self._storage.manifest) + 1)
 
     def _send(self, raw: bytes) -> None:
         self._sender.send(raw)
@@ -131,15 +186,9 @@ class PolicyPublisher:
         }
 
 
-def _apply_dead_band(weights: memoryview, last: Path | None, word_type: WordType, *, band_ulp: int) -> int | None:
-    """Reset weights within the dead band to their last published values; returns how many changed.
-
-    None without an earlier version. They are compared with the file on disk, so a learner that was killed publishes
-    the same bits as one that was not. If that file is lost, all weights are published unchanged: an equally good
-    policy with a larger patch.
-    """
-    if last is None or not last.exists():
-        return None
-    fresh = np.frombuffer(weights, dtype=word_type.dtype)
-    last_published = np.memmap(last, dtype=word_type.dtype, mode="r", shape=fresh.shape)
-    return hold_back(fresh, last_published, word_type, band_ulp=band_ulp)
+def _place(chain: WeightStore, files: VersionFiles, oldest: int) -> None:
+    """Write a signed version over the weights file, and forget versions nobody needs. Version 0 stays: patches for
+    newcomers start from it."""
+    if files.staged:
+        chain.commit()
+    chain.retain(oldest, besides=0)

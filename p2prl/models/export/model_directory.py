@@ -62,12 +62,13 @@ def open_export(
     policy: PolicyManifest | None,
     blobs: Path,
     dtype: str,
+    chained: memoryview | None = None,
 ) -> OpenedExport:
     """Open `checkpoint` to be exported in `dtype`.
 
     `first` is the directory of the run's first weights, `run_files` the files volunteers download, `policy` the version
-    published at the checkpoint's step, `blobs` the folder of published weights. Raises `FileNotFoundError` when the
-    checkpoint is being deleted.
+    published at the checkpoint's step, `blobs` the folder of published weights and `chained` that version's weights if
+    they have no file there. Raises `FileNotFoundError` when the checkpoint is being deleted.
     """
     if manifest.lora is not None:
         frozen, folder = CheckpointWeights(first), checkpoint / ADAPTER_FOLDER
@@ -85,7 +86,7 @@ def open_export(
     source, promised, published = weights, None, None
     if isinstance(weights, CheckpointWeights) and dtype == manifest.dtype and weights.reordered(model.layout):
         promised = policy
-        published = None if policy is None else _published(policy, blobs, model.layout)
+        published = None if policy is None else _published(policy, blobs, model.layout, chained)
         source = published or weights
     written = exported_files(files, dtype=dtype, stop_ids=model.codec().stop_ids)
     if manifest.lora is not None:
@@ -122,8 +123,12 @@ def write_model(
     return WrittenModel(written, promised.version if promised is not None and is_equal else None)
 
 
-def _published(policy: PolicyManifest, blobs: Path, layout: WeightLayout) -> PublishedWeights | None:
+def _published(
+    policy: PolicyManifest, blobs: Path, layout: WeightLayout, chained: memoryview | None
+) -> PublishedWeights | None:
     """The version's weights, if the learner still keeps them: it deletes those outside the staleness window."""
+    if chained is not None:
+        return PublishedWeights(chained, layout)
     path = blobs / policy.weights.root.hex()
     try:
         return PublishedWeights(path, layout) if path.stat().st_size == layout.size_bytes else None

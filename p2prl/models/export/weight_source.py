@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -116,13 +117,19 @@ class MergedWeights:
 class PublishedWeights:
     """The weights of a published version, in its own type."""
 
-    def __init__(self, path: Path, layout: WeightLayout) -> None:
-        """Raises `FileNotFoundError` when the file is gone and `ValueError` when it is shorter than the layout."""
+    def __init__(self, source: Path | memoryview, layout: WeightLayout) -> None:
+        """`source` is a file or its bytes.
+
+        Raises `FileNotFoundError` when the file is gone and `ValueError` when it is shorter than the layout.
+        """
         self._dtype = layout.tensors[0].dtype
         self.shapes: Mapping[str, tuple[int, ...]] = {spec.name: spec.shape for spec in layout.tensors}
         # Read as integers of the same width: numpy has no bfloat16.
         stored: np.dtype[Any] = np.dtype(f"<i{DTYPE_BYTES[self._dtype]}")
-        self._data = np.memmap(path, dtype=stored, mode="r", shape=(layout.parameters,))
+        if isinstance(source, Path):
+            self._data: NDArray[Any] = np.memmap(source, dtype=stored, mode="r", shape=(layout.parameters,))
+        else:
+            self._data = np.frombuffer(source, dtype=stored, count=layout.parameters)
         self._starts: dict[str, int] = {}
         start = 0
         for spec in layout.tensors:

@@ -11,6 +11,7 @@ import contextlib
 import random
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -30,6 +31,7 @@ from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.version_check import VersionCheck
+from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
@@ -109,7 +111,8 @@ class NetworkProcess:
         self._versions = VersionCheck(
             () if config.node.role is Role.LEARNER else config.bootstrap, lambda: this_installation().update_command
         )
-        self._blobs = DiskBlobStore(config.blob_dir)
+        learns = config.node.role is Role.LEARNER
+        self._blobs = self._chain_blobs(config.blob_dir) if learns else DiskBlobStore(config.blob_dir)
         self._groups = DiskBlobStore(config.blob_dir / "groups")
         self._budget = UploadBudget(
             self._clock,
@@ -311,6 +314,14 @@ class NetworkProcess:
         self._report(
             bridge.message_of(event, path_of=self._blobs.path, group_path_of=self._groups.path, status=self._status)
         )
+
+    def _chain_blobs(self, directory: Path) -> ChainBlobs:
+        loop = asyncio.get_running_loop()
+
+        def chunk_came() -> None:  # on the store's thread
+            loop.call_soon_threadsafe(self._driver.wake)
+
+        return ChainBlobs(directory, chunk_came)
 
     def _report(self, message: control.FromNetwork) -> None:
         if not self._writer.is_closing():

@@ -26,7 +26,7 @@ class DiskBlobStore:
     """A `BlobStore` in one directory. One process writes; others may read complete blobs by path."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._files: dict[Digest, int] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,16 @@ class DiskBlobStore:
 
     def path(self, root: bytes) -> Path:
         """Path of a complete blob."""
-        return self._directory / root.hex()
+        return self.directory / root.hex()
+
+    def adopt(self, ref: BlobRef, made: Path) -> Path:
+        """Take a file made on this machine, already on disk, as a complete blob, and return the blob's path."""
+        path = self.path(ref.root)
+        try:
+            made.rename(path)
+        except OSError as error:
+            raise write_error(error, f"in {self.directory}") from error
+        return path
 
     def add(self, ref: BlobRef, data: bytes | memoryview) -> Path:
         """Write a complete blob made on this machine and return its path. It survives a crash once this returns."""
@@ -49,7 +58,7 @@ class DiskBlobStore:
             part.rename(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise write_error(error, f"in {self._directory}") from error
+            raise write_error(error, f"in {self.directory}") from error
         return path
 
     def keep_as(self, root: Digest, name: Digest) -> None:
@@ -99,7 +108,7 @@ class DiskBlobStore:
                 part.rename(other)
             except OSError as error:
                 part.unlink(missing_ok=True)
-                raise write_error(error, f"in {self._directory}") from error
+                raise write_error(error, f"in {self.directory}") from error
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`."""
@@ -110,7 +119,7 @@ class DiskBlobStore:
             file = os.open(path if path.exists() else part, os.O_RDWR | os.O_CREAT, 0o600)
             os.truncate(file, ref.size_bytes)
         except OSError as error:
-            raise write_error(error, f"in {self._directory}") from error
+            raise write_error(error, f"in {self.directory}") from error
         before = self._files.get(ref.root)
         if before is not None:
             os.close(before)
@@ -126,7 +135,11 @@ class DiskBlobStore:
         try:
             os.pwrite(self._files[ref.root], data, ref.span(index)[0])
         except OSError as error:
-            raise write_error(error, f"in {self._directory}") from error
+            raise write_error(error, f"in {self.directory}") from error
+
+    def ready(self, ref: BlobRef, index: int) -> bool:  # noqa: ARG002 - a file
+        """See `BlobStore.ready`."""
+        return True
 
     def read(self, ref: BlobRef, index: int) -> bytes:
         """See `BlobStore.read`."""
@@ -142,7 +155,7 @@ class DiskBlobStore:
                 os.fsync(self._files[ref.root])
                 part.rename(path)
             except OSError as error:
-                raise write_error(error, f"in {self._directory}") from error
+                raise write_error(error, f"in {self.directory}") from error
 
     def drop(self, root: Digest) -> None:
         """See `BlobStore.drop`."""
@@ -159,7 +172,7 @@ class DiskBlobStore:
         """
         kept = {name.hex() for name in (*names, *self._files)}
         with contextlib.suppress(OSError):
-            for path in self._directory.iterdir():
+            for path in self.directory.iterdir():
                 if _BLOB_FILE.fullmatch(path.name) and path.name.partition(".")[0] not in kept and path.is_file():
                     path.unlink(missing_ok=True)
 

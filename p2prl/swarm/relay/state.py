@@ -228,6 +228,11 @@ class RelayState:
         """This node's uplink: as configured or capped, else as found while sending; 0 while unknown."""
         return self.config.upload_bytes_s or self.send_rate.bytes_s
 
+    def is_ready(self, chunk: Digest) -> bool:
+        """Whether a request for a chunk can be answered at once. One for a chunk that this node lacks can."""
+        held = self.find(chunk)
+        return held is None or self.store.ready(held[0].ref, held[1])
+
     def find(self, chunk: Digest) -> tuple[Transfer, int] | None:
         """A blob and index where this node holds the chunk."""
         for root, index in self.places.get(chunk, ()):

@@ -173,7 +173,7 @@ class ChunkUploads:
 
     def serve(self, now: float) -> bool:
         """Send requested chunks, and grant while slots and interested peers remain. Returns whether it was due."""
-        if not self.due:
+        if not self.due and not self.queue.awaits_chunk:
             return False
         self.due = False
         self._reports.settle(now)
@@ -185,7 +185,7 @@ class ChunkUploads:
         # Second copies from here only help out: there the learner keeps to the usual depth.
         is_needed = any(not transfer.origin or transfer.unsent for transfer in self._state.transfers.values())
         self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers)) if is_needed else 0
-        while (upload := self.queue.next_upload()) is not None:
+        while (upload := self.queue.next_upload(self._state.is_ready)) is not None:
             self._send(upload, now)
         self._timer_at = math.inf
         self._order.begin()

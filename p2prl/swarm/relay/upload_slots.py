@@ -8,7 +8,7 @@ while a slot is busy, and no uplink waits for a round trip.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from p2prl.protocol.digests import Digest
@@ -84,7 +84,10 @@ class Upload:
 
 
 class UploadSlots:
-    """Counts grants, requests and sends, and selects the next upload."""
+    """Counts grants, requests and sends, and selects the next upload.
+
+    More than twelve attributes, because every bound on what a peer may hold is counted in one place.
+    """
 
     def __init__(self, slots: int, pair_depth: int) -> None:
         """`pair_depth` bounds grants and waiting requests of one peer."""
@@ -93,6 +96,8 @@ class UploadSlots:
         """Chunks the shell sends at once."""
         self.share = 0
         """Of the chunks that leave in a round trip, those for each peer that wants some."""
+        self.awaits_chunk = False
+        """Whether a slot was free at the last `next_upload` for a request whose chunk was not ready."""
         self._delivered: dict[PeerId, int] = {}
         """Chunks that each peer has acknowledged since it last declined a grant."""
         self._proven: set[PeerId] = set()
@@ -166,15 +171,23 @@ class UploadSlots:
             self._waiting.remove(upload)
             _change(self._ahead, peer, -1)
 
-    def next_upload(self) -> Upload | None:
-        """Take the next request, if a slot is free. Call `began` once the shell has it."""
-        if len(self._sending_deadlines) >= self.pipeline:
-            return None
+    def next_upload(self, is_ready: Callable[[Digest], bool]) -> Upload | None:
+        """Take the next request whose chunk is ready, if a slot is free. Call `began` once the shell has it.
+
+        As many chunks are asked for as slots are free: each that is ready early is in memory until it is sent.
+        """
+        self.awaits_chunk = False
+        free = self.pipeline - len(self._sending_deadlines)
         for upload in self._waiting:
+            if free <= 0:
+                break
             if self._sending.get(upload.peer, 0) < _PER_PAIR + self._beyond(upload.peer):
-                self._waiting.remove(upload)
-                _change(self._ahead, upload.peer, -1)
-                return upload
+                if is_ready(upload.chunk):
+                    self._waiting.remove(upload)
+                    _change(self._ahead, upload.peer, -1)
+                    return upload
+                self.awaits_chunk = True
+                free -= 1
         return None
 
     def began(self, peer: PeerId, deadline: float) -> None:

@@ -129,7 +129,7 @@ def test_the_versions_of_a_run_are_measured(tmp_path: Path) -> None:
     own, rounded = run_updates(tmp_path)
     assert (own.word_type, rounded.word_type, len(own.pairs), len(rounded.pairs)) == (FP32, BF16, 1, 1)
     for words, policy in zip(own.pairs[0], policies, strict=False):
-        assert words.tobytes() == world.published.weights(policy.manifest.version)
+        assert words.tobytes() == world.published.weights(policy.manifest.version).open()
     encode, _ = codecs(FP32)["patch (numpy)"]
     assert sent_bytes(encode(*own.pairs[0])) < own.pairs[0][1].nbytes
     world.close()
@@ -176,7 +176,7 @@ def test_a_run_is_measured_over_its_longest_sequence(tmp_path: Path) -> None:
     (tmp_path / "run.manifest").write_bytes(world.manifest_raw)
     policies = [world.publish(version, step=version) for version in (0, 1, 3, 4, 5)]
     own, rounded = run_chains(tmp_path)
-    published = [world.published.weights(policy.manifest.version) for policy in policies[2:]]
+    published = [world.published.weights(policy.manifest.version).open() for policy in policies[2:]]
     assert [words.tobytes() for words in own.versions] == published
     assert (own.word_type, rounded.word_type, len(list(rounded.versions))) == (FP32, BF16, 3)
     world.close()

@@ -19,6 +19,7 @@ from p2prl.bench.engine_pairs.benchmark import PairResult
 from p2prl.bench.hot_swap.benchmark import SwapReport
 from p2prl.bench.machine.benchmark import FitRow, SpeedRow
 from p2prl.bench.pacing.benchmark import PacingRow
+from p2prl.bench.publish.benchmark import PublishReport
 from p2prl.bench.replay.outrun_learner import OutrunReport
 from p2prl.bench.replay.replay_cost import ReplayCost
 from p2prl.bench.staleness.summary import Row
@@ -119,6 +120,7 @@ def test_documented_keys_of_a_certificate(tmp_path: Path, monkeypatch: pytest.Mo
         ("p2prl bench draw", DrawCost, {"rows", "seed", "wall_s"}),
         ("p2prl bench engine", EngineRow, {"rows", "seed", "wall_s"}),
         ("p2prl bench swap", SwapReport, {"met", "seed", "wall_s"}),
+        ("p2prl bench publish", PublishReport, {"met", "seed", "wall_s"}),
     ],
 )
 def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: Any, beside: set[str]) -> None:

@@ -117,7 +117,7 @@ class SmallRun:
 
     def group(self, policy: PolicyVersion, peer: Identity, slot: int) -> RolloutGroup:
         """The honest group of a slot."""
-        self.scorer.load_weights(self.published.weights(policy.manifest.version))
+        self.scorer.load_weights(self.published.weights(policy.manifest.version).open())
         assignment = self.work.assign(
             policy=policy.digest, beacon=policy.manifest.beacon, peer=peer.public_key, slot=slot
         )

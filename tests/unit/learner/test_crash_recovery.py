@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from p2prl.algorithms.loss_registry import build_loss
+from p2prl.learner.published_policies import chained_weights
 from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.probation import ProbationConfig
-from p2prl.models.weight_layout import flatten
+from p2prl.models.weight_layout import flatten, weights_digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import PolicyManifest
@@ -112,9 +113,12 @@ def test_restart_deletes_blobs_outside_the_window(fresh: Callable[[str], SmallRu
     swarm.learner.close()
     manifests = {m.version: m for m in swarm.port.bodies(Kind.POLICY_MANIFEST)}
     window = [manifests[version] for version in (UPDATES - 1, UPDATES)]
-    needed = {manifests[0].weights_digest, file.blob.root}
-    needed |= {root for m in window for root in (m.weights.root, *(patch.blob.root for patch in m.patches))}
-    assert {path.name for path in blobs.iterdir()} == {"notes.txt", *(root.hex() for root in needed)}
+    needed = {file.blob.root, *(patch.blob.root for m in window for patch in m.patches)}
+    assert {path.name for path in blobs.iterdir()} == {"notes.txt", "chain", *(root.hex() for root in needed)}
+    for manifest in window:
+        weights = chained_weights(blobs, manifest)
+        assert weights is not None
+        assert weights_digest(weights) == manifest.weights_digest
 
 
 def test_probation_is_replayed(fresh: Callable[[str], SmallRun]) -> None:
@@ -154,8 +158,9 @@ def test_dead_band_publishes_the_same_weights_after_a_crash(
         small_run = fresh(name)
         weights, swarm, _ = run_through(small_run, kill, build=build)
         manifests = {m.version: m for m in swarm.port.bodies(Kind.POLICY_MANIFEST)}
-        roots = [manifests[version].weights.root for version in range(UPDATES + 1)]
-        return weights, [small_run.blobs.path(root).read_bytes() for root in roots], swarm
+        folder = small_run.blobs.directory
+        published = [chained_weights(folder, manifests[version]) for version in range(UPDATES + 1)]
+        return weights, [bytes(each) for each in published if each is not None], swarm
 
     weights, published, swarm = outcome("straight", None, banded)
     shares = []

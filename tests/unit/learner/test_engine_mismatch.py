@@ -24,8 +24,8 @@ from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.models.noise_baselines import Pair
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
+from tests.unit.learner.publishing_rig import HandClock, RecordingPort
 from tests.unit.learner.small_run import STALENESS, SmallRun, identity, with_completion
-from tests.unit.learner.test_policy_publisher import HandClock, RecordingPort
 
 NOISY, CHEAT, HONEST = identity("noisy"), identity("cheat"), identity("honest")
 

@@ -52,7 +52,7 @@ def test_a_result_is_that_of_its_version(fresh: Callable[[str], SmallRun]) -> No
     (only,) = evaluation_sets(run.work, run.manifest, run.run, prompts=12, samples=3)
     assert len(only.prompts) == len({prompt.assignment.prompt for prompt in only.prompts}) == 12
     for result in measured:
-        run.scorer.load_weights(run.published.weights(result["version"]))
+        run.scorer.load_weights(run.published.weights(result["version"]).open())
         outcomes = evaluate_prompts(run.sampler, run.work, only.prompts)
         report, expected = result["tasks"]["chain4"], task_report(outcomes, split="fresh", pass_above=0.5)
         # Slices are other batches, whose log-probs differ in the last bits.

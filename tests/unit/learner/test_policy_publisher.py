@@ -10,102 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from p2prl.clock import Clock
-from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.published_policies import PublishedPolicies
-from p2prl.learner.publishing.patch_publishing import PatchBase, make_patches
-from p2prl.learner.publishing.policy_publisher import PolicyPublisher
-from p2prl.learner.signing_sender import SigningSender
-from p2prl.learner.storage import LearnerStorage
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.learner.publishing.patch_publishing import PatchBase
+from p2prl.learner.publishing.version_files import VersionJob, write_version
+from p2prl.models.weight_layout import flatten
 from p2prl.net.process import control
 from p2prl.net.process.patch_decoder import rebuild
+from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest
-from p2prl.protocol.policy_head import PolicyHead
 from p2prl.swarm.policies.routing import cheapest_route
-from tests.unit.learner.small_run import NOW, SmallRun
-
-
-class RecordingPort:
-    """A network port that records messages."""
-
-    addresses: tuple[str, ...] = ()
-    status = None
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send(self, message: control.ToNetwork) -> None:
-        assert isinstance(message, control.Publish)
-        self.sent.append(open_envelope(message.envelope, now=None).body)
-
-    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
-        return []
-
-    def wake(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def manifests(self) -> list[PolicyManifest]:
-        return [body for body in self.sent if isinstance(body, PolicyManifest)]
-
-    def heads(self) -> list[PolicyHead]:
-        return [body for body in self.sent if isinstance(body, PolicyHead)]
-
-
-class HandClock(Clock):
-    time = NOW
-
-    def now(self) -> float:
-        return self.time
-
-
-def run_in(directory: Path) -> SmallRun:
-    return SmallRun(directory, staleness_bound=64)
-
-
-class Publishing:
-    """A learner's publisher, and a model that moves a little between versions."""
-
-    def __init__(self, small_run: SmallRun, *, dead_band_ulp: int = 0, dtype: str = "bfloat16") -> None:
-        self.small_run, self.port, self.clock = small_run, RecordingPort(), HandClock()
-        self.model = tiny_model(seed=3).model
-        self.layout = layout_of(self.model, dtype)
-        self.dead_band_ulp = dead_band_ulp
-        self.training: list[bytes] = []
-        self.generator = torch.Generator().manual_seed(7)
-        self.start(small_run.storage)
-
-    def start(self, storage: LearnerStorage) -> None:
-        """The publisher of a learner that has just started, with the files on disk."""
-        sender = SigningSender(self.small_run.learner, self.small_run.run, self.small_run.journal, self.clock)
-        sender.attach(self.port)
-        self.publisher = PolicyPublisher(
-            storage=storage,
-            layout=self.layout,
-            sender=sender,
-            config=LearnerConfig(chunk_pieces=4, dead_band_ulp=self.dead_band_ulp),
-            clock=self.clock,
-            random_bytes=bytes,
-        )
-
-    def publish(self, versions: int) -> None:
-        for _ in range(versions):
-            step = len(self.port.manifests())
-            self.training.append(bytes(flatten(self.model, self.layout)))
-            self.publisher.publish(self.publisher.writer()(self.model), step=step)
-            self.clock.time += 30.0
-            with torch.no_grad():
-                for parameter in self.model.parameters():
-                    parameter += 1e-4 * torch.randn(parameter.shape, generator=self.generator)
-
-    def published(self) -> list[bytes]:
-        """The weights of every version published so far."""
-        return [self.small_run.blobs.path(m.weights.root).read_bytes() for m in self.port.manifests()]
+from tests.unit.learner.publishing_rig import Publishing, run_in
 
 
 @pytest.fixture
@@ -137,12 +52,14 @@ def test_every_patch_leads_to_the_published_weights(publishing: Publishing, tmp_
     manifests = publishing.port.manifests()
     for manifest in (manifests[1], manifests[16], manifests[17]):
         for patch in manifest.patches:
-            base = "" if patch.base == NO_BASE else str(blobs.path(manifests[patch.base].weights.root))
+            base = "" if patch.base == NO_BASE else str(tmp_path / "base")
+            if base:
+                (tmp_path / "base").write_bytes(publishing.weights(manifests[patch.base]))
             target = tmp_path / "rebuilt"
             stream = str(blobs.path(patch.blob.root))
             size = manifest.weights.size_bytes
             rebuild(control.PatchesReady(b"", manifest.weights_digest, size, "bfloat16", base, (stream,), str(target)))
-            assert target.read_bytes() == blobs.path(manifest.weights.root).read_bytes()
+            assert target.read_bytes() == publishing.weights(manifest)
 
 
 def test_head_lists_patches_and_is_renewed_before_it_expires(publishing: Publishing) -> None:
@@ -172,9 +89,19 @@ def test_patch_as_large_as_the_weights_is_not_published(publishing: Publishing, 
     other = np.random.default_rng(2).integers(0, 1 << 16, 20_000, dtype=np.uint16)
     (tmp_path / "old").write_bytes(other.tobytes())
     bases = [PatchBase(0, bytes(32), tmp_path / "old"), PatchBase(NO_BASE, b"", None)]
-    assert (
-        make_patches(memoryview(noise.tobytes()), "bfloat16", bases, publishing.small_run.blobs, chunk_pieces=4) == ()
+    blobs = publishing.small_run.blobs
+    job = VersionJob(
+        version=1,
+        word_type=BF16,
+        bases=bases,
+        blobs=blobs,
+        chain=publishing.small_run.published.chain,
+        chunk_pieces=4,
+        band_ulp=0,
+        on_progress=lambda _: None,
     )
+    assert write_version(job, memoryview(bytearray(noise.tobytes()))).patches == ()
+    assert not list(blobs.directory.glob("*.made")), "the patches are deleted"
 
 
 def test_version_sent_again_after_a_crash_is_the_same(publishing: Publishing) -> None:
@@ -198,7 +125,8 @@ def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: in
     publishing.publish(5)
     own = {name: tensor.clone() for name, tensor in publishing.model.state_dict().items()}
     publishing.training.append(bytes(flatten(publishing.model, publishing.layout)))
-    publishing.publisher.publish(publishing.publisher.writer()(publishing.model), step=5)
+    publishing.publisher.begin(publishing.publisher.snapshot()(publishing.model), step=5)
+    publishing.publisher.finish()
     assert all(torch.equal(tensor, own[name]) for name, tensor in publishing.model.state_dict().items())
     published = publishing.published()
     assert published[0] == publishing.training[0], "the first version is published without dead band"
@@ -210,7 +138,8 @@ def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: in
         assert np.count_nonzero(held != now) > 0, "otherwise nothing was tested"
         patch = next(p for p in publishing.port.manifests()[version].patches if p.base == version - 1)
         target, stream = tmp_path / "rebuilt", str(small_run.blobs.path(patch.blob.root))
-        base = str(small_run.blobs.path(publishing.port.manifests()[version - 1].weights.root))
+        base = str(tmp_path / "base")
+        (tmp_path / "base").write_bytes(published[version - 1])
         state = publishing.port.manifests()[version].weights_digest
         rebuild(control.PatchesReady(b"", state, len(published[version]), "bfloat16", base, (stream,), str(target)))
         assert target.read_bytes() == published[version]
@@ -268,9 +197,8 @@ def test_version_without_a_patch_costs_its_weights(tmp_path: Path) -> None:
 def test_lost_weights_are_published_without_dead_band(tmp_path: Path) -> None:
     publishing = Publishing(run_in(tmp_path), dead_band_ulp=6)
     publishing.publish(2)
-    publishing.small_run.blobs.path(publishing.port.manifests()[-1].weights.root).unlink()
+    publishing.lose_weights()
     publishing.publish(1)
-    newest = publishing.port.manifests()[-1].weights
-    assert publishing.small_run.blobs.path(newest.root).read_bytes() == publishing.training[-1]
+    assert publishing.weights(publishing.port.manifests()[-1]) == publishing.training[-1]
     assert publishing.publisher.figures == {}
     publishing.small_run.close()

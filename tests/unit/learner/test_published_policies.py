@@ -25,7 +25,10 @@ def test_policy_is_found_by_version_and_digest(small_run: SmallRun) -> None:
 def test_weights_are_the_published_bytes_beyond_the_cache(small_run: SmallRun) -> None:
     published = [small_run.publish(version, step=version) for version in range(7)]
     for policy in (*published, *published):
-        assert weights_digest(small_run.published.weights(policy.manifest.version)) == policy.manifest.weights_digest
+        assert (
+            weights_digest(small_run.published.weights(policy.manifest.version).open())
+            == policy.manifest.weights_digest
+        )
 
 
 def test_versions_outside_the_window_are_dropped_except_the_newest(small_run: SmallRun) -> None:
@@ -44,7 +47,7 @@ def test_deleted_weights_are_named_with_a_remedy(small_run: SmallRun) -> None:
     policy = small_run.publish(0, step=0)
     small_run.blobs.path(policy.manifest.weights.root).unlink()
     with pytest.raises(MachineError, match="weights of version 0 are missing") as caught:
-        small_run.published.weights(0)
+        small_run.published.weights(0).open()
     assert "blobs" in caught.value.remedy
 
 
@@ -52,7 +55,7 @@ def test_weights_of_version_zero_stay_for_newcomers(small_run: SmallRun) -> None
     first = small_run.publish(0, step=0)
     for version in range(1, 16):
         small_run.publish(version, step=version)
-    weights = small_run.published.weights(0)
+    weights = small_run.published.weights(0).open()
     small_run.published.drop_before_step(12)
     for version in range(12):  # as the network process does with versions that no node should need
         small_run.blobs.drop(blob_root(small_run, version))

@@ -73,7 +73,7 @@ def honest_group(run: DataRun, slot: int, version: int) -> RolloutGroup:
     """A volunteer's group of a slot."""
     policy = run.world.published.at(version)
     assert policy is not None
-    run.world.scorer.load_weights(run.world.published.weights(version))
+    run.world.scorer.load_weights(run.world.published.weights(version).open())
     work = run.volunteer.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=slot)
     made = sample_all(run.world.sampler, work.requests)
     engine = run.world.sampler.engine_class
@@ -258,7 +258,7 @@ def test_evaluation_reads_held_out_rows(run: DataRun) -> None:
     assert run.learner.held_out_rows("sums") == 4
     assert run.learner.held_out_rows("chain4") == run.volunteer.held_out_rows("sums") == 0
     run.world.publish(0, step=0)
-    run.world.scorer.load_weights(run.world.published.weights(0))
+    run.world.scorer.load_weights(run.world.published.weights(0).open())
     result = evaluate(run.world.sampler, run.learner, prompts=16, seed=3)
     assert result.prompts == 16
     assert {row["prompt"] for _, row, _ in run.scorer.calls} == {row["prompt"] for row in HELD_OUT}

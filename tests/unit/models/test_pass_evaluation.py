@@ -70,7 +70,7 @@ def test_held_out_rows_are_scored_as_rows(run: DataRun) -> None:
 
 
 def _weights(run: DataRun) -> memoryview:
-    return run.world.published.weights(run.world.publish(0, step=0).manifest.version)
+    return run.world.published.weights(run.world.publish(0, step=0).manifest.version).open()
 
 
 def test_impossible_numbers_are_refused(run: DataRun) -> None:

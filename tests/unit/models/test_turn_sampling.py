@@ -116,7 +116,7 @@ def test_samples_do_not_depend_on_the_decoder_or_its_rows(world: World) -> None:
     policy = PolicyModel(world.run.loaded.model, world.run.layout)
     few = TransformersSampler(policy, most_rows=3)
     shared = SharedSampler(SharedModel(policy))
-    shared.swap(shared.stage(world.run.published.weights(0), 0))
+    shared.swap(shared.stage(world.run.published.weights(0).open(), 0))
     for sampler in (few, shared):
         again = sample_all(sampler, requests)
         assert [made.token_ids for made in again] == [made.token_ids for made in together]

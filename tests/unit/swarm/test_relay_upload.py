@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from p2prl.protocol.digests import chunk_digest
@@ -17,6 +19,9 @@ from p2prl.protocol.link_messages import (
     Have,
     LinkRates,
 )
+from p2prl.protocol.manifests import BlobRef
+from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
 from tests.unit.swarm.relays import A, B, C, bitmap, blob, fetcher, piece, sent, server
@@ -180,6 +185,69 @@ def test_a_cancelled_request_is_not_served() -> None:
         relay.upload_done(peer)
     data_sent = [message.data for _, message in sent(relay, Chunk)]
     assert piece(data, ref, len(asked) - 1) not in data_sent
+
+
+class SlowStore(MemoryBlobs):
+    """A store that has to fetch some chunks first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow: set[int] = set()
+        self.asked: list[int] = []
+
+    def ready(self, ref: BlobRef, index: int) -> bool:
+        assert index < len(ref.chunks)
+        self.asked.append(index)
+        return index not in self.slow
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        assert index not in self.slow, "nobody waits for a chunk"
+        return super().read(ref, index)
+
+
+def test_chunks_that_are_not_ready_wait_and_the_others_leave() -> None:
+    data, ref = blob(8)
+    store = SlowStore()
+    store.add(ref, data)
+    store.slow = {0}
+    relay = Relay(store, random.Random(1), RelayConfig(upload_bytes_s=1000.0))  # one slot, and one behind it
+    relay.fetch(ref, 0.0)
+    for peer in (A, B):
+        relay.add_neighbor(peer, is_source=False)
+        relay.receive(BlobQuery(ref.root), peer, 0.0)
+    passed, asked = [], 0
+    for _ in range(9):
+        relay.flush(0.0)
+        messages, relay.outbox[:] = list(relay.outbox), []
+        for peer, message in messages:
+            if isinstance(message, Chunk):
+                passed.append(ref.chunks.index(chunk_digest(message.data)))
+                relay.upload_done(peer)
+            if isinstance(message, ChunkGrant) and asked < 5:
+                relay.receive(ChunkRequest(ref.chunks[asked]), peer, 0.0)
+                asked += 1
+    assert passed == [1, 2, 3, 4]
+    assert not sent(relay, Chunk), "nothing is due before the chunk is there"
+    store.slow.clear()
+    assert [message.data for _, message in sent(relay, Chunk)] == [piece(data, ref, 0)]
+
+
+def test_no_more_chunks_are_fetched_than_slots_are_free() -> None:
+    data, ref = blob(40)
+    store = SlowStore()
+    store.add(ref, data)
+    store.slow = set(range(40))
+    peers = [PeerId(f"peer{number}") for number in range(12)]
+    relay = Relay(store, random.Random(1), RelayConfig(upload_bytes_s=1000.0))  # one slot, and one behind it
+    relay.fetch(ref, 0.0)
+    for peer in peers:
+        relay.add_neighbor(peer, is_source=False)
+        relay.receive(BlobQuery(ref.root), peer, 0.0)
+    wanted = iter(ref.chunks)
+    for _ in range(4):
+        for peer, _ in sent(relay, ChunkGrant):
+            relay.receive(ChunkRequest(next(wanted)), peer, 0.0)
+    assert set(store.asked) == {0, 1}
 
 
 def test_no_uploads_while_the_budget_is_spent() -> None:

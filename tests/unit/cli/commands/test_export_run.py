@@ -64,35 +64,36 @@ def test_exported_model_gives_the_logits_of_the_checkpoint(trained: TrainedRun, 
 
 def test_exported_weights_are_the_published_version_bit_for_bit(trained: TrainedRun, tmp_path: Path) -> None:
     exported(trained, tmp_path / "out")
-    published = trained.blob(UPDATES).read_bytes()
-    assert published != trained.blob(0).read_bytes()  # the run has learned something
+    published = trained.weights(UPDATES)
+    assert published != trained.weights(0)  # the run has learned something
     assert weight_bytes(tmp_path / "out", "bfloat16") == published
 
 
 def test_checkpoint_is_rounded_to_the_published_version_when_its_weights_are_gone(
     trained: TrainedRun, tmp_path: Path
 ) -> None:
-    published = trained.blob(UPDATES).read_bytes()
     copy = tmp_path / "run"
-    shutil.copytree(trained.directory, copy)
-    (copy / "blobs" / trained.blob(UPDATES).name).unlink()
+    shutil.rmtree(trained.copy_to(copy).parent)
     document = json_of("export", copy, "--out", tmp_path / "out")
     assert document["version"] == UPDATES
-    assert weight_bytes(tmp_path / "out", "bfloat16") == published
+    assert weight_bytes(tmp_path / "out", "bfloat16") == trained.weights(UPDATES)
 
 
 def test_dead_band_is_exported_as_published(tmp_path: Path) -> None:
     run = TrainedRun(tmp_path / "run", dead_band_ulp=64)
-    published = run.blob(UPDATES).read_bytes()
-    assert published != weight_bytes(run.checkpoint, "bfloat16")  # the dead band held something back
-    assert exported(run, tmp_path / "out")["version"] == UPDATES
-    assert weight_bytes(tmp_path / "out", "bfloat16") == published
-    run.blob(UPDATES).unlink()
-    document = exported(run, tmp_path / "rounded")
+    published, weights = run.weights(UPDATES), run.copy_to(tmp_path / "without")
+    run.copy_to(tmp_path / "earlier", whole_files=True)
+    shutil.rmtree(weights.parent)
+    documents = [
+        json_of("export", tmp_path / name, "--out", tmp_path / f"{name}-out") for name in ("run", "earlier", "without")
+    ]
+    rounded = weight_bytes(run.checkpoint, "bfloat16")
     run.close()
-    assert document["version"] is None
-    assert "not those of a published version" in (tmp_path / "rounded" / "README.md").read_text()
-    assert weight_bytes(tmp_path / "rounded", "bfloat16") == weight_bytes(run.checkpoint, "bfloat16")
+    assert published != rounded  # the dead band held something back
+    assert [document["version"] for document in documents] == [UPDATES, UPDATES, None]
+    for name, expected in (("run", published), ("earlier", published), ("without", rounded)):
+        assert weight_bytes(tmp_path / f"{name}-out", "bfloat16") == expected, name
+    assert "not those of a published version" in (tmp_path / "without-out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -135,15 +136,16 @@ def test_broken_ledger_lists_nobody(trained: TrainedRun, tmp_path: Path) -> None
     assert "ledger verify" not in card
 
 
-def test_damaged_published_weights_are_refused(trained: TrainedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_files", [False, True])
+def test_damaged_published_weights_are_refused(trained: TrainedRun, tmp_path: Path, whole_files: bool) -> None:
     copy = tmp_path / "run"
-    shutil.copytree(trained.directory, copy)
-    blob = copy / "blobs" / trained.blob(UPDATES).name
-    data = bytearray(blob.read_bytes())
+    file = trained.copy_to(copy, whole_files=whole_files)
+    data = bytearray(file.read_bytes())
     data[1000] ^= 1
-    blob.write_bytes(data)
+    file.write_bytes(data)
     result = invoke("export", copy, "--out", tmp_path / "out")
     assert isinstance(result.exception, errors.IntegrityError)
+    assert result.exception.remedy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 

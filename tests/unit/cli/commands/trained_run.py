@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,26 @@ class TrainedRun:
         """The newest checkpoint."""
         return self.directory / "checkpoints" / f"step-{UPDATES:08d}"
 
-    def blob(self, version: int) -> Path:
-        """The file of a version's published weights."""
-        policy = self.small_run.published.at(version)
-        assert policy is not None
-        return self.small_run.blobs.path(policy.manifest.weights.root)
+    def weights(self, version: int) -> bytes:
+        """The weights of a published version."""
+        return bytes(self.small_run.published.weights(version).open())
+
+    def copy_to(self, directory: Path, *, whole_files: bool = False) -> Path:
+        """Copy the run folder; with `whole_files` as an earlier program left it, a file for every version.
+
+        Returns the file that holds the newest version's weights.
+        """
+        shutil.copytree(self.directory, directory)
+        chain = directory / "blobs" / "chain"
+        if not whole_files:
+            return chain / "weights"
+        shutil.rmtree(chain)
+        for policy in self.small_run.published.all():
+            path = directory / "blobs" / policy.manifest.weights.root.hex()
+            path.write_bytes(self.weights(policy.manifest.version))
+        newest = self.small_run.published.newest
+        assert newest is not None
+        return directory / "blobs" / newest.manifest.weights.root.hex()
 
     def close(self) -> None:
         self.swarm.learner.close()

@@ -1,0 +1,1 @@
+"""The publish benchmark: what a new version costs a learner."""

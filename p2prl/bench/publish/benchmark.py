@@ -1,0 +1,300 @@
+"""The publish benchmark: how long training waits for a new version, and what the version costs until it is announced.
+
+It drives the learner's own publisher (`p2prl.learner.publishing.policy_publisher`) with a model of Qwen2's shape and
+random weights. Between two versions the weights move as under Adam at a learning rate of 1e-6 with unit gradients,
+which changes about one bf16 word in a hundred. Nothing is trained while a version is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from p2prl.bench.random_models import SHAPES, random_model
+from p2prl.clock import SystemClock
+from p2prl.errors import require
+from p2prl.learner.learner_config import LearnerConfig
+from p2prl.learner.learner_paths import LearnerPaths
+from p2prl.learner.publishing.policy_publisher import PolicyPublisher
+from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.stages import ThreadStage
+from p2prl.learner.storage import LearnerStorage
+from p2prl.models.weight_layout import layout_of
+from p2prl.net.process import control
+from p2prl.net.storage.chain_blobs import ChainBlobs
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.kinds import Kind
+from p2prl.protocol.manifests import PolicyManifest
+from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.hosts import identity_of
+
+BLOCKED_BOUND_S, HEAD_BOUND_S, SWITCH_BOUND_S, SILENT_BOUND_S = 0.3, 3.0, 5.0, 0.1
+MEMORY_BOUND_BYTES = 300 * 1000 * 1000
+"""Demands at half a billion parameters in bf16, on two quiet cores."""
+
+_LEARNING_RATE = 1e-6
+_BLOCK = 1 << 20
+_SAMPLE_S = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishBenchConfig:
+    """Size of the model, and number of versions."""
+
+    model: str = "123m"
+    versions: int = 9
+    dtype: str = "bfloat16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require("model", self.model, self.model in SHAPES, f"one of {', '.join(SHAPES)}")
+        require("versions", self.versions, 2 <= self.versions <= 1000, "2 to 1000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishReport:
+    """Times in seconds, medians over the versions after the first unless said otherwise.
+
+    It has this many fields because each is a figure of the report.
+    """
+
+    bytes: int
+    """Of one version's weights."""
+    versions: int
+    trainer_blocked_s: float
+    """Copy of the weights out of the model."""
+    head_s: float
+    """From the copy until the head is sent."""
+    head_longest_s: float
+    head_cpu_s: float
+    """Processor time of the whole process in that time."""
+    peak_bytes_beyond_weights: int
+    """Most anonymous memory while any version was written, the first with its keyframe too, less what the process had
+    before and less one version."""
+    patch_bytes: int
+    """All patches that were published."""
+    store_bytes: int
+    """Files of the weight chain."""
+    switch_s: float
+    """The longest time to bring any version of the window to a file."""
+    serve_s: float
+    """Longest from the request for a chunk of any version until it can be sent; those of older ones are computed."""
+    loop_silent_s: float
+    """Longest that an event loop was silent which offered every version and served those chunks."""
+
+    @property
+    def met(self) -> bool:
+        """Whether every demand is met."""
+        return (
+            self.trainer_blocked_s <= BLOCKED_BOUND_S
+            and self.head_s <= HEAD_BOUND_S
+            and self.switch_s <= SWITCH_BOUND_S
+            and self.peak_bytes_beyond_weights <= MEMORY_BOUND_BYTES
+            and self.store_bytes <= self.bytes + 2 * self.patch_bytes
+            and self.loop_silent_s <= SILENT_BOUND_S
+        )
+
+
+class _Port:
+    """A network that keeps what is sent."""
+
+    addresses: tuple[str, ...] = ()
+    status = None
+
+    def __init__(self) -> None:
+        self.manifests: list[PolicyManifest] = []
+
+    def send(self, message: control.ToNetwork) -> None:
+        if isinstance(message, control.Publish):
+            opened = open_envelope(message.envelope, now=None)
+            if opened.kind is Kind.POLICY_MANIFEST:
+                self.manifests.append(body_of(opened, PolicyManifest))
+
+    def poll(self, timeout_s: float) -> list[control.FromNetwork]:
+        del timeout_s
+        return []
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Memory:
+    """The most anonymous memory of this process, sampled by a thread."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> _Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            self.most_bytes = max(self.most_bytes, anonymous_bytes())
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+class _Training:
+    """Moves a model's weights as Adam with unit gradients would."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self._parameters = [parameter.detach().view(-1) for parameter in model.parameters()]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def step(self) -> None:
+        for flat in self._parameters:
+            for start in range(0, len(flat), _BLOCK):
+                part = flat[start : start + _BLOCK]
+                part.add_(torch.randn(len(part), generator=self._generator), alpha=_LEARNING_RATE)
+
+
+def run_publish_bench(config: PublishBenchConfig, *, on_progress: Callable[[str, float], None]) -> PublishReport:
+    """Publish versions of a model in a temporary folder and measure what each costs."""
+    with tempfile.TemporaryDirectory(prefix="p2prl-publish-") as folder:
+        return _run(config, Path(folder), on_progress)
+
+
+def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, float], None]) -> PublishReport:
+    model = random_model(config.model, dtype="float32", seed=config.seed)
+    layout = layout_of(model, config.dtype)
+    learner, clock, port = identity_of("learner"), SystemClock(), _Port()
+    manifest = msgspec.structs.replace(
+        run_manifest_of(learner, weight_bytes=layout.size_bytes), staleness_bound=config.versions
+    )
+    storage = LearnerStorage(LearnerPaths(folder), manifest)
+    sender = SigningSender(learner, Digest(bytes(32)), storage.journal, clock)
+    sender.attach(port)
+    publisher = PolicyPublisher(
+        storage=storage,
+        layout=layout,
+        sender=sender,
+        config=LearnerConfig(),
+        clock=clock,
+        random_bytes=os.urandom,
+        stage=ThreadStage("p2prl-publishing", on_start=lambda: None, on_done=lambda: None),
+    )
+    training, copy = _Training(model, config.seed), publisher.snapshot()
+    blocked: list[float] = []
+    heads: list[float] = []
+    processor: list[float] = []
+    beyond: list[int] = []
+    try:
+        for version in range(config.versions):
+            before = anonymous_bytes()
+            began = time.perf_counter()
+            weights = copy(model)
+            copied, used = time.perf_counter(), time.process_time()
+            with _Memory() as memory:
+                publisher.begin(weights, step=version)
+                del weights
+                publisher.finish(wait=True)
+            blocked.append(copied - began)
+            heads.append(time.perf_counter() - copied)
+            processor.append(time.process_time() - used)
+            beyond.append(memory.most_bytes - before - layout.size_bytes)
+            training.step()
+            on_progress("publishing", (version + 1) / config.versions)
+        serve_s, loop_silent_s = asyncio.run(_serve(storage.blobs.directory, port.manifests))
+        return PublishReport(
+            bytes=layout.size_bytes,
+            versions=config.versions,
+            trainer_blocked_s=statistics.median(blocked[1:]),
+            head_s=statistics.median(heads[1:]),
+            head_longest_s=max(heads[1:]),
+            head_cpu_s=statistics.median(processor[1:]),
+            peak_bytes_beyond_weights=max(beyond),
+            patch_bytes=sum(p.blob.size_bytes for each in port.manifests[1:] for p in each.patches),
+            store_bytes=storage.published.chain.disk_bytes,
+            switch_s=max(_switch_s(storage, version) for version in range(config.versions)),
+            serve_s=serve_s,
+            loop_silent_s=loop_silent_s,
+        )
+    finally:
+        publisher.close()
+        storage.close()
+
+
+def _switch_s(storage: LearnerStorage, version: int) -> float:
+    policy = storage.published.at(version)
+    assert policy is not None
+    began = time.perf_counter()
+    weights = storage.published.read(policy)
+    seconds = time.perf_counter() - began
+    checked = np.frombuffer(weights, dtype=np.uint8)[:: len(weights) // 64]
+    assert len(checked) >= 64
+    return seconds
+
+
+async def _serve(directory: Path, manifests: Sequence[PolicyManifest]) -> tuple[float, float]:
+    """(longest time to a chunk, longest silence of the loop) of a network process that is asked for every chunk of the
+    newest version and for one of each older one."""
+    loop, came, pulse = asyncio.get_running_loop(), asyncio.Event(), _Pulse()
+    beating = asyncio.create_task(pulse.beat())
+
+    def chunk_came() -> None:  # on the store's thread
+        loop.call_soon_threadsafe(came.set)
+
+    store = ChainBlobs(directory, chunk_came)
+    longest = 0.0
+    try:
+        for manifest in manifests:
+            for ref in (manifest.weights, *(patch.blob for patch in manifest.patches)):
+                store.begin(ref)
+                await asyncio.sleep(0)
+        last = manifests[-1].weights
+        asked = [(each.weights, each.version % len(each.weights.chunks)) for each in manifests[:-1]]
+        for ref, index in [*asked, *((last, index) for index in range(len(last.chunks)))]:
+            began = time.perf_counter()
+            while not store.ready(ref, index):
+                await came.wait()
+                came.clear()
+            store.read(ref, index)
+            longest = max(longest, time.perf_counter() - began)
+        await asyncio.sleep(_SAMPLE_S)
+    finally:
+        beating.cancel()
+        store.close()
+    return longest, pulse.longest_s
+
+
+class _Pulse:
+    """The longest time that an event loop ran nothing else, beyond the interval of its beat."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def beat(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(_SAMPLE_S)
+            self.longest_s = max(self.longest_s, time.perf_counter() - began - _SAMPLE_S)

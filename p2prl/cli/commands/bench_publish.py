@@ -1,0 +1,56 @@
+"""`p2prl bench publish`: what a new version costs a learner."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from p2prl.cli.commands.bench_results import verdict_line
+from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.console import emit, say
+from p2prl.cli.views.progress_bar import progress_bar
+from p2prl.errors import P2PRLError
+
+
+def bench_publish(
+    model: Annotated[str, typer.Option("--model", help="Size of the model: 29m, 123m, 494m.")] = "123m",
+    versions: Annotated[int, typer.Option("--versions", min=2, help="Number of versions to publish.")] = 9,
+    dtype: Annotated[str, typer.Option("--dtype", help="Type of the weights: bfloat16, float16, float32.")] = (
+        "bfloat16"
+    ),
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 when a demand is not met.")] = False,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how long training waits for a new version, and what it costs until its head is sent."""
+    from p2prl.bench.publish.benchmark import (
+        BLOCKED_BOUND_S,
+        HEAD_BOUND_S,
+        SILENT_BOUND_S,
+        SWITCH_BOUND_S,
+        PublishBenchConfig,
+        run_publish_bench,
+    )
+
+    began = time.monotonic()
+    config = PublishBenchConfig(model=model, versions=versions, dtype=dtype, seed=seed)
+    with progress_bar("benchmark", quiet=as_json) as on_progress:
+        report = run_publish_bench(config, on_progress=on_progress)
+    if as_json:
+        emit({**vars(report), "met": report.met, "seed": seed, "wall_s": time.monotonic() - began})
+    else:
+        say(f"{report.versions} versions of {report.bytes:,} bytes, published patches {report.patch_bytes:,} bytes")
+        say(f"on disk: {report.store_bytes:,} bytes")
+        say(f"memory beyond the copy of the weights: {report.peak_bytes_beyond_weights:,} bytes")
+        say(f"processor time of a version {report.head_cpu_s:.2f} s")
+        say(f"a chunk of any version can be sent after {report.serve_s:.3f} s")
+        blocked, head, switch = report.trainer_blocked_s, report.head_s, report.switch_s
+        silent = report.loop_silent_s
+        say(verdict_line("training waits, s", BLOCKED_BOUND_S, blocked, blocked <= BLOCKED_BOUND_S))
+        say(verdict_line("head sent after, s", HEAD_BOUND_S, head, head <= HEAD_BOUND_S))
+        say(verdict_line("any version of the window in a file, s", SWITCH_BOUND_S, switch, switch <= SWITCH_BOUND_S))
+        say(verdict_line("network loop silent, s", SILENT_BOUND_S, silent, silent <= SILENT_BOUND_S))
+    if check and not report.met:
+        raise P2PRLError("publishing costs too much", remedy="Rerun it while nothing else is running.")

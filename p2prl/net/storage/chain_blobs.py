@@ -1,0 +1,109 @@
+"""Blob store of a learner: blobs in files, and the weights of published versions out of the weight chain.
+
+A version's weights are never a file of their own: a chunk is read from the weights file, or computed from it. Whatever
+is read is checked against the chunk's name then, and not before, which takes seconds a gigabyte: so a version that is
+written at the same moment is never mixed in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from p2prl.errors import IntegrityError
+from p2prl.net.storage.chain_reader import ChainReader
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.storage.reading_thread import ReadingThread
+from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.manifests import BlobRef
+
+CHAIN_FOLDER = "chain"
+"""The weight chain's folder in the folder of blobs."""
+
+_KEPT_SEGMENTS = 4
+"""Computed segments in memory: 32 MiB of bf16. A segment is one chunk or many, which are asked for together."""
+
+
+class ChainBlobs(DiskBlobStore):
+    """A `BlobStore` that serves the versions of a chain beside its own files."""
+
+    def __init__(self, directory: Path, on_ready: Callable[[], None] | None = None) -> None:
+        """With `on_ready`, chunks are read by a thread, which calls it whenever one is; without, only by `read`."""
+        super().__init__(directory)
+        # Compiling kernels would hold up the process for seconds, for a segment now and then.
+        self._chain = ChainReader(directory / CHAIN_FOLDER, kernels=NUMPY_KERNELS, kept_segments=_KEPT_SEGMENTS)
+        self._versions: dict[Digest, int] = {}
+        self._made: set[Digest] = set()
+        """Blobs whose files were complete when they were opened."""
+        self._thread = None if on_ready is None else ReadingThread(self._checked, on_ready)
+
+    def begin(self, ref: BlobRef) -> AbstractSet[int]:
+        """See `BlobStore.begin`. Versions of the chain and complete files are not hashed here: each chunk is when it is
+        read."""
+        everything = frozenset(range(len(ref.chunks)))
+        path = self.path(ref.root)
+        if path.exists() and path.stat().st_size == ref.size_bytes:
+            if ref.root not in self._files:
+                self._files[ref.root] = os.open(path, os.O_RDWR)
+            self._made.add(ref.root)
+            return everything
+        state = self._chain.state
+        version = None if state is None or state.size_bytes != ref.size_bytes else state.version_of(ref.root)
+        if version is None:
+            return super().begin(ref)
+        self._versions[ref.root] = version
+        return everything
+
+    def ready(self, ref: BlobRef, index: int) -> bool:
+        """See `BlobStore.ready`."""
+        if self._thread is None or not (ref.root in self._versions or ref.root in self._made):
+            return True
+        return self._thread.ready(ref, index)
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        """See `BlobStore.read`. `IntegrityError` when the files are damaged."""
+        if not (ref.root in self._versions or ref.root in self._made):
+            return super().read(ref, index)
+        data = None if self._thread is None else self._thread.take(ref, index)
+        return self._checked(ref, index) if data is None else data
+
+    def finish(self, ref: BlobRef) -> None:
+        """See `BlobStore.finish`."""
+        if ref.root not in self._versions:
+            super().finish(ref)
+
+    def drop(self, root: Digest) -> None:
+        """See `BlobStore.drop`. The learner itself forgets versions of the chain."""
+        if self._thread is not None:
+            self._thread.forget(root)
+        self._made.discard(root)
+        if self._versions.pop(root, None) is None:
+            super().drop(root)
+
+    def close(self) -> None:
+        """See `DiskBlobStore.close`."""
+        if self._thread is not None:
+            self._thread.close()
+        super().close()
+
+    def _checked(self, ref: BlobRef, index: int) -> bytes:
+        """A chunk with the bytes that its name promises. On the thread, while the loop may drop the blob."""
+        version = self._versions.get(ref.root)
+        where = self.path(ref.root) if version is None else self._chain.directory
+        offset, length = ref.span(index)
+        try:
+            if version is None:
+                with where.open("rb") as file:
+                    data = os.pread(file.fileno(), length, offset)
+            else:
+                data = self._chain.read_file(offset, length)
+                if chunk_digest(data) != ref.chunks[index]:
+                    data = self._chain.read(version, offset, length)
+        except OSError as error:
+            raise IntegrityError(f"{where} cannot be read: {error.strerror}") from error
+        if chunk_digest(data) != ref.chunks[index]:
+            raise IntegrityError(f"published weights in {where} are damaged")
+        return data

@@ -1,0 +1,242 @@
+"""Versions in the weight chain: damage, older folders, crashes before the signature, and what is announced when."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2prl.errors import IntegrityError
+from p2prl.learner.published_policies import PublishedPolicies, versions_kept
+from p2prl.learner.publishing.patch_publishing import patch_bases
+from p2prl.learner.publishing.version_files import VersionJob, write_version
+from p2prl.learner.stages import InlineStage, Job
+from p2prl.models.weight_layout import flatten
+from p2prl.net.process import control
+from p2prl.net.process.patch_decoder import rebuild
+from p2prl.net.storage.chain_blobs import ChainBlobs
+from p2prl.patches.words import BF16
+from tests.unit.learner.publishing_rig import Publishing, run_in
+from tests.unit.learner.small_run import SmallRun
+
+
+def test_damaged_weights_are_published_whole(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(3)
+    file = publishing.small_run.published.chain.directory / "weights"
+    data = bytearray(file.read_bytes())
+    data[5000] ^= 1
+    file.write_bytes(data)
+    publishing.publish(2)
+    manifests = publishing.port.manifests()
+    assert [publishing.weights(manifest) for manifest in manifests[3:]] == publishing.training[3:]
+    assert [patch.base for patch in manifests[3].patches] == []
+    assert [patch.base for patch in manifests[4].patches] == [3], "nothing leads back beyond the damage"
+    publishing.small_run.close()
+
+
+def test_a_folder_with_a_file_for_every_version_goes_on(tmp_path: Path) -> None:
+    """What an earlier program left: whole versions, no chain."""
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(5)
+    small_run, manifests = publishing.small_run, publishing.port.manifests()
+    for manifest in manifests:
+        small_run.blobs.add(manifest.weights, publishing.weights(manifest))
+    small_run.published.chain.remove()
+    storage = small_run.storage
+    storage.published = PublishedPolicies(storage.blobs)
+    storage.restore_published(0)
+    publishing.start(storage)
+    for version, weights in enumerate(publishing.training):
+        assert storage.published.weights(version).open() == weights
+    publishing.publish(2)
+    assert [patch.base for patch in publishing.port.manifests()[5].patches] == [4]
+    assert [patch.base for patch in publishing.port.manifests()[6].patches] == [5]
+    for version, weights in enumerate(publishing.training):
+        assert storage.published.weights(version).open() == weights
+    small_run.close()
+
+
+def test_a_version_that_was_written_but_not_signed_is_taken_back(tmp_path: Path) -> None:
+    """A crash between the copy and the head loses that version and forks none: the next one has its number."""
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(4)
+    small_run = publishing.small_run
+    job = VersionJob(
+        version=4,
+        word_type=BF16,
+        bases=patch_bases(4, small_run.published),
+        blobs=small_run.blobs,
+        chain=small_run.published.chain,
+        chunk_pieces=4,
+        band_ulp=0,
+        on_progress=lambda _: None,
+    )
+    assert write_version(job, memoryview(flatten(publishing.model, publishing.layout))).staged
+    with torch.no_grad():
+        for parameter in publishing.model.parameters():
+            parameter += 1e-3
+    storage = small_run.storage
+    storage.published = small_run.published = PublishedPolicies(storage.blobs)
+    storage.restore_published(0)
+    publishing.start(storage)
+    publishing.publish(2)
+    assert publishing.published() == publishing.training
+    small_run.close()
+
+
+def test_weights_in_use_outlive_the_window(tmp_path: Path) -> None:
+    publishing = Publishing(SmallRun(tmp_path, staleness_bound=2))
+    publishing.publish(2)
+    held = publishing.small_run.published.weights(1)
+    publishing.publish(10)
+    assert publishing.small_run.published.at(1) is None
+    assert held.open() == publishing.training[1]
+    state = publishing.small_run.published.chain.state
+    assert state is not None
+    assert 1 in state.roots
+    del held
+    publishing.publish(1)
+    state = publishing.small_run.published.chain.state
+    assert state is not None
+    assert sorted(state.roots)[:2] == [0, 12 - versions_kept(publishing.small_run.manifest) - 1 - 1]
+    publishing.small_run.close()
+
+
+def test_version_zero_stays_in_the_chain_for_newcomers(tmp_path: Path) -> None:
+    publishing = Publishing(SmallRun(tmp_path / "run", staleness_bound=2))
+    publishing.publish(35)
+    small_run, manifests = publishing.small_run, publishing.port.manifests()
+    state = small_run.published.chain.state
+    assert state is not None
+    oldest = 34 - versions_kept(small_run.manifest) - 1 - 1
+    assert sorted(state.roots) == [0, *range(oldest, 35)]
+    assert not small_run.blobs.path(manifests[0].weights.root).exists(), "no file of its own"
+    (base,) = [base for base in patch_bases(48, small_run.published) if base.version == 0]
+    assert (base.digest, base.chained) == (manifests[0].weights_digest, True)
+    assert bytes(small_run.published.chain.copy_of(0)) == publishing.training[0]
+    (patch,) = [patch for patch in manifests[32].patches if patch.base == 0]
+    (tmp_path / "base").write_bytes(publishing.training[0])
+    size, stream = manifests[32].weights.size_bytes, str(small_run.blobs.path(patch.blob.root))
+    target = tmp_path / "rebuilt"
+    order = control.PatchesReady(
+        b"", manifests[32].weights_digest, size, "bfloat16", str(tmp_path / "base"), (stream,), str(target)
+    )
+    rebuild(order)
+    assert target.read_bytes() == publishing.training[32]
+    small_run.close()
+
+
+def test_the_network_serves_every_version_of_the_window(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(6)
+    store = ChainBlobs(publishing.small_run.blobs.directory)
+    for manifest, weights in zip(publishing.port.manifests(), publishing.training, strict=True):
+        ref = manifest.weights
+        assert set(store.begin(ref)) == set(range(len(ref.chunks)))
+        assert b"".join(store.read(ref, index) for index in range(len(ref.chunks))) == weights
+        store.finish(ref)
+    gone = publishing.port.manifests()[3].weights
+    store.drop(gone.root)
+    assert set(store.begin(gone)) == set(range(len(gone.chunks))), "only the learner forgets versions"
+    store.close()
+    publishing.small_run.close()
+
+
+def test_chunks_are_read_by_a_thread_and_taken_once(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(3)
+    came = threading.Semaphore(0)
+    store = ChainBlobs(publishing.small_run.blobs.directory, came.release)
+    manifests = publishing.port.manifests()
+    blobs = [(each.weights, weights) for each, weights in zip(manifests, publishing.training, strict=True)]
+    patch = manifests[2].patches[0].blob
+    blobs.append((patch, publishing.small_run.blobs.path(patch.root).read_bytes()))
+    for ref, data in blobs:
+        store.begin(ref)
+        for index in range(len(ref.chunks)):
+            offset, length = ref.span(index)
+            assert not store.ready(ref, index)
+            assert came.acquire(timeout=30)
+            assert store.ready(ref, index)
+            assert store.read(ref, index) == data[offset : offset + length]
+    assert not store.ready(blobs[0][0], 0), "a chunk is kept until it is taken"
+    store.close()
+    publishing.small_run.close()
+
+
+def test_damage_is_noticed_when_a_chunk_is_read(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(3)
+    patch = publishing.port.manifests()[2].patches[0].blob
+    path = publishing.small_run.blobs.path(patch.root)
+    path.write_bytes(bytes(patch.size_bytes))
+    came = threading.Semaphore(0)
+    store = ChainBlobs(publishing.small_run.blobs.directory, came.release)
+    store.begin(patch)
+    store.ready(patch, 0)
+    assert came.acquire(timeout=30)
+    assert store.ready(patch, 0)
+    with pytest.raises(IntegrityError, match="damaged"):
+        store.read(patch, 0)
+    path.unlink()
+    store.ready(patch, 0)
+    assert came.acquire(timeout=30)
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        store.read(patch, 0)
+    store.close()
+    publishing.small_run.close()
+
+
+class HeldStage(InlineStage):
+    """A stage whose job ends when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.job: Job | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.job is not None or super().busy
+
+    def start(self, job: Job) -> None:
+        assert not self.busy, "one version at a time"
+        self.job = job
+
+    def end(self) -> None:
+        """End the job in progress."""
+        assert self.job is not None
+        job, self.job = self.job, None
+        super().start(job)
+
+
+def test_a_version_is_announced_when_its_files_are_durable(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(2)
+    stage = publishing.stage = HeldStage()
+    publishing.start(publishing.small_run.storage)
+    weights = publishing.publisher.snapshot()(publishing.model)
+    copy = bytes(weights)
+    publishing.publisher.begin(weights, step=2)
+    with torch.no_grad():
+        for parameter in publishing.model.parameters():
+            parameter += 1.0  # training goes on
+    shares = [publishing.publisher.written_share]
+    assert publishing.publisher.finish() is None
+    assert publishing.small_run.journal.policies.count() == 2
+    stage.end()
+    shares.append(publishing.publisher.written_share)
+    assert publishing.publisher.finish() is None
+    assert publishing.small_run.journal.policies.count() == 3, "signed before the weights file changes"
+    assert len(publishing.port.manifests()) == 2
+    assert publishing.small_run.storage.version == 1
+    assert len(publishing.small_run.storage.policies_to_announce(2, sweep=False)) == 2
+    stage.end()
+    assert publishing.publisher.finish() == 2
+    assert not publishing.publisher.busy
+    assert [*shares, publishing.publisher.written_share] == [0.0, 1.0, None]
+    assert publishing.weights(publishing.port.manifests()[-1]) == copy
+    assert publishing.port.heads()[-1].version == 2
+    publishing.small_run.close()

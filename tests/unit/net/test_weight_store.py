@@ -1,0 +1,383 @@
+"""Weight store against a plain dict of versions: any history, any process killed at any write, any damage."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+
+from p2prl.errors import IntegrityError
+from p2prl.net.storage.chain_reader import ChainReader
+from p2prl.net.storage.chain_state import ChainState, Inverse, read_state, write_state
+from p2prl.net.storage.redo_records import changes_of, redo_record
+from p2prl.net.storage.store_files import StoreFiles
+from p2prl.net.storage.weight_store import WeightStore
+from p2prl.patches import stream_format
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.stream_format import segment_spans
+from p2prl.patches.words import BF16, FP32, Words, WordType
+from p2prl.protocol.digests import Digest, chunk_digest
+
+WORDS = 900
+SPANS = (1, 4, 16)
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three segments, the last one short."""
+    monkeypatch.setattr(stream_format, "SEGMENT_WORDS", 400)
+
+
+class KilledError(Exception):
+    """The process ends here."""
+
+
+class KilledFiles(StoreFiles):
+    """Ends the process at one of its writes, of which it may do a part."""
+
+    def __init__(self, at: int, *, half: bool) -> None:
+        self.left, self.half, self.dead = at, half, False
+        self.open: list[BinaryIO] = []
+
+    def _next(self) -> bool:
+        """Whether this write is the last."""
+        assert not self.dead, "a dead process writes nothing"
+        self.left -= 1
+        self.dead = self.left < 0
+        return self.dead
+
+    def create(self, path: Path) -> BinaryIO:
+        if self._next():
+            raise KilledError
+        self.open.append(super().create(path))
+        return self.open[-1]
+
+    def bury(self) -> None:
+        """Close the files of the dead process, as its end does."""
+        for file in self.open:
+            file.close()
+
+    def append(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        if self._next():
+            file.write(data[: len(data) // 2] if self.half else b"")
+            file.flush()
+            raise KilledError
+        super().append(file, data)
+
+    def finish(self, file: BinaryIO) -> None:
+        if self._next():
+            raise KilledError
+        super().finish(file)
+
+    def rename(self, path: Path, name: Path) -> None:
+        if self._next():
+            raise KilledError
+        super().rename(path, name)
+
+    def sync_names(self, directory: Path) -> None:
+        if self._next():
+            raise KilledError
+        super().sync_names(directory)
+
+    def unlink(self, path: Path) -> None:
+        if self._next():
+            raise KilledError
+        super().unlink(path)
+
+    def write_words(self, segment: Words, positions: Words | slice, values: Words) -> None:
+        if self._next():
+            if self.half:
+                places = np.arange(len(segment))[positions]
+                segment[places[::2]] = values[::2]
+            raise KilledError
+        super().write_words(segment, positions, values)
+
+    def sync_words(self, words: Words) -> None:
+        if self._next():
+            raise KilledError
+        super().sync_words(words)
+
+
+def root_of(words: Words) -> Digest:
+    return chunk_digest(words.tobytes())
+
+
+def successor(rng: np.random.Generator, words: Words, word_type: WordType) -> Words:
+    """Any new words: none, few or all of them different."""
+    share = rng.choice([0.0, 0.02, 0.5, 1.0])
+    moved = rng.random(len(words)) < share
+    fresh = rng.integers(0, 1 << word_type.bits, len(words), dtype=np.uint64).astype(word_type.dtype)
+    return np.where(moved, fresh, words)
+
+
+def stage(store: WeightStore, version: int, words: Words) -> None:
+    """Write a version beside the file as the publisher does."""
+    state = store.state
+    assert state is not None
+    held = set(state.roots)
+    olders = [version - span for span in SPANS if version % span == 0 and version - span in held]
+    staged = store.stage(version, olders)
+    for index, (start, count) in enumerate(segment_spans(len(words))):
+        new, known = words[start : start + count], dict[int, Words]()
+        pieces = []
+        for older in olders:
+            old = store.words(index, older, known)
+            header, body = encode_segment(new, old, state.word_type, NUMPY_KERNELS)
+            pieces.append(header.pack() + body)
+        staged.add(redo_record(known[version - 1], new, state.word_type), pieces)
+    staged.complete(root_of(words))
+
+
+def begin(store: WeightStore, words: Words, word_type: WordType = BF16) -> None:
+    store.create(0, root_of(words), [words.tobytes()], words=len(words), word_type=word_type)
+
+
+def check(store: ChainReader, versions: dict[int, Words]) -> None:
+    """Every version reads as in the dict, by segments, as a copy, and in parts."""
+    for version, words in versions.items():
+        assert store.holds(version, root_of(words)), version
+        assert bytes(store.copy_of(version)) == words.tobytes(), version
+        data, step = words.tobytes(), 500
+        parts = [store.read(version, at, min(step, len(data) - at)) for at in range(0, len(data), step)]
+        assert b"".join(parts) == data
+
+
+@pytest.mark.parametrize("word_type", [BF16, FP32])
+def test_every_version_of_the_window_is_exact(tmp_path: Path, word_type: WordType) -> None:
+    rng = np.random.default_rng(1)
+    store = WeightStore(tmp_path / "chain")
+    versions = {0: successor(rng, np.zeros(WORDS, word_type.dtype), word_type)}
+    begin(store, versions[0], word_type)
+    for version in range(1, 35):
+        versions[version] = successor(rng, versions[version - 1], word_type)
+        stage(store, version, versions[version])
+        store.commit()
+        store.retain(version - 21)
+        versions = {each: words for each, words in versions.items() if each >= version - 21}
+        if version % 13 == 0:
+            store = WeightStore(tmp_path / "chain")
+            assert store.settle(version, root_of(versions[version]))
+        state = store.state
+        assert state is not None
+        assert set(state.roots) == set(versions)
+        files = {path.name for path in (tmp_path / "chain").iterdir()}
+        assert files == {"weights", "chain.json", *(inverse.name for inverse in state.inverses)}
+    check(store, versions)
+    check(ChainReader(tmp_path / "chain"), versions)
+    assert (tmp_path / "chain" / "weights").read_bytes() == versions[34].tobytes()
+
+
+def settle_until_killed(folder: Path, at: int, version: int, words: Words, *, half: bool) -> bool:
+    """A process that recovers and is killed at a write; whether it was."""
+    files = KilledFiles(at, half=half)
+    try:
+        WeightStore(folder, files).settle(version, root_of(words))
+    except KilledError:
+        files.bury()
+    return files.dead
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_write(tmp_path: Path, seed: int, half: bool) -> None:
+    """Killed at write n for every n, and again while it recovers; whether the version was signed or not."""
+    rng = np.random.default_rng(seed)
+    versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
+    for version in range(1, 6):
+        versions[version] = successor(rng, versions[version - 1], BF16)
+    store = WeightStore(tmp_path / "before")
+    begin(store, versions[0])
+    for version in range(1, 5):
+        stage(store, version, versions[version])
+        store.commit()
+    killed_at, finished = 0, False
+    while not finished:
+        folder = tmp_path / str(killed_at)
+        shutil.copytree(tmp_path / "before", folder)
+        files, signed = KilledFiles(killed_at, half=half), 4
+        dying = WeightStore(folder, files)
+        try:
+            stage(dying, 5, versions[5])
+            signed = int(rng.integers(4, 6))
+            dying.commit()
+            signed = 5
+            dying.retain(3)
+            finished = True
+        except KilledError:
+            files.bury()
+        for _ in range(int(rng.integers(0, 3))):  # and killed while it recovers
+            settle_until_killed(folder, int(rng.integers(0, 14)), signed, versions[signed], half=half)
+        survivor = WeightStore(folder)
+        assert survivor.settle(signed, root_of(versions[signed])), killed_at
+        state = survivor.state
+        assert state is not None
+        assert state.at == signed
+        assert state.target is None
+        assert set(state.roots) - set(range(signed + 1)) == set()
+        assert set(state.roots) >= {3, 4}
+        check(survivor, {version: versions[version] for version in state.roots})
+        named = {"weights", "chain.json", *(inverse.name for inverse in state.inverses)}
+        assert {path.name for path in folder.iterdir()} == named
+        killed_at += 1
+    assert killed_at > 20, "otherwise nothing was killed"
+
+
+def test_a_journal_restored_from_a_copy_takes_the_file_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
+    store = WeightStore(tmp_path / "before")
+    begin(store, versions[0])
+    for version in range(1, 10):
+        versions[version] = successor(rng, versions[version - 1], BF16)
+        stage(store, version, versions[version])
+        store.commit()
+    writes = 0
+    while True:
+        copy = tmp_path / f"copy-{writes}"
+        shutil.copytree(tmp_path / "before", copy)
+        if not settle_until_killed(copy, writes, 4, versions[4], half=True):
+            break
+        writes += 1
+        survivor = WeightStore(copy)
+        assert survivor.settle(4, root_of(versions[4]))
+        check(survivor, {version: versions[version] for version in range(5)})
+    assert writes > 10
+    assert (copy / "weights").read_bytes() == versions[4].tobytes()
+
+
+def test_a_chain_of_another_run_is_removed(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path / "chain")
+    begin(store, np.zeros(WORDS, BF16.dtype))
+    assert not store.settle(0, bytes(32))
+    assert store.state is None
+    assert list((tmp_path / "chain").iterdir()) == []
+    begin(store, np.zeros(WORDS, BF16.dtype))
+    assert not store.settle(None, None)
+    assert store.state is None
+
+
+def test_damage_is_never_read_as_weights(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    store = WeightStore(tmp_path)
+    words = successor(rng, np.zeros(WORDS, BF16.dtype), BF16)
+    newer = words.copy()
+    newer[::7] ^= 3
+    begin(store, words)
+    stage(store, 1, newer)
+    store.commit()
+    data = bytearray(newer.tobytes())
+    data[1000] ^= 1
+    (tmp_path / "weights").write_bytes(data)
+    with pytest.raises(IntegrityError, match="segment 1"):
+        store.words(1, 1)
+    assert np.array_equal(store.words(0, 0), words[:400])
+    (tmp_path / "weights").write_bytes(newer.tobytes()[:-1])
+    with pytest.raises(IntegrityError, match="too short"):
+        store.words(2, 1)
+    (tmp_path / "weights").write_bytes(newer.tobytes())
+    with pytest.raises(IntegrityError, match="no patches lead"):
+        store.words(0, -1)
+    state = store.state
+    assert state is not None
+    (inverse,) = state.inverses
+    patch = (tmp_path / inverse.name).read_bytes()
+    (tmp_path / inverse.name).write_bytes(patch[:-1])
+    with pytest.raises(IntegrityError, match="damaged"):
+        ChainReader(tmp_path).words(2, 0)
+    (tmp_path / inverse.name).unlink()
+    with pytest.raises(IntegrityError, match="gone"):
+        ChainReader(tmp_path).words(2, 0)
+
+
+def test_readers_see_whole_segments_while_versions_are_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
+    store = WeightStore(tmp_path)
+    begin(store, versions[0])
+    for version in range(1, 16):
+        versions[version] = np.where(rng.random(WORDS) < 0.1, versions[version - 1] ^ 1, versions[version - 1])
+    faults: list[str] = []
+    done = threading.Event()
+
+    def read() -> None:
+        reader, own = ChainReader(tmp_path), np.random.default_rng(1)
+        while not done.is_set():
+            state = reader.state
+            assert state is not None
+            version = int(own.integers(0, state.at + 1))
+            if bytes(reader.copy_of(version)) != versions[version].tobytes():
+                faults.append(f"version {version}")
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for version in range(1, 16):
+        stage(store, version, versions[version])
+        store.commit()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
+def test_routes_take_the_longest_steps() -> None:
+    roots = {version: Digest(bytes(32)) for version in range(21)}
+    inverses = {Inverse(v, v - span, 1) for v in roots for span in SPANS if v % span == 0 and v >= span}
+    state = ChainState(word_type=BF16, words=10, at=20, roots=roots, inverses=frozenset(inverses))
+    route = state.route(20, 0)
+    assert route is not None
+    assert [(step.newer, step.older) for step in route] == [(20, 16), (16, 0)]
+    assert state.route(20, 20) == ()
+    assert state.route(3, 4) is None
+    kept = state.forgetting_before(10)
+    assert kept.route(20, 9) is None
+    assert kept.route(20, 10) is not None
+    assert min(kept.roots) == 10
+    assert kept.forgetting_before(99).roots.keys() == {20}
+    assert read_state(write_state(kept)) == kept
+    with_first = state.forgetting_before(19, besides=0)
+    assert set(with_first.roots) == {0, 19, 20}
+    assert with_first.route(20, 0) == route
+    assert len(with_first.inverses) == 3, "20 to 19, and the way back to 0"
+    assert with_first.forgetting_before(20, besides=0).inverses == set(route)
+    assert with_first.forgetting_before(20, besides=5) == with_first.forgetting_before(20)
+    assert kept.forgetting_before(19, besides=0) == kept.forgetting_before(19), "it was forgotten before"
+
+
+@pytest.mark.parametrize("word_type", [BF16, FP32])
+def test_redo_records_repair_any_mix_of_old_and_new(word_type: WordType) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        old = rng.integers(0, 1 << word_type.bits, 300, dtype=np.uint64).astype(word_type.dtype)
+        new = successor(rng, old, word_type)
+        mixed = np.where(rng.random(300) < 0.5, old, new)
+        record = redo_record(old, new, word_type)
+        positions, values = changes_of(record, 300, word_type)
+        mixed[positions] = values
+        assert np.array_equal(mixed, new)
+        assert len(record) <= new.nbytes + 5
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"\x00" * 4, b"\x02" + bytes(4), b"\x00\x01\x00\x00\x00" + bytes(5), b"\x01\x09\x00\x00\x00"]
+)
+def test_damaged_redo_records_are_refused(record: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        changes_of(record, 8, BF16)
+    beyond = b"\x00\x01\x00\x00\x00" + (8).to_bytes(4, "little") + bytes(2)
+    with pytest.raises(IntegrityError, match="beyond"):
+        changes_of(beyond, 8, BF16)
+
+
+def test_states_that_are_none() -> None:
+    good = write_state(ChainState(word_type=BF16, words=10, at=1, roots={1: Digest(bytes(32))}))
+    assert read_state(good).at == 1
+    bad: list[Any] = [b"", b"{}", b"[]", good.replace(b'"at": 1', b'"at": 2'), good.replace(b"chain/1", b"chain/2")]
+    for data in (*bad, good.replace(b"00", b"", 1), good.replace(b'"target": null', b'"target": 7')):
+        with pytest.raises(IntegrityError):
+            read_state(data)
