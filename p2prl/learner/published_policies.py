@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from p2prl.errors import IntegrityError, MachineError
+from p2prl.errors import IntegrityError, MachineError, StaleWorkError
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER
 from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.net.storage.disk_blobs import DiskBlobStore
@@ -51,6 +51,7 @@ class PublishedPolicies:
         self._in_use: weakref.WeakSet[VersionWeights] = weakref.WeakSet()
         self._by_version: dict[int, PolicyVersion] = {}
         self._first: PolicyVersion | None = None
+        self._lost: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self._by_version)
@@ -139,11 +140,25 @@ class PublishedPolicies:
                 return self.chain.copy_of(version)
             with self._blobs.path(root).open("rb") as file:
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, IntegrityError) as error:
+        except (OSError, IntegrityError, StaleWorkError) as error:
             raise MachineError(
                 f"weights of version {version} are missing: {error}",
-                remedy="Do not delete files under the run's blobs directory while the learner runs.",
+                remedy="Do not delete files under the run's blobs directory while the learner runs. If the disk damaged"
+                " one, check the disk, delete that file and start the learner again: it forgets what cannot be read.",
             ) from error
+
+    def note_lost(self) -> list[int]:
+        """Versions whose weights are not on disk, after a start: with a damaged disk, or files that were deleted."""
+        self._lost = frozenset(version for version, policy in self._by_version.items() if not self._is_on_disk(policy))
+        return sorted(self._lost)
+
+    def can_replay(self, version: int) -> bool:
+        """Whether the weights of a version are there."""
+        return version in self._by_version and version not in self._lost
+
+    def _is_on_disk(self, policy: PolicyVersion) -> bool:
+        version, weights = policy.manifest.version, policy.manifest.weights
+        return self.chain.holds(version, weights.root) or self.weights_file(version) is not None
 
     def oldest_needed(self, kept: int) -> int:
         """The oldest version whose weights must stay, of which the network process serves the newest `kept`."""

@@ -22,7 +22,11 @@ def resume(storage: LearnerStorage, trainer: Trainer, training: Training, on_not
     if checkpoint is not None:
         trainer.restore(checkpoint)
         training.resume_at(trainer.step)
-    storage.restore_published(trainer.step)
+    if lost := storage.restore_published(trainer.step):
+        on_notice(
+            f"the weights of {len(lost)} of the versions {lost[0]} to {lost[-1]} are missing or damaged on this disk:"
+            " groups sampled with them count as too stale"
+        )
     figures = turned_away_figures(dict.fromkeys(TURNED_AWAY, 0)) | dict.fromkeys(FIGURES, 0)
     figures |= {"publish_every": storage.manifest.publish_every, "pause_s": 0.0}
     replayed = 0

@@ -31,10 +31,11 @@ class LearnerStorage:
         """First step whose policies a group may still name at learner step `step`."""
         return step - self.manifest.staleness_bound
 
-    def restore_published(self, step: int) -> None:
+    def restore_published(self, step: int) -> list[int]:
         """Load the policy versions of the window at `step` from the journal, after a start.
 
         The journal says which version is the newest: one that was being written and was never signed is taken back.
+        Returns the versions of the window whose weights are not on disk any more. Their groups count as too stale.
         """
         if (first := self.journal.policies.at_step(0)) is not None:
             self.published.restore_first(first)
@@ -45,6 +46,7 @@ class LearnerStorage:
             self.published.chain.settle(None, None)
         else:
             self.published.chain.settle(newest.manifest.version, newest.manifest.weights.root)
+        return self.published.note_lost()
 
     def policies_to_announce(self, step: int, *, sweep: bool = True) -> list[bytes]:
         """Manifest envelopes a volunteer may still need at `step`, oldest first, as far as their files are in place.

@@ -161,7 +161,7 @@ class Evaluations:
         published = self._storage.published
         due = version_due(self._storage.version, self._results.versions, every=self._every, finished=finished)
         policy = None if due is None else published.at(due)
-        if policy is None:
+        if policy is None or not published.can_replay(policy.manifest.version):
             return None
         return _Progress(policy, published.weights(policy.manifest.version).open, self._tools.sets)
 

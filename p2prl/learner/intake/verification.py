@@ -65,7 +65,8 @@ class Admission:
     def is_usable(self, version: int, step: int) -> bool:
         """Whether groups of a version may still be trained on at `step`."""
         policy = self._published.at(version)
-        return policy is not None and step - policy.manifest.step <= self._staleness_bound
+        is_fresh = policy is not None and step - policy.manifest.step <= self._staleness_bound
+        return is_fresh and self._published.can_replay(version)
 
     def admit(self, groups: Sequence[StoredGroup], step: int) -> list[Candidate | Outcome]:
         """For each group, in order: a candidate, or the outcome if it needs no replay."""

@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from p2prl.disk_full import write_error
-from p2prl.errors import IntegrityError
+from p2prl.errors import IntegrityError, LocalProtocolError, MachineError
 from p2prl.learner.publishing.patch_publishing import PatchBase, chosen_patches
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.redo_records import redo_record
@@ -83,20 +83,24 @@ class _Segment:
 def write_version(job: VersionJob, weights: memoryview) -> VersionFiles:
     """Write the files of a version; they survive a crash once this returns. The dead band changes `weights`.
 
-    If its first base is not in the chain, or the chain is damaged, no chain leads to the version before: a new one
-    begins with this version.
+    A chain begins with this version where there is none. One that is there holds versions that groups are replayed
+    with: if it is damaged, `MachineError`, and it stays as it is.
     """
     try:
-        try:
-            return _write(job, weights)
-        except IntegrityError:
-            return _write(replace(job, bases=[base for base in job.bases if not base.chained]), weights)
+        return _write(job, weights)
+    except IntegrityError as error:
+        raise MachineError(
+            f"version {job.version} cannot be written: weights in {job.chain.directory} are damaged: {error}",
+            remedy="Check the disk, then start the learner again: it forgets the versions that cannot be read.",
+        ) from error
     except OSError as error:
         raise write_error(error, f"in {job.blobs.directory}") from error
 
 
 def _write(job: VersionJob, weights: memoryview) -> VersionFiles:
-    chained = job.follows and job.bases[0].chained
+    chained = job.chain.state is not None
+    if chained and not (job.follows and job.bases[0].chained):
+        raise LocalProtocolError(f"version {job.version} does not follow the version in the weight chain")
     words = np.frombuffer(weights, dtype=job.word_type.dtype)
     made, changed, complete = _write_patches(job, words, chained=chained)
     ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=job.chunk_pieces))

@@ -2,6 +2,8 @@
 
 The file holds the newest version. An older one is computed segment by segment: its inverse patches are applied to a
 copy of the segment, and every patch checks its digests. A lock on the file keeps a reader from seeing half a write.
+Patches are deleted without a lock, after the state that no longer names them is written: a reader that misses one reads
+the state again, and only under the same state is it damage.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.errors import IntegrityError, RemoteProtocolError, StaleWorkError
 from p2prl.net.storage.chain_state import ChainState, Inverse, read_state
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.kernel_choice import kernels_for
@@ -49,7 +51,7 @@ class ChainReader:
         self._kept: OrderedDict[tuple[Digest, int], Words] = OrderedDict()
         """Words by the version's root and the segment, the least recently used first."""
         self._state: tuple[bytes, ChainState] | None = None
-        self._pieces: dict[str, list[tuple[int, SegmentHeader]]] = {}
+        self._pieces: dict[tuple[Inverse, Digest | None], list[tuple[int, SegmentHeader]]] = {}
 
     @property
     def state(self) -> ChainState | None:
@@ -70,32 +72,45 @@ class ChainReader:
         return state is not None and version != state.target and state.roots.get(version) == root
 
     def words(self, index: int, version: int, known: dict[int, Words] | None = None) -> Words:
-        """The words of a segment in a version. `IntegrityError` when the files do not lead there.
+        """The words of a segment in a version.
 
-        `known` are this segment's words in other versions, from which the way may be shorter; those that are computed
-        on the way are added.
+        `known` are this segment's words in other versions, from which the way may be shorter; those of this version
+        are added, and those in the file if they were read. `StaleWorkError` when the chain does not hold the version
+        any more, `IntegrityError` when its files are damaged.
         """
         known = {} if known is None else known
-        nearest = min((each for each in known if each >= version), default=None)
-        if nearest is None:
-            nearest, known_words = self._held(index, version)
-            known[nearest] = known_words
+        while True:
+            state = self._required()
+            if version not in state.roots:
+                raise StaleWorkError(f"version {version} has left the weight chain")
+            try:
+                return self._words(index, version, known)
+            except IntegrityError:
+                if self._required() == state:
+                    raise
+
+    def _words(self, index: int, version: int, known: dict[int, Words]) -> Words:
         state = self._required()
-        route = state.route(nearest, version)
-        if route is None:
-            raise IntegrityError(f"no patches lead from version {nearest} back to {version}")
-        words = known[nearest]
+        found = state.route(known, version)
+        if found is None:
+            held, known_words = self._held(index, version)
+            known[held] = known_words
+            found = self._required().route({held}, version)
+        if found is None:
+            raise IntegrityError(f"no patches lead back to version {version}")
+        start, route = found
+        words = known[start]
         kernels = self._kernels or kernels_for(state.size_bytes)
         for inverse in route:
             words = self.apply(inverse, index, words, kernels)
-            known[inverse.older] = words
+        known[version] = words
         return words
 
     def read(self, version: int, offset: int, length: int) -> bytes:
-        """Bytes of a version's weights."""
+        """Bytes of a version's weights. Raises what `words` raises."""
         state = self._required()
         if version not in state.roots:
-            raise IntegrityError(f"version {version} has left the chain")
+            raise StaleWorkError(f"version {version} has left the weight chain")
         word_bytes = state.word_type.word_bytes
         parts = []
         for index, (start, count) in enumerate(segment_spans(state.words)):
@@ -122,7 +137,8 @@ class ChainReader:
             return os.pread(file, length, offset)
 
     def copy_of(self, version: int) -> memoryview:
-        """A version's weights in a file without a name, which goes when the last view of it goes."""
+        """A version's weights in a file without a name, which goes when the last view of it goes. Raises what `words`
+        raises."""
         state = self._required()
         with tempfile.TemporaryFile(dir=self.directory) as file:
             file.truncate(state.size_bytes)
@@ -175,15 +191,18 @@ class ChainReader:
 
     def digest_of(self, state: ChainState, version: int, index: int) -> Digest | None:
         """Digest of a segment in a version, as an inverse patch names it; None when none does."""
-        for inverse in state.inverses:
-            if version in (inverse.newer, inverse.older):
-                header = self._headers(inverse, state)[index][1]
-                return header.pre if inverse.newer == version else header.post
-        return None
+        naming = (each for each in state.inverses if version in (each.newer, each.older))
+        inverse = min(naming, default=None)
+        if inverse is None:
+            return None
+        header = self._headers(inverse, state)[index][1]
+        return header.pre if inverse.newer == version else header.post
 
     def _headers(self, inverse: Inverse, state: ChainState) -> list[tuple[int, SegmentHeader]]:
         """(position of the body, header) of each segment of a patch."""
-        pieces = self._pieces.get(inverse.name)
+        # Named with the root too: after a crash a number may come back with other weights.
+        place = inverse, state.roots.get(inverse.newer)
+        pieces = self._pieces.get(place)
         if pieces is None:
             pieces = []
             with self._opened(inverse) as file:
@@ -194,7 +213,7 @@ class ChainReader:
                     at += HEADER_BYTES + header.body_bytes
             if len(self._pieces) > 2 * len(state.inverses) + 8:
                 self._pieces.clear()
-            self._pieces[inverse.name] = pieces
+            self._pieces[place] = pieces
         return pieces
 
     def apply(self, inverse: Inverse, index: int, words: Words, kernels: Kernels) -> Words:

@@ -1,15 +1,20 @@
 """State of a weight chain: which version the weights file holds, and which inverse patches lead back from it. Pure.
 
 An inverse patch leads from a version to an older one. Every version has one to the version before it, and some lead
-over 4, 16 or 64 versions, so that an old version is a few patches away. While the file is being rewritten, the state
-names the version that it is rewritten to: each segment then holds one of the two, and its digest tells which.
+over 4, 16 or 64 versions or to version 0, so that an old version is a few patches away. Spans need not nest: a patch to
+version 0 may begin at any version. So a route is the shortest path through all patches there are, and versions are
+forgotten in such a way that every version that stays can be reached from the one in the file.
+
+While the file is being rewritten, the state names the version that it is rewritten to: each segment then holds one of
+the two, and its digest tells which.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from p2prl.errors import IntegrityError
 from p2prl.patches.words import WORD_TYPES, WordType
@@ -45,7 +50,8 @@ class ChainState:
     target: int | None = None
     """Version the file is being rewritten to; None when it is `at` in all segments."""
     roots: Mapping[int, Digest]
-    """Root of the weights' blob, by version. `at` and `target` are among them."""
+    """Root of the weights' blob, by version. `at` and `target` are among them, and patches lead from the higher of
+    these two to all others."""
     inverses: frozenset[Inverse] = field(default_factory=frozenset)
 
     @property
@@ -62,21 +68,46 @@ class ChainState:
         """The newest version whose weights have this root."""
         return max((version for version, held in self.roots.items() if held == root), default=None)
 
-    def route(self, start: int, version: int) -> tuple[Inverse, ...] | None:
-        """Inverses that lead from `start` back to `version`; None when none do. The longest steps first: spans nest."""
-        steps: list[Inverse] = []
-        while start > version:
-            from_here = [each for each in self.inverses if each.newer == start and each.older >= version]
-            if not from_here:
-                return None
-            steps.append(min(from_here, key=lambda each: each.older))
-            start = steps[-1].older
-        return tuple(steps) if start == version else None
+    def route(self, starts: Collection[int], version: int) -> tuple[int, tuple[Inverse, ...]] | None:
+        """(version of `starts`, inverses that lead from it back to `version`); None when none of them does.
+
+        The fewest patches, since each costs two digests of every segment; among equals the fewest bytes.
+        """
+        cost, step = self._ways_to(version)
+        start = min((each for each in starts if each in cost), key=lambda each: (cost[each], each), default=None)
+        if start is None:
+            return None
+        at, steps = start, list[Inverse]()
+        while at != version:
+            steps.append(step[at])
+            at = step[at].older
+        return start, tuple(steps)
+
+    def _ways_to(self, version: int) -> tuple[dict[int, tuple[int, int]], dict[int, Inverse]]:
+        """By version that leads to this one: (patches, bytes) of the shortest way, and its first patch."""
+        cost, step = {version: (0, 0)}, dict[int, Inverse]()
+        for inverse in sorted(self.inverses, key=attrgetter("newer")):  # so the ways from `older` are complete
+            if inverse.older not in cost:
+                continue
+            patches, size = cost[inverse.older]
+            way = patches + 1, size + inverse.size_bytes
+            if inverse.newer not in cost or way < cost[inverse.newer]:
+                cost[inverse.newer], step[inverse.newer] = way, inverse
+        return cost, step
+
+    def reachable(self, start: int) -> set[int]:
+        """Versions that patches lead to from `start`, itself included."""
+        found = {start}
+        for inverse in sorted(self.inverses, key=attrgetter("newer"), reverse=True):
+            if inverse.newer in found:
+                found.add(inverse.older)
+        return found
 
     def with_target(self, version: int, root: Digest, inverses: frozenset[Inverse]) -> ChainState:
         """A newer version is about to be written over the file."""
         assert self.target is None, "one version is written at a time"
         assert version > self.newest, "versions only grow"
+        assert any((each.newer, each.older) == (version, self.at) for each in inverses), "a patch leads back"
         return replace(self, target=version, roots={**self.roots, version: root}, inverses=self.inverses | inverses)
 
     def towards(self, version: int) -> ChainState:
@@ -95,26 +126,29 @@ class ChainState:
         return replace(self, target=None).forgetting_after(self.at)
 
     def forgetting_after(self, version: int) -> ChainState:
-        """Without versions newer than this."""
-        return replace(
-            self,
-            roots={each: root for each, root in self.roots.items() if each <= version},
-            inverses=frozenset(each for each in self.inverses if each.newer <= version),
-        )
+        """Without versions newer than this, which the file holds, and without those that only newer ones led to."""
+        assert version == self.at, "the file holds it"
+        return self.with_inverses(frozenset(each for each in self.inverses if each.newer <= version))
+
+    def with_inverses(self, inverses: frozenset[Inverse]) -> ChainState:
+        """With these patches alone, and the versions that they lead to from the one in the file."""
+        kept = replace(self, inverses=inverses)
+        reachable = kept.reachable(self.at)
+        return replace(kept, roots={each: root for each, root in self.roots.items() if each in reachable})
 
     def forgetting_before(self, version: int, *, besides: int | None = None) -> ChainState:
-        """Without versions older than this, never without the one in the file. With the patches that lead back from it
-        to the version `besides`, and that version, if they do."""
+        """Without versions older than this, but never without the one in the file and `besides`.
+
+        What stays can be reached: every version on the way to one of the window is in the window too, and the patches
+        on the way to `besides` stay.
+        """
         oldest = min(version, self.at)
-        way = None if besides is None or besides not in self.roots else self.route(self.at, besides)
+        route = None if besides is None or besides not in self.roots else self.route({self.at}, besides)
+        way = () if route is None else route[1]
         return replace(
             self,
-            roots={
-                each: root
-                for each, root in self.roots.items()
-                if each >= oldest or (each == besides and way is not None)
-            },
-            inverses=frozenset(each for each in self.inverses if each.older >= oldest or each in (way or ())),
+            roots={each: root for each, root in self.roots.items() if each >= oldest or each == besides},
+            inverses=frozenset(each for each in self.inverses if each.older >= oldest or each in way),
         )
 
 
@@ -150,6 +184,8 @@ def read_state(data: bytes) -> ChainState:
         raise IntegrityError("the state of the weight chain cannot be read") from error
     if not {state.at, state.at if state.target is None else state.target} <= set(state.roots):
         raise IntegrityError("the state of the weight chain names a version that it does not hold")
+    if not set(state.roots) <= state.reachable(state.at if state.target is None else max(state.at, state.target)):
+        raise IntegrityError("the state of the weight chain names a version that no patches lead to")
     if any(len(root) != DIGEST_BYTES for root in state.roots.values()):
         raise IntegrityError("the state of the weight chain holds roots that are no digests")
     return state

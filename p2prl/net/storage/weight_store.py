@@ -43,7 +43,9 @@ class WeightStore(ChainReader):
     def create(
         self, version: int, root: Digest, pieces: Iterable[bytes | memoryview], *, words: int, word_type: WordType
     ) -> None:
-        """Begin the chain with a version, in place of what is there. `pieces` are its bytes."""
+        """Begin the chain with a version. `pieces` are its bytes. A chain is never begun over another: versions in use
+        would be lost."""
+        assert self.state is None, "a chain that is there is extended, or removed at a start"
         self.remove()
         state = ChainState(word_type=word_type, words=words, at=version, roots={version: root})
         try:
@@ -66,7 +68,10 @@ class WeightStore(ChainReader):
             raise write_error(error, f"in {self.directory}") from error
 
     def settle(self, version: int | None, root: bytes | None) -> bool:
-        """After a start: hold this version, the newest that was signed. False when the chain cannot, and is gone."""
+        """After a start: hold this version, the newest that was signed, and every other one that can be read.
+
+        Reads the weights file once. False when the chain cannot hold the version, and is gone.
+        """
         try:
             state = self.state
             if state is None or version is None or state.roots.get(version) != root:
@@ -81,6 +86,9 @@ class WeightStore(ChainReader):
             elif state.at < version:
                 self.remove()
                 return False
+            self._forget_lost()
+            for index in range(len(segment_spans(state.words))):
+                self._held(index, version)
             self._sweep()
         except IntegrityError:
             self.remove()
@@ -153,9 +161,7 @@ class WeightStore(ChainReader):
         """Bring every segment back to the version before the target, from whatever a killed process left."""
         target, kernels = state.target, kernels_for(state.size_bytes)
         assert target is not None
-        route = state.route(target, state.at)
-        assert route is not None
-        assert len(route) == 1, "the first inverse leads to the version in the file"
+        inverse = next(each for each in state.inverses if (each.newer, each.older) == (target, state.at))
         mapped = self._mapped(state)
         for index, record in enumerate(self._records(state)):
             start, count = segment_spans(state.words)[index]
@@ -163,7 +169,7 @@ class WeightStore(ChainReader):
             if words_digest(segment) == self.digest_of(state, state.at, index):
                 continue
             self._files.write_words(segment, *changes_of(record, count, state.word_type))
-            older = self.apply(route[0], index, segment, kernels)
+            older = self.apply(inverse, index, segment, kernels)
             changed = np.flatnonzero(older != segment)
             self._files.write_words(segment, changed, older[changed])
         self._files.sync_words(mapped)
@@ -193,7 +199,14 @@ class WeightStore(ChainReader):
         self._files.unlink(self.directory / _REDO_FILE)
         for inverse in before.inverses - state.inverses:
             self._files.unlink(self.directory / inverse.name)
-            self._pieces.pop(inverse.name, None)
+
+    def _forget_lost(self) -> None:
+        """Forget the versions that only patches led to whose files are gone or cut short."""
+        state = self._required()
+        sizes = {path.name: path.stat().st_size for path in self.directory.iterdir()}
+        there = frozenset(each for each in state.inverses if sizes.get(each.name) == each.size_bytes)
+        if there != state.inverses:
+            self._save(state.with_inverses(there))
 
     def _sweep(self) -> None:
         """Delete files of a version that was never staged completely."""
@@ -202,7 +215,6 @@ class WeightStore(ChainReader):
         for path in self.directory.iterdir():
             if path.name not in named:
                 self._files.unlink(path)
-                self._pieces.pop(path.name, None)
 
     def _mapped(self, state: ChainState) -> Words:
         return np.memmap(self.directory / WEIGHTS_FILE, dtype=state.word_type.dtype, mode="r+", shape=(state.words,))

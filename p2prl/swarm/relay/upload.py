@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from p2prl.errors import StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk, ChunkGrant, ChunkRefused, Have
@@ -295,7 +296,11 @@ class ChunkUploads:
             state.outbox.append((upload.peer, ChunkRefused(upload.chunk, 0)))
             return
         transfer, index = held
-        data = state.store.read(transfer.ref, index)
+        try:
+            data = state.store.read(transfer.ref, index)
+        except StaleWorkError:  # the learner has forgotten the version, of which this process hears later
+            state.outbox.append((upload.peer, ChunkRefused(upload.chunk, 0)))
+            return
         state.stats.sent += len(data)
         transfer.chunks_sent += 1
         if upload.peer in transfer.interested:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2prl.errors import IntegrityError
+from p2prl.errors import IntegrityError, MachineError
 from p2prl.learner.published_policies import PublishedPolicies, versions_kept
 from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.version_files import VersionJob, write_version
@@ -18,22 +18,55 @@ from p2prl.net.process import control
 from p2prl.net.process.patch_decoder import rebuild
 from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.patches.words import BF16
+from p2prl.protocol.manifests import NO_BASE
 from tests.unit.learner.publishing_rig import Publishing, run_in
 from tests.unit.learner.small_run import SmallRun
 
 
-def test_damaged_weights_are_published_whole(tmp_path: Path) -> None:
+def started_again(publishing: Publishing) -> list[int]:
+    """A learner that starts with the files on disk; versions of the window that it lacks."""
+    small_run = publishing.small_run
+    small_run.storage.published = small_run.published = PublishedPolicies(small_run.blobs)
+    lost = small_run.storage.restore_published(0)
+    publishing.start(small_run.storage)
+    return lost
+
+
+def test_nothing_is_published_over_damaged_weights(tmp_path: Path) -> None:
+    """The learner stops, with all its files; started again it goes on without the versions that are lost."""
     publishing = Publishing(run_in(tmp_path))
     publishing.publish(3)
-    file = publishing.small_run.published.chain.directory / "weights"
+    chain = publishing.small_run.published.chain
+    file = chain.directory / "weights"
     data = bytearray(file.read_bytes())
     data[5000] ^= 1
     file.write_bytes(data)
+    before = chain.state
+    with pytest.raises(MachineError, match=r"version 3 cannot be written.*segment 0"):
+        publishing.publish(1)
+    publishing.training.pop()
+    assert chain.state == before
+    assert started_again(publishing) == [0, 1, 2]
     publishing.publish(2)
     manifests = publishing.port.manifests()
     assert [publishing.weights(manifest) for manifest in manifests[3:]] == publishing.training[3:]
     assert [patch.base for patch in manifests[3].patches] == []
     assert [patch.base for patch in manifests[4].patches] == [3], "nothing leads back beyond the damage"
+    assert not publishing.small_run.published.can_replay(2)
+    assert publishing.small_run.published.can_replay(3)
+    publishing.small_run.close()
+
+
+def test_a_deleted_patch_costs_the_versions_behind_it(tmp_path: Path) -> None:
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(4)
+    (publishing.small_run.published.chain.directory / "back-00000002-00000001").unlink()
+    assert started_again(publishing) == [0, 1]
+    assert publishing.small_run.published.weights(2).open() == publishing.training[2]
+    publishing.publish(2)
+    assert [patch.base for patch in publishing.port.manifests()[4].patches] == [3]
+    with pytest.raises(MachineError, match="weights of version 1 are missing"):
+        publishing.small_run.published.weights(1).open()
     publishing.small_run.close()
 
 
@@ -106,26 +139,31 @@ def test_weights_in_use_outlive_the_window(tmp_path: Path) -> None:
 
 
 def test_version_zero_stays_in_the_chain_for_newcomers(tmp_path: Path) -> None:
-    publishing = Publishing(SmallRun(tmp_path / "run", staleness_bound=2))
-    publishing.publish(35)
+    """In a short window a patch from version 0 comes with versions that 16 does not divide. At version 16 the one of
+    version 13 is the only way back to 0, and no version of the window is lost."""
+    publishing = Publishing(SmallRun(tmp_path / "run", staleness_bound=5))
+    publishing.publish(17)
     small_run, manifests = publishing.small_run, publishing.port.manifests()
     state = small_run.published.chain.state
     assert state is not None
-    oldest = 34 - versions_kept(small_run.manifest) - 1 - 1
-    assert sorted(state.roots) == [0, *range(oldest, 35)]
+    oldest = 16 - versions_kept(small_run.manifest) - 1 - 1
+    assert sorted(state.roots) == [0, *range(oldest, 17)]
+    for policy in small_run.published.all():
+        assert bytes(small_run.published.read(policy)) == publishing.training[policy.manifest.version]
     assert not small_run.blobs.path(manifests[0].weights.root).exists(), "no file of its own"
-    (base,) = [base for base in patch_bases(48, small_run.published) if base.version == 0]
+    (base,) = [base for base in patch_bases(32, small_run.published) if base.version == 0]
     assert (base.digest, base.chained) == (manifests[0].weights_digest, True)
     assert bytes(small_run.published.chain.copy_of(0)) == publishing.training[0]
-    (patch,) = [patch for patch in manifests[32].patches if patch.base == 0]
+    assert [patch.base for patch in manifests[16].patches] == [15, 12, 0, NO_BASE]
+    patch = manifests[16].patches[2]
     (tmp_path / "base").write_bytes(publishing.training[0])
-    size, stream = manifests[32].weights.size_bytes, str(small_run.blobs.path(patch.blob.root))
+    size, stream = manifests[16].weights.size_bytes, str(small_run.blobs.path(patch.blob.root))
     target = tmp_path / "rebuilt"
     order = control.PatchesReady(
-        b"", manifests[32].weights_digest, size, "bfloat16", str(tmp_path / "base"), (stream,), str(target)
+        b"", manifests[16].weights_digest, size, "bfloat16", str(tmp_path / "base"), (stream,), str(target)
     )
     rebuild(order)
-    assert target.read_bytes() == publishing.training[32]
+    assert target.read_bytes() == publishing.training[16]
     small_run.close()
 
 
