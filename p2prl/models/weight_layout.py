@@ -8,6 +8,7 @@ Tied tensors appear once, under the name the model lists first. "Word" means the
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -94,13 +95,23 @@ def layout_of(model: nn.Module, dtype: str) -> WeightLayout:
     return WeightLayout(tuple(TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in _weights(model)))
 
 
-def flatten(model: nn.Module, layout: WeightLayout) -> bytearray:
-    """The model's weights as bytes in layout order. `IntegrityError` when the layout is not the model's."""
-    data = bytearray(layout.size_bytes)
+def flatten(model: nn.Module, layout: WeightLayout, into: bytearray | None = None) -> bytearray:
+    """The model's weights as bytes in layout order. `IntegrityError` when the layout is not the model's.
+
+    With `into`, which has the layout's size, they are written there. Memory that was written before takes a third to a
+    fifth of the time that fresh memory takes, most of which the kernel spends on its pages.
+    """
+    data = bytearray(layout.size_bytes) if into is None else into
+    assert len(data) == layout.size_bytes, "the memory has the size of the weights"
     offset = 0
-    for block in weight_blocks(model, layout):
-        np.frombuffer(data, dtype=block.dtype, count=len(block), offset=offset)[:] = block
-        offset += block.nbytes
+    for spec, tensor in _match(model, layout):
+        flat = tensor.detach().reshape(-1)
+        target = torch.frombuffer(data, dtype=TORCH_DTYPES[spec.dtype], count=flat.numel(), offset=offset)
+        for start in range(0, flat.numel(), _BLOCK_WORDS):
+            target[start : start + _BLOCK_WORDS].copy_(flat[start : start + _BLOCK_WORDS])
+        if sys.byteorder == "big":
+            np.frombuffer(data, dtype=NUMPY_WORDS[spec.dtype], count=flat.numel(), offset=offset).byteswap(inplace=True)
+        offset += spec.size_bytes
     return data
 
 

@@ -21,6 +21,7 @@ from p2prl.patches.stream_format import (
 )
 from p2prl.patches.words import Words, WordType
 from p2prl.patches.zstd_coder import ZstdCoder
+from p2prl.protocol.digests import Digest
 
 _STRIPES, _STRIPE_WORDS = 8, 8192
 """The sample that predicts the size of the planes: 64 Ki words from all over the segment, 1/64 of the work."""
@@ -53,8 +54,10 @@ def encode_patch(
         raise LocalProtocolError(f"a patch of {words} words has {len(spans)} segments, not {count}")
 
 
-def encode_segment(old: Words, new: Words, word_type: WordType, kernels: Kernels) -> tuple[SegmentHeader, bytes]:
-    """(header, body) of the smallest encoding of `new` relative to `old`.
+def encode_segment(
+    old: Words, new: Words, word_type: WordType, kernels: Kernels, *, digests: tuple[Digest, Digest] | None = None
+) -> tuple[SegmentHeader, bytes]:
+    """(header, body) of the smallest encoding of `new` relative to `old`. `digests` are those of both, if known.
 
     EC2 is tried unless the old words are zeros as in a keyframe, planes if a sample of the segment predicts a gain.
     Plain words bound the result. Equal arguments give equal bytes.
@@ -72,7 +75,8 @@ def encode_segment(old: Words, new: Words, word_type: WordType, kernels: Kernels
         codec, body = min((codec, body), (Codec.PLANES, rival), key=_length)
     if len(body) >= new.nbytes:
         codec, body = Codec.RAW, new.tobytes()
-    header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(new))
+    pre, post = (words_digest(old), words_digest(new)) if digests is None else digests
+    header = SegmentHeader(codec=codec, body_bytes=len(body), pre=pre, post=post)
     return header, body
 
 

@@ -37,8 +37,8 @@ class _Writing:
     step: int
     share: float = 0.0
     """Of its segments that are encoded."""
-    signed: bytes | None = None
-    """Its manifest in its envelope, once its files are written."""
+    is_signed: bool = False
+    """Whether its files are written, and its manifest is signed and sent."""
 
     def note_share(self, share: float) -> None:
         self.share = share
@@ -68,6 +68,8 @@ class PolicyPublisher:
         self._random_bytes = random_bytes
         self._stage = stage
         self._writing = _Writing(step=0)
+        self._copy: bytearray | None = None
+        """Memory of the copies, kept from one to the next."""
         self._figures: dict[str, float] = {}
         self.heads = PolicyHeads(storage.published, sender, clock)
         """Policy heads of the published versions."""
@@ -99,7 +101,9 @@ class PolicyPublisher:
         layout = self._layout
 
         def copy(model: Any) -> bytearray:
-            return flatten(model, layout)
+            assert not self.busy, "a version in progress is written from this memory"
+            self._copy = flatten(model, layout, self._copy)
+            return self._copy
 
         return copy
 
@@ -123,19 +127,21 @@ class PolicyPublisher:
     def finish(self, *, wait: bool = False) -> int | None:
         """Go on with the version in progress as far as it is; with `wait`, to its end.
 
-        Returns its number once it is sent: its files, its signature in the journal and the weights file are durable
-        then. A process that ends before the signature has lost this version; one that ends after it sends the same
-        manifest again.
+        Returns its number when it is sent: its files and its signature in the journal are durable then. A process that
+        ends before the signature has lost this version; one that ends after it sends the same manifest again. The
+        weights file is rewritten after that: until it is, the version is read from its redo records.
         """
+        sent = None
         while results := self._stage.take(wait=wait):
-            if self._writing.signed is None:
-                (files,) = results
-                self._writing.signed = self._sign(files, step=self._writing.step)
-                oldest = self._oldest_needed()
-                self._stage.start(partial(_place, self._storage.published.chain, files, oldest))
-            else:
-                return self._announce(self._writing.signed)
-        return None
+            if self._writing.is_signed:
+                continue
+            (files,) = results
+            raw = self._sign(files, step=self._writing.step)
+            self._writing.is_signed = True
+            oldest = self._oldest_needed()
+            sent = self._announce(raw)
+            self._stage.start(partial(_place, self._storage.published.chain, files, oldest))
+        return sent
 
     def close(self) -> None:
         """Free the thread."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from blake3 import blake3
 
 from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError, LocalProtocolError, MachineError
@@ -26,10 +27,10 @@ from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.dead_band import hold_back
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import kernels_for
-from p2prl.patches.stream_format import MAGIC, PREAMBLE, segment_spans
+from p2prl.patches.stream_format import MAGIC, PREAMBLE, segment_spans, words_digest
 from p2prl.patches.words import Words, WordType
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
-from p2prl.protocol.manifests import BlobRef, Patch, blob_of, chunk_bytes_for
+from p2prl.protocol.manifests import BlobRef, Patch, chunk_bytes_for
 
 _MOST_THREADS = 8
 """Segments encoded at once. Each takes some 60 MB: its words in several versions, and 18 to 32 MB of the encoder."""
@@ -102,18 +103,51 @@ def _write(job: VersionJob, weights: memoryview) -> VersionFiles:
     if chained and not (job.follows and job.bases[0].chained):
         raise LocalProtocolError(f"version {job.version} does not follow the version in the weight chain")
     words = np.frombuffer(weights, dtype=job.word_type.dtype)
-    made, changed, complete = _write_patches(job, words, chained=chained)
-    ref = blob_of(weights, chunk_bytes_for(len(weights), pieces=job.chunk_pieces))
+    names = _Names(weights, chunk_bytes_for(len(weights), pieces=job.chunk_pieces))
+    made, changed, complete = _write_patches(job, words, names, chained=chained)
+    ref, digest = names.blob, names.digest
     if chained:
         complete(ref.root)
     else:
         job.chain.create(job.version, ref.root, [weights], words=len(words), word_type=job.word_type)
     patches = chosen_patches(job.bases, made, job.blobs, weight_bytes=len(weights), chunk_pieces=job.chunk_pieces)
     counted = changed if job.follows else None
-    return VersionFiles(job.version, ref, chunk_digest(weights), patches, counted, chained)
+    return VersionFiles(job.version, ref, digest, patches, counted, chained)
 
 
-def _write_patches(job: VersionJob, words: Words, *, chained: bool) -> tuple[list[Path], int, Callable[[Digest], None]]:
+class _Names:
+    """Digests of a version's weights, computed while later segments are still encoded."""
+
+    def __init__(self, weights: memoryview, chunk_bytes: int) -> None:
+        self._weights, self._chunk_bytes = weights, chunk_bytes
+        self._whole, self._hashed = blake3(), 0
+        self._chunks: list[Digest] = []
+
+    def add(self, end: int) -> None:
+        """The weights up to this byte are final."""
+        self._whole.update(self._weights[self._hashed : end])
+        self._hashed = end
+        while (start := len(self._chunks) * self._chunk_bytes) < len(self._weights):
+            stop = min(start + self._chunk_bytes, len(self._weights))
+            if stop > end:
+                break
+            self._chunks.append(chunk_digest(self._weights[start:stop]))
+
+    @property
+    def blob(self) -> BlobRef:
+        """The weights as a blob."""
+        assert self._hashed == len(self._weights), "all weights are final"
+        return BlobRef(size_bytes=len(self._weights), chunk_bytes=self._chunk_bytes, chunks=tuple(self._chunks))
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of the weights."""
+        return Digest(self._whole.digest())
+
+
+def _write_patches(
+    job: VersionJob, words: Words, names: _Names, *, chained: bool
+) -> tuple[list[Path], int, Callable[[Digest], None]]:
     """(files of the patches, changed words, completion of the staged version)."""
     olders = [base.version for base in job.bases if base.chained] if chained else []
     staged = job.chain.stage(job.version, olders) if chained else None
@@ -133,6 +167,7 @@ def _write_patches(job: VersionJob, words: Words, *, chained: bool) -> tuple[lis
                 file.write(piece)
             if staged is not None:
                 staged.add(segment.redo, segment.inverses)
+            names.add(sum(spans[done - 1]) * job.word_type.word_bytes)
             job.on_progress(done / len(spans))
         for file in files:
             file.flush()
@@ -147,17 +182,22 @@ def _segment(job: VersionJob, words: Words, index: int, chained: bool) -> _Segme
     new = words[start : start + count]
     kernels = kernels_for(words.nbytes)
     known: dict[int, Words] = {}
-    patches, inverses, changed, redo = [], [], 0, b""
+    patches, inverses, changed, redo, digest = [], [], 0, b"", None
     for number, base in enumerate(job.bases):
         in_chain = base.chained
         old = job.chain.words(index, base.version, known) if in_chain else base.words(start, count, job.word_type)
         if number == 0 and job.follows:
-            changed = hold_back(new, old, job.word_type, band_ulp=job.band_ulp)
-            redo = redo_record(old, new, job.word_type) if chained else b""
-        header, body = encode_segment(old, new, job.word_type, kernels)
+            if job.band_ulp:
+                hold_back(new, old, job.word_type, band_ulp=job.band_ulp)
+            positions = np.flatnonzero(old != new)
+            changed = len(positions)
+            redo = redo_record(positions, new, job.word_type) if chained else b""
+        digest = digest or words_digest(new)
+        old_digest = words_digest(old)
+        header, body = encode_segment(old, new, job.word_type, kernels, digests=(old_digest, digest))
         patches.append(header.pack() + body)
         if in_chain and chained:
-            header, body = encode_segment(new, old, job.word_type, kernels)
+            header, body = encode_segment(new, old, job.word_type, kernels, digests=(digest, old_digest))
             inverses.append(header.pack() + body)
     return _Segment(patches, inverses, redo, changed)
 

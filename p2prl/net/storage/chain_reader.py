@@ -1,7 +1,8 @@
 """Versions of a weight chain, read from one weights file and inverse patches; any process may read while one writes.
 
-The file holds the newest version. An older one is computed segment by segment: its inverse patches are applied to a
-copy of the segment, and every patch checks its digests. A lock on the file keeps a reader from seeing half a write.
+The file holds the newest version, or the one before while the newest is written over it: its words are in the redo file
+then. An older one is computed segment by segment: its inverse patches are applied to a
+copy of the segment, and its digest is checked. A lock on the file keeps a reader from seeing half a write.
 Patches are deleted without a lock, after the state that no longer names them is written: a reader that misses one reads
 the state again, and only under the same state is it damage.
 """
@@ -9,12 +10,14 @@ the state again, and only under the same state is it damage.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import struct
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +25,8 @@ import numpy as np
 
 from p2prl.errors import IntegrityError, RemoteProtocolError, StaleWorkError
 from p2prl.net.storage.chain_state import ChainState, Inverse, read_state
-from p2prl.patches.decode import decode_segment
+from p2prl.net.storage.redo_records import changes_of
+from p2prl.patches.decode import decode_segment, decode_unchecked
 from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.kernels import Kernels
 from p2prl.patches.stream_format import (
@@ -36,7 +40,8 @@ from p2prl.patches.stream_format import (
 from p2prl.patches.words import Words
 from p2prl.protocol.digests import Digest
 
-WEIGHTS_FILE, STATE_FILE = "weights", "chain.json"
+WEIGHTS_FILE, STATE_FILE, REDO_FILE = "weights", "chain.json", "redo"
+_LENGTH = struct.Struct("<Q")
 
 
 class ChainReader:
@@ -51,6 +56,8 @@ class ChainReader:
         self._kept: OrderedDict[tuple[Digest, int], Words] = OrderedDict()
         """Words by the version's root and the segment, the least recently used first."""
         self._state: tuple[bytes, ChainState] | None = None
+        self._redo: tuple[object, list[tuple[int, int]]] = (None, [])
+        """Places of the records in the redo file, and the rewrite that they are of."""
         self._pieces: dict[tuple[Inverse, Digest | None], list[tuple[int, SegmentHeader]]] = {}
 
     @property
@@ -69,7 +76,7 @@ class ChainReader:
     def holds(self, version: int, root: bytes) -> bool:
         """Whether a version with this root can be read."""
         state = self.state
-        return state is not None and version != state.target and state.roots.get(version) == root
+        return state is not None and state.roots.get(version) == root
 
     def words(self, index: int, version: int, known: dict[int, Words] | None = None) -> Words:
         """The words of a segment in a version.
@@ -102,7 +109,12 @@ class ChainReader:
         words = known[start]
         kernels = self._kernels or kernels_for(state.size_bytes)
         for inverse in route:
-            words = self.apply(inverse, index, words, kernels)
+            header, body = self._piece(inverse, index, state)
+            with self._blaming(inverse):
+                words = decode_unchecked(words, header, body, state.word_type, kernels)
+        # A step that went wrong shows at the end: each digest takes as long as all of the decoding.
+        if route and words_digest(words) != header.post:
+            raise IntegrityError(f"a patch from version {start} back to version {version} is damaged")
         known[version] = words
         return words
 
@@ -140,20 +152,20 @@ class ChainReader:
         """A version's weights in a file without a name, which goes when the last view of it goes. Raises what `words`
         raises."""
         state = self._required()
-        with tempfile.TemporaryFile(dir=self.directory) as file:
-            file.truncate(state.size_bytes)
-            copy = memoryview(mmap.mmap(file.fileno(), state.size_bytes))
-        target = np.frombuffer(copy, dtype=state.word_type.dtype)
         spans = segment_spans(state.words)
+        with tempfile.TemporaryFile(dir=self.directory) as file:
+            # Written, not mapped: a mapped page of a new file costs a fault, and the loss of the disk a signal.
+            os.truncate(file.fileno(), state.size_bytes)
 
-        def fill(index: int) -> None:
-            start, count = spans[index]
-            target[start : start + count] = self.words(index, version)
+            def fill(index: int) -> None:
+                data = self.words(index, version).view(np.uint8).data
+                if os.pwrite(file.fileno(), data, spans[index][0] * state.word_type.word_bytes) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        with ThreadPoolExecutor(min(len(spans), os.cpu_count() or 1)) as pool:
-            for _ in pool.map(fill, range(len(spans))):
-                pass
-        return copy.toreadonly()
+            with ThreadPoolExecutor(min(len(spans), os.cpu_count() or 1)) as pool:
+                for _ in pool.map(fill, range(len(spans))):
+                    pass
+            return memoryview(mmap.mmap(file.fileno(), state.size_bytes, access=mmap.ACCESS_READ))
 
     def _required(self) -> ChainState:
         state = self.state
@@ -172,12 +184,14 @@ class ChainReader:
             os.close(file)
 
     def _held(self, index: int, version: int) -> tuple[int, Words]:
-        """(version, words) of a segment as it is in the file."""
+        """(version, words) of a segment as it is in the file, or will be, of a version that is not older than this."""
         with self._locked(fcntl.LOCK_SH) as file:
             state = self._required()
             start, count = segment_spans(state.words)[index]
             word_bytes = state.word_type.word_bytes
             data = os.pread(file, count * word_bytes, start * word_bytes)
+            # Read under the lock, under which the state that names it ends.
+            redo = self.redo_record(state, index) if version == state.target else b""
         if len(data) != count * word_bytes:
             raise IntegrityError("the weights file is too short")
         words = np.frombuffer(data, dtype=state.word_type.dtype)
@@ -185,6 +199,11 @@ class ChainReader:
         found = words_digest(words)
         digests = {each: self.digest_of(state, each, index) for each in possible}
         fitting = [each for each, digest in digests.items() if digest in (None, found) and each >= version]
+        if not fitting and redo and found == digests[state.at]:
+            words = words.copy()
+            positions, values = changes_of(redo, count, state.word_type)
+            words[positions] = values
+            fitting = [version] if words_digest(words) == digests[version] else []
         if not fitting:
             raise IntegrityError(f"segment {index} of the weights file holds none of the versions it should")
         return min(fitting), words
@@ -216,13 +235,29 @@ class ChainReader:
             self._pieces[place] = pieces
         return pieces
 
+    def redo_record(self, state: ChainState, index: int) -> bytes:
+        """What turns a segment of the file into that of the target."""
+        try:
+            with (self.directory / REDO_FILE).open("rb") as file:
+                place = state.at, state.target, state.roots[state.at]
+                if self._redo[0] != place:
+                    self._redo = place, _record_spans(file.fileno(), len(segment_spans(state.words)))
+                at, length = self._redo[1][index]
+                return os.pread(file.fileno(), length, at)
+        except FileNotFoundError as error:
+            raise IntegrityError("the redo file is gone") from error
+
     def apply(self, inverse: Inverse, index: int, words: Words, kernels: Kernels) -> Words:
         """A segment of the older version, from its words in the newer one."""
         state = self._required()
+        header, body = self._piece(inverse, index, state)
+        with self._blaming(inverse):
+            return decode_segment(words, header, body, state.word_type, kernels)
+
+    def _piece(self, inverse: Inverse, index: int, state: ChainState) -> tuple[SegmentHeader, bytes]:
         at, header = self._headers(inverse, state)[index]
         with self._opened(inverse) as file:
-            body = os.pread(file, header.body_bytes, at)
-            return decode_segment(words, header, body, state.word_type, kernels)
+            return header, os.pread(file, header.body_bytes, at)
 
     @contextlib.contextmanager
     def _opened(self, inverse: Inverse) -> Iterator[int]:
@@ -232,8 +267,34 @@ class ChainReader:
         except FileNotFoundError as error:
             raise IntegrityError(f"the patch {inverse.name} is gone") from error
         try:
-            yield file
-        except RemoteProtocolError as error:
-            raise IntegrityError(f"the patch {inverse.name} is damaged: {error}") from error
+            with self._blaming(inverse):
+                yield file
         finally:
             os.close(file)
+
+    @contextlib.contextmanager
+    def _blaming(self, inverse: Inverse) -> Iterator[None]:
+        """What a peer's patch would be blamed for is damage in a patch of this machine."""
+        try:
+            yield
+        except RemoteProtocolError as error:
+            raise IntegrityError(f"the patch {inverse.name} is damaged: {error}") from error
+
+
+def _record_spans(file: int, count: int) -> list[tuple[int, int]]:
+    """(position, length) of each record of a redo file."""
+    spans, at = [], 0
+    for _ in range(count):
+        head = os.pread(file, _LENGTH.size, at)
+        if len(head) != _LENGTH.size:
+            raise IntegrityError("redo: the file ends too early")
+        spans.append((at + _LENGTH.size, _LENGTH.unpack(head)[0]))
+        at = sum(spans[-1])
+    return spans
+
+
+def framed(records: Iterable[bytes]) -> Iterator[bytes]:
+    """Redo records as they are in their file: each after its length."""
+    for record in records:
+        yield _LENGTH.pack(len(record))
+        yield record

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2prl.errors import IntegrityError
 from p2prl.patches.words import Words, WordType
@@ -18,13 +19,14 @@ _POSITIONS, _ALL = 0, 1
 _POSITION = np.dtype("<u4")
 
 
-def redo_record(old: Words, new: Words, word_type: WordType) -> bytes:
-    """The record that turns `old`, or a mix of both, into `new`: changed positions, or all words if that is shorter."""
-    changed = np.flatnonzero(old != new)
+def redo_record(changed: NDArray[np.integer], new: Words, word_type: WordType) -> bytes:
+    """The record that turns the words that differ from `new` at `changed`, or a mix of both, into `new`: these
+    positions, or all words if that is shorter."""
     if len(changed) * (_POSITION.itemsize + word_type.word_bytes) >= new.nbytes:
         return _HEADER.pack(_ALL, len(new)) + new.astype(word_type.dtype, copy=False).tobytes()
-    values = new[changed].astype(word_type.dtype, copy=False)
-    return _HEADER.pack(_POSITIONS, len(changed)) + changed.astype(_POSITION).tobytes() + values.tobytes()
+    positions: bytes = changed.astype(_POSITION).tobytes()
+    values: bytes = new[changed].astype(word_type.dtype, copy=False).tobytes()
+    return _HEADER.pack(_POSITIONS, len(changed)) + positions + values
 
 
 def changes_of(record: bytes, words: int, word_type: WordType) -> tuple[Words | slice, Words]:

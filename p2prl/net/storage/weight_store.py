@@ -11,7 +11,6 @@ Bytes on disk: the weights, the inverse patches, and while a version is written 
 from __future__ import annotations
 
 import fcntl
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +19,7 @@ import numpy as np
 
 from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError
-from p2prl.net.storage.chain_reader import STATE_FILE, WEIGHTS_FILE, ChainReader
+from p2prl.net.storage.chain_reader import REDO_FILE, STATE_FILE, WEIGHTS_FILE, ChainReader, framed
 from p2prl.net.storage.chain_state import ChainState, Inverse, write_state
 from p2prl.net.storage.redo_records import changes_of, redo_record
 from p2prl.net.storage.store_files import StoreFiles
@@ -28,9 +27,6 @@ from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.stream_format import MAGIC, PREAMBLE, segment_spans, words_digest
 from p2prl.patches.words import Words, WordType
 from p2prl.protocol.digests import Digest
-
-_REDO_FILE = "redo"
-_LENGTH = struct.Struct("<Q")
 
 
 class WeightStore(ChainReader):
@@ -60,9 +56,12 @@ class WeightStore(ChainReader):
         return StagedVersion(self, self._files, version, olders)
 
     def commit(self) -> None:
-        """Write the staged version over the file. Its inverse patches and redo records are on disk."""
+        """Write the staged version over the file. Its inverse patches and redo records are on disk.
+
+        What was there was checked when the version was staged, and is again when it is read: not once more here.
+        """
         try:
-            self._rewrite()
+            self._rewrite(is_checked=False)
             self._finish(self._required().arrived())
         except OSError as error:
             raise write_error(error, f"in {self.directory}") from error
@@ -141,19 +140,18 @@ class WeightStore(ChainReader):
         else:
             self._take_back(state)
 
-    def _rewrite(self) -> None:
-        """Write the redo records over the file and check every segment."""
+    def _rewrite(self, *, is_checked: bool = True) -> None:
+        """Write the redo records over the file and check every segment: after a crash it may be damaged."""
         state = self._required()
         target = state.target
         assert target is not None, "a version is staged"
         mapped = self._mapped(state)
-        for index, record in enumerate(self._records(state)):
-            start, count = segment_spans(state.words)[index]
+        for index, (start, count) in enumerate(segment_spans(state.words)):
             segment = mapped[start : start + count]
-            positions, values = changes_of(record, count, state.word_type)
+            positions, values = changes_of(self.redo_record(state, index), count, state.word_type)
             with self._locked(fcntl.LOCK_EX):
                 self._files.write_words(segment, positions, values)
-            if words_digest(segment) != self.digest_of(state, target, index):
+            if is_checked and words_digest(segment) != self.digest_of(state, target, index):
                 raise IntegrityError(f"segment {index} of the weights file is damaged")
         self._files.sync_words(mapped)
 
@@ -163,12 +161,11 @@ class WeightStore(ChainReader):
         assert target is not None
         inverse = next(each for each in state.inverses if (each.newer, each.older) == (target, state.at))
         mapped = self._mapped(state)
-        for index, record in enumerate(self._records(state)):
-            start, count = segment_spans(state.words)[index]
+        for index, (start, count) in enumerate(segment_spans(state.words)):
             segment = mapped[start : start + count]
             if words_digest(segment) == self.digest_of(state, state.at, index):
                 continue
-            self._files.write_words(segment, *changes_of(record, count, state.word_type))
+            self._files.write_words(segment, *changes_of(self.redo_record(state, index), count, state.word_type))
             older = self.apply(inverse, index, segment, kernels)
             changed = np.flatnonzero(older != segment)
             self._files.write_words(segment, changed, older[changed])
@@ -184,9 +181,9 @@ class WeightStore(ChainReader):
             for index in range(len(segment_spans(state.words))):
                 known: dict[int, Words] = {}
                 older = self.words(index, version, known)
-                yield redo_record(known[state.at], older, state.word_type)
+                yield redo_record(np.flatnonzero(known[state.at] != older), older, state.word_type)
 
-        self._write(self.directory / _REDO_FILE, framed(records()))
+        self._write(self.directory / REDO_FILE, framed(records()))
         self._save(state_then)
         self._rewrite()
         self._finish(state_then.arrived())
@@ -196,7 +193,7 @@ class WeightStore(ChainReader):
         before = self._required()
         with self._locked(fcntl.LOCK_EX):
             self._save(state)
-        self._files.unlink(self.directory / _REDO_FILE)
+        self._files.unlink(self.directory / REDO_FILE)
         for inverse in before.inverses - state.inverses:
             self._files.unlink(self.directory / inverse.name)
 
@@ -219,14 +216,6 @@ class WeightStore(ChainReader):
     def _mapped(self, state: ChainState) -> Words:
         return np.memmap(self.directory / WEIGHTS_FILE, dtype=state.word_type.dtype, mode="r+", shape=(state.words,))
 
-    def _records(self, state: ChainState) -> Iterator[bytes]:
-        with (self.directory / _REDO_FILE).open("rb") as file:
-            for _ in segment_spans(state.words):
-                head = file.read(_LENGTH.size)
-                if len(head) != _LENGTH.size:
-                    raise IntegrityError("redo: the file ends too early")
-                yield file.read(_LENGTH.unpack(head)[0])
-
     def _save(self, state: ChainState) -> None:
         self._write(self.directory / STATE_FILE, [write_state(state)])
 
@@ -241,13 +230,6 @@ class WeightStore(ChainReader):
         self._files.sync_names(path.parent)
 
 
-def framed(records: Iterable[bytes]) -> Iterator[bytes]:
-    """Redo records as they are in their file: each after its length."""
-    for record in records:
-        yield _LENGTH.pack(len(record))
-        yield record
-
-
 class StagedVersion:
     """A version being written beside the weights file, segment after segment."""
 
@@ -257,7 +239,7 @@ class StagedVersion:
         assert olders[0] == state.at, "the first inverse leads to the version in the file"
         self._store, self._files, self._state = store, files, state
         self._version, self._olders = version, olders
-        self._redo: BinaryIO = files.create(store.directory / (_REDO_FILE + ".new"))
+        self._redo: BinaryIO = files.create(store.directory / (REDO_FILE + ".new"))
         self._inverses: list[BinaryIO] = []
         self._sizes = [PREAMBLE.size] * len(olders)
         for name in self._names():
@@ -288,7 +270,7 @@ class StagedVersion:
         """Make the version ready to be committed. `root` names the version's weights; `WeightStore.commit` may
         follow."""
         self.seal()
-        for name in (_REDO_FILE, *self._names()):
+        for name in (REDO_FILE, *self._names()):
             path = self._store.directory / name
             self._files.rename(path.with_name(name + ".new"), path)
         self._files.sync_names(self._store.directory)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from p2prl.errors import StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.manifests import BlobRef
@@ -232,6 +233,14 @@ class RelayState:
         """Whether a request for a chunk can be answered at once. One for a chunk that this node lacks can."""
         held = self.find(chunk)
         return held is None or self.store.ready(held[0].ref, held[1])
+
+    def read(self, transfer: Transfer, index: int) -> bytes | None:
+        """A chunk that this node holds. None when the store has just forgotten it: a learner forgets old versions
+        itself, and its network process a moment later."""
+        try:
+            return self.store.read(transfer.ref, index)
+        except StaleWorkError:
+            return None
 
     def find(self, chunk: Digest) -> tuple[Transfer, int] | None:
         """A blob and index where this node holds the chunk."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from p2prl.errors import StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk, ChunkGrant, ChunkRefused, Have
@@ -292,15 +291,11 @@ class ChunkUploads:
 
     def _send(self, upload: Upload, now: float) -> None:
         state, held = self._state, self._state.find(upload.chunk)
-        if held is None:  # dropped meanwhile
+        data = None if held is None else state.read(*held)
+        if held is None or data is None:  # dropped meanwhile
             state.outbox.append((upload.peer, ChunkRefused(upload.chunk, 0)))
             return
         transfer, index = held
-        try:
-            data = state.store.read(transfer.ref, index)
-        except StaleWorkError:  # the learner has forgotten the version, of which this process hears later
-            state.outbox.append((upload.peer, ChunkRefused(upload.chunk, 0)))
-            return
         state.stats.sent += len(data)
         transfer.chunks_sent += 1
         if upload.peer in transfer.interested:

@@ -266,15 +266,22 @@ def test_a_version_is_announced_when_its_files_are_durable(tmp_path: Path) -> No
     assert publishing.small_run.journal.policies.count() == 2
     stage.end()
     shares.append(publishing.publisher.written_share)
-    assert publishing.publisher.finish() is None
-    assert publishing.small_run.journal.policies.count() == 3, "signed before the weights file changes"
     assert len(publishing.port.manifests()) == 2
-    assert publishing.small_run.storage.version == 1
-    assert len(publishing.small_run.storage.policies_to_announce(2, sweep=False)) == 2
-    stage.end()
+    chain = publishing.small_run.published.chain
+    before = (chain.directory / "weights").read_bytes()
     assert publishing.publisher.finish() == 2
-    assert not publishing.publisher.busy
-    assert [*shares, publishing.publisher.written_share] == [0.0, 1.0, None]
-    assert publishing.weights(publishing.port.manifests()[-1]) == copy
+    assert publishing.small_run.journal.policies.count() == 3, "signed before the weights file changes"
     assert publishing.port.heads()[-1].version == 2
+    assert (chain.directory / "weights").read_bytes() == before, "it is rewritten when the head is out"
+    assert publishing.published() == [*publishing.training, copy], "and can be read at once"
+    store, ref = ChainBlobs(publishing.small_run.blobs.directory), publishing.port.manifests()[-1].weights
+    store.begin(ref)
+    assert b"".join(store.read(ref, index) for index in range(len(ref.chunks))) == copy
+    store.close()
+    shares.append(publishing.publisher.written_share)
+    stage.end()
+    assert publishing.publisher.finish() is None
+    assert [*shares, publishing.publisher.written_share] == [0.0, 1.0, 1.0, None], "None: not busy"
+    assert (chain.directory / "weights").read_bytes() == copy
+    assert publishing.published() == [*publishing.training, copy]
     publishing.small_run.close()

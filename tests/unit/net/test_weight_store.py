@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,38 +11,17 @@ import pytest
 
 from p2prl.errors import IntegrityError, StaleWorkError
 from p2prl.net.storage.chain_reader import ChainReader
-from p2prl.net.storage.chain_state import Inverse
 from p2prl.net.storage.redo_records import changes_of, redo_record
-from p2prl.net.storage.store_files import StoreFiles
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches import stream_format
-from p2prl.patches.encode import encode_segment
-from p2prl.patches.kernels import NUMPY_KERNELS
-from p2prl.patches.stream_format import segment_spans
 from p2prl.patches.words import BF16, FP32, Words, WordType
-from p2prl.protocol.digests import Digest, chunk_digest
-
-WORDS = 45
-SPANS = (1, 4, 16)
+from tests.unit.net.store_rig import WORDS, FastFiles, begin, root_of, stage, successor
 
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three segments, the last one short."""
     monkeypatch.setattr(stream_format, "SEGMENT_WORDS", 20)
-
-
-class FastFiles(StoreFiles):
-    """Files that outlive their process, not a power cut: nothing here cuts the power."""
-
-    def finish(self, file: BinaryIO) -> None:
-        file.close()
-
-    def sync_names(self, directory: Path) -> None:
-        pass
-
-    def sync_words(self, words: Words) -> None:
-        pass
 
 
 class KilledError(Exception):
@@ -117,40 +92,6 @@ class KilledFiles(FastFiles):
         if self._next():
             raise KilledError
         super().sync_words(words)
-
-
-def root_of(words: Words) -> Digest:
-    return chunk_digest(words.tobytes())
-
-
-def successor(rng: np.random.Generator, words: Words, word_type: WordType) -> Words:
-    """Any new words: none, few or all of them different."""
-    share = rng.choice([0.0, 0.02, 0.5, 1.0])
-    moved = rng.random(len(words)) < share
-    fresh = rng.integers(0, 1 << word_type.bits, len(words), dtype=np.uint64).astype(word_type.dtype)
-    return np.where(moved, fresh, words)
-
-
-def stage(store: WeightStore, version: int, words: Words) -> None:
-    """Write a version beside the file as the publisher does."""
-    state = store.state
-    assert state is not None
-    held = set(state.roots)
-    olders = [version - span for span in SPANS if version % span == 0 and version - span in held]
-    staged = store.stage(version, olders)
-    for index, (start, count) in enumerate(segment_spans(len(words))):
-        new, known = words[start : start + count], dict[int, Words]()
-        pieces = []
-        for older in olders:
-            old = store.words(index, older, known)
-            header, body = encode_segment(new, old, state.word_type, NUMPY_KERNELS)
-            pieces.append(header.pack() + body)
-        staged.add(redo_record(known[version - 1], new, state.word_type), pieces)
-    staged.complete(root_of(words))
-
-
-def begin(store: WeightStore, words: Words, word_type: WordType = BF16) -> None:
-    store.create(0, root_of(words), [words.tobytes()], words=len(words), word_type=word_type)
 
 
 def check(store: ChainReader, versions: dict[int, Words]) -> None:
@@ -311,121 +252,6 @@ def test_damage_is_never_read_as_weights(tmp_path: Path) -> None:
         ChainReader(tmp_path).words(2, 0)
 
 
-class WatchedFiles(FastFiles):
-    """Lets somebody look before every write that no lock guards."""
-
-    look: Callable[[], None]
-    locked = False
-
-    def _look(self) -> None:
-        if not self.locked:
-            self.look()
-
-    def create(self, path: Path) -> BinaryIO:
-        self._look()
-        return super().create(path)
-
-    def append(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        self._look()
-        super().append(file, data)
-
-    def rename(self, path: Path, name: Path) -> None:
-        self._look()
-        super().rename(path, name)
-
-    def unlink(self, path: Path) -> None:
-        self._look()
-        super().unlink(path)
-
-
-class WatchedStore(WeightStore):
-    """Lets somebody look before the lock is taken: before each segment that is rewritten."""
-
-    _files: WatchedFiles
-
-    @contextlib.contextmanager
-    def _locked(self, kind: int) -> Iterator[int]:
-        self._files.look()
-        with super()._locked(kind) as file:
-            self._files.locked = True
-            yield file
-            self._files.locked = False
-
-
-def test_a_reader_sees_every_version_between_any_two_writes(tmp_path: Path) -> None:
-    rng = np.random.default_rng(7)
-    versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
-    reader, seen, oldest = ChainReader(tmp_path), Counter[int](), 0
-
-    def look() -> None:
-        state = reader.state
-        assert state is not None
-        held = set(range(oldest, state.at + 1))
-        assert held <= set(state.roots)
-        for version in held:
-            if reader.holds(version, root_of(versions[version])):
-                index = sum(seen.values()) % 3
-                start, count = segment_spans(WORDS)[index]
-                assert np.array_equal(reader.words(index, version), versions[version][start : start + count])
-                seen[state.at if state.target is None else -1] += 1
-
-    begin(WeightStore(tmp_path, FastFiles()), versions[0])
-    files = WatchedFiles()
-    files.look = look
-    store = WatchedStore(tmp_path, files)
-    for version in range(1, 6):
-        versions[version] = np.where(rng.random(WORDS) < 0.3, versions[version - 1] ^ 1, versions[version - 1])
-        stage(store, version, versions[version])
-        store.commit()
-        oldest = max(0, version - 3)
-        store.retain(oldest, besides=0)
-    assert set(seen) == {-1, 0, 1, 2, 3, 4, 5}, "while versions are written, and between them"
-
-
-class OvertakenReader(ChainReader):
-    """Lets the writer go on before one of its files is opened."""
-
-    left = 0
-    overtake: Callable[[], None]
-
-    @contextlib.contextmanager
-    def _opened(self, inverse: Inverse) -> Iterator[int]:
-        self.left -= 1
-        if self.left == -1:
-            self.overtake()
-        with super()._opened(inverse) as file:
-            yield file
-
-
-@pytest.mark.parametrize("wanted", [0, 12, 15, 16])
-def test_a_reader_goes_on_when_patches_are_deleted_under_its_hands(tmp_path: Path, wanted: int) -> None:
-    """With version 16 comes a shorter way to 0; those over 15 to 12 and from there on are not needed any more."""
-    rng = np.random.default_rng(9)
-    versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
-    store = WeightStore(tmp_path / "before", FastFiles())
-    begin(store, versions[0])
-    for version in range(1, 17):
-        versions[version] = np.where(rng.random(WORDS) < 0.1, versions[version - 1] ^ 1, versions[version - 1])
-        stage(store, version, versions[version])
-        store.commit()
-    overtaken = 0
-    for oldest in (13, 15):
-        for opened in range(20):
-            folder = tmp_path / f"{oldest}-{opened}"
-            shutil.copytree(tmp_path / "before", folder)
-            reader = OvertakenReader(folder)
-            reader.left = opened
-            reader.overtake = partial(WeightStore(folder, FastFiles()).retain, oldest, besides=0)
-            try:
-                assert np.array_equal(reader.words(1, wanted), versions[wanted][20:40])
-            except StaleWorkError:
-                assert 0 < wanted < oldest
-            if reader.left >= 0:
-                break
-            overtaken += 1
-    assert overtaken >= 2
-
-
 @pytest.mark.parametrize("word_type", [BF16, FP32])
 def test_redo_records_repair_any_mix_of_old_and_new(word_type: WordType) -> None:
     rng = np.random.default_rng(2)
@@ -433,7 +259,7 @@ def test_redo_records_repair_any_mix_of_old_and_new(word_type: WordType) -> None
         old = rng.integers(0, 1 << word_type.bits, 300, dtype=np.uint64).astype(word_type.dtype)
         new = successor(rng, old, word_type)
         mixed = np.where(rng.random(300) < 0.5, old, new)
-        record = redo_record(old, new, word_type)
+        record = redo_record(np.flatnonzero(old != new), new, word_type)
         positions, values = changes_of(record, 300, word_type)
         mixed[positions] = values
         assert np.array_equal(mixed, new)

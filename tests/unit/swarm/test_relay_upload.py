@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from p2prl.errors import StaleWorkError
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import (
@@ -230,6 +231,28 @@ def test_chunks_that_are_not_ready_wait_and_the_others_leave() -> None:
     assert not sent(relay, Chunk), "nothing is due before the chunk is there"
     store.slow.clear()
     assert [message.data for _, message in sent(relay, Chunk)] == [piece(data, ref, 0)]
+
+
+class ForgetfulStore(MemoryBlobs):
+    """A store that has just forgotten what its node still offers."""
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        raise StaleWorkError(f"chunk {index} of {ref.root.hex()}")
+
+
+def test_a_chunk_that_the_store_has_forgotten_is_refused() -> None:
+    data, ref = blob(2)
+    store = ForgetfulStore()
+    store.add(ref, data)
+    relay = Relay(store, random.Random(1), RelayConfig(upload_bytes_s=100_000.0))
+    relay.fetch(ref, 0.0)
+    relay.add_neighbor(A, is_source=False)
+    relay.receive(BlobQuery(ref.root), A, 0.0)
+    assert sent(relay, ChunkGrant)
+    relay.receive(ChunkRequest(ref.chunks[0]), A, 0.0)
+    relay.flush(0.0)
+    assert (A, ChunkRefused(ref.chunks[0], 0)) in relay.outbox
+    assert not any(isinstance(message, Chunk) for _, message in relay.outbox)
 
 
 def test_no_more_chunks_are_fetched_than_slots_are_free() -> None:
