@@ -79,11 +79,14 @@ class PublishReport:
     head_s: float
     """From the copy until the head is sent."""
     head_longest_s: float
+    written_s: float
+    """From the copy until the weights file is rewritten and old versions are forgotten. The next version waits for
+    that."""
     head_cpu_s: float
     """Processor time of the whole process in that time."""
     peak_bytes_beyond_weights: int
     """Most anonymous memory while any version was written, the first with its keyframe too, less what the process had
-    before and less one version."""
+    before the first and less one version."""
     patch_bytes: int
     """All patches that were published."""
     store_bytes: int
@@ -116,10 +119,13 @@ class _Port:
 
     def __init__(self) -> None:
         self.manifests: list[PolicyManifest] = []
+        self.head_at = 0.0
+        """When the newest head was sent."""
 
     def send(self, message: control.ToNetwork) -> None:
         if isinstance(message, control.Publish):
             opened = open_envelope(message.envelope, now=None)
+            self.head_at = time.perf_counter()
             if opened.kind is Kind.POLICY_MANIFEST:
                 self.manifests.append(body_of(opened, PolicyManifest))
 
@@ -205,11 +211,12 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
     training, copy = _Training(model, config.seed), publisher.snapshot()
     blocked: list[float] = []
     heads: list[float] = []
+    written: list[float] = []
     processor: list[float] = []
     beyond: list[int] = []
     try:
+        before = anonymous_bytes()
         for version in range(config.versions):
-            before = anonymous_bytes()
             began = time.perf_counter()
             weights = copy(model)
             copied, used = time.perf_counter(), time.process_time()
@@ -218,7 +225,8 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
                 del weights
                 publisher.finish(wait=True)
             blocked.append(copied - began)
-            heads.append(time.perf_counter() - copied)
+            heads.append(port.head_at - copied)
+            written.append(time.perf_counter() - copied)
             processor.append(time.process_time() - used)
             beyond.append(memory.most_bytes - before - layout.size_bytes)
             training.step()
@@ -230,6 +238,7 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
             trainer_blocked_s=statistics.median(blocked[1:]),
             head_s=statistics.median(heads[1:]),
             head_longest_s=max(heads[1:]),
+            written_s=statistics.median(written[1:]),
             head_cpu_s=statistics.median(processor[1:]),
             peak_bytes_beyond_weights=max(beyond),
             patch_bytes=sum(p.blob.size_bytes for each in port.manifests[1:] for p in each.patches),

@@ -44,7 +44,7 @@ def bench_publish(
         say(f"{report.versions} versions of {report.bytes:,} bytes, published patches {report.patch_bytes:,} bytes")
         say(f"on disk: {report.store_bytes:,} bytes")
         say(f"memory beyond the copy of the weights: {report.peak_bytes_beyond_weights:,} bytes")
-        say(f"processor time of a version {report.head_cpu_s:.2f} s")
+        say(f"weights file rewritten after {report.written_s:.2f} s, processor time {report.head_cpu_s:.2f} s")
         say(f"a chunk of any version can be sent after {report.serve_s:.3f} s")
         blocked, head, switch = report.trainer_blocked_s, report.head_s, report.switch_s
         silent = report.loop_silent_s

@@ -27,6 +27,7 @@ AT_THE_BOUNDS = PublishReport(
     trainer_blocked_s=BLOCKED_BOUND_S,
     head_s=HEAD_BOUND_S,
     head_longest_s=9.0,
+    written_s=9.0,
     head_cpu_s=9.0,
     peak_bytes_beyond_weights=MEMORY_BOUND_BYTES,
     patch_bytes=10,
@@ -53,6 +54,7 @@ def test_versions_are_published_and_measured(monkeypatch: pytest.MonkeyPatch, dt
     assert 0 < report.patch_bytes < 5 * report.bytes
     assert report.bytes < report.store_bytes < 7 * report.bytes, "the weights once, and five inverse patches"
     assert report.head_longest_s >= report.head_s > 0
+    assert report.written_s > report.head_s, "the head does not wait for the weights file"
     assert min(report.trainer_blocked_s, report.head_cpu_s, report.switch_s, report.serve_s, report.loop_silent_s) > 0
 
 
