@@ -26,6 +26,7 @@ from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.progress_lines import say
 
 GROUPS, SIZE, PROMPT, TOKENS = 4, 8, 16, 64
 """Groups, completions of each, tokens of a prompt and of a completion. A loss costs about the same for a larger batch,
@@ -178,11 +179,6 @@ def table(costs: list[Cost], parameters: int, step_s: float) -> str:
         "|---|---|---|",
     ]
     return "\n".join([*lines, *(f"| `{c.name}` | {1000 * c.cpu_s:.1f} | {c.share:.2%} |" for c in costs)])
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

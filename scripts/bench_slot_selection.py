@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from p2prl.bench.trust.slot_selection import CASES, SelectionConfig, run_selection
+from p2prl.progress_lines import ProgressLines
 
 
 def main() -> int:
@@ -27,7 +28,9 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = SelectionConfig(updates=arguments.updates, seeds=arguments.seeds)
-    rows = run_selection(config, arguments.out, on_progress=lambda share: say(f"{share:.0%}"))
+    progress = ProgressLines()
+    rows = run_selection(config, arguments.out, on_progress=lambda share: progress.show(f"{share:.0%}"))
+    progress.end()
     if arguments.json:
         print(json.dumps({"slot_selection": [asdict(row) for row in rows]}))
         return 0
@@ -40,11 +43,6 @@ def main() -> int:
         figures = " | ".join(f"{count / len(case):,.0f}" for count in counts)
         print(f"| {name} | {share:g} | {'on' if priced else 'off'} | {reward:.3f} | {figures} |")
     return 0
-
-
-def say(text: str) -> None:
-    """Show progress."""
-    print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python -m scripts.board_load          # prints percentiles by kind of request; exits with 1 above 100 ms
                                           # or when a search does not find the last but one of the table
     python -m scripts.board_load --people 500 --receipts 5000 --seconds 5
+    python -m scripts.board_load --learner          # beside a learner that trains, and a volunteer that keeps it busy
 
 Requests are sent on a fixed schedule, whether or not earlier ones have been answered, and each is timed from the moment
 it was due: a board that falls behind shows it. The client shares the machine's cores with the board.
@@ -12,12 +13,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import multiprocessing
 import random
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -28,7 +33,11 @@ from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.web.service import BoardServer
+from p2prl.testing.run_audit import recorded_steps
 from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
+from p2prl.testing.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
+
+_PATIENCE_S = 600.0
 
 MOST_MS = 100.0
 """Largest 95th percentile, milliseconds."""
@@ -135,7 +144,35 @@ def main() -> None:
     parser.add_argument("--receipts", type=int, default=100_000)
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--learner", action="store_true", help="beside a learner and a volunteer of the preset chain4")
     options = parser.parse_args()
+    with training_learner() if options.learner else contextlib.nullcontext() as steps:
+        before = steps() if steps else 0
+        _run(options)
+        if steps:
+            print(f"the learner beside it made {steps() - before} updates")
+
+
+@contextlib.contextmanager
+def training_learner() -> Iterator[Callable[[], int]]:
+    """A learner that trains on a volunteer's groups; yields a function that counts its updates."""
+    with tempfile.TemporaryDirectory(prefix="p2prl-board-load-") as name:
+        folder = Path(name)
+        swarm, run = SwarmProcesses(folder / "swarm"), folder / "beside"
+        made = command("init", "beside", "--in", name, environment=swarm.environment(), timeout_s=_PATIENCE_S)
+        if made.returncode:
+            raise SystemExit(made.stderr)
+        with swarm.running():
+            swarm.start("learner", "learn", str(run), "--updates", "0", *LISTEN)
+            file = run / "link"
+            link = wait_until(lambda: file.exists() and file.read_text().strip(), seconds=_PATIENCE_S, what="a link")
+            swarm.start("volunteer", "join", link, "--threads", "1", *LISTEN, home=folder / "home")
+            wait_until(lambda: recorded_steps(run) >= 2, seconds=_PATIENCE_S, what="two updates")
+            yield lambda: recorded_steps(run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Serve, measure, and print; exits with a message when the board is too slow or a search misses somebody."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     board = context.Process(target=serve, args=(options.people, options.receipts, there), daemon=True)

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from p2prl.progress_lines import say
 from p2prl.testing.fuzz.campaign import MOST_BYTES, SLOWEST_S, TargetReport, run_campaign
 from p2prl.testing.fuzz.every_target import every_target
 
@@ -69,11 +70,6 @@ def _document(reports: list[TargetReport], given: argparse.Namespace, wall_s: fl
     }
     shown = reports if given.json else [report for report in reports if report.failures]
     return document | {"reports": [asdict(report) for report in shown]}
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
 from p2prl.patches.stream_format import Codec, SegmentHeader
 from p2prl.patches.words import BF16, Words
 from p2prl.patches.zstd_coder import ZstdCoder
+from p2prl.progress_lines import say
 from p2prl.testing import patch_properties as properties
 
 SLOWEST_S = 1.0
@@ -168,11 +169,6 @@ def main() -> int:
     too_slow = report.get("slowest_decode_s", 0.0) > SLOWEST_S
     too_large = report.get("most_memory_over_a_sound_body", 0.0) > MEMORY_OVER_HONEST
     return int(bool(broken) or too_slow or too_large)
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

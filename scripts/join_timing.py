@@ -1,9 +1,12 @@
 """Time a first `p2prl join` on loopback: to its first text, to its first verified group, and its processor seconds.
 
     python -m scripts.join_timing [--runs 3] [--json]          # exits with 1 when a median misses its bound
+    python -m scripts.join_timing --fresh --runs 2             # each from an empty environment: venv, pip install, join
 
 A learner of the preset chain4 waits in the background; each run joins it with a new home. Wall times mean little on a
 machine that others keep busy, so the load is printed too; processor seconds count the worker and all that it started.
+With `--fresh` a first installation, which fills pip's cache of wheels, is not counted. Standard input is closed: a join
+that asked a question would end.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +31,7 @@ BOUNDS = {"first_text_s": 5.0, "first_group_s": 30.0, "processor_s": 8.0}
 """Wanted at most, on two quiet cores."""
 
 _PATIENCE_S = 600.0
+_ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +46,30 @@ class JoinTimes:
     """Of the worker and its processes, until that group."""
     main_s: float
     """Of the worker alone: imports, engine and sampling."""
+    install_s: float = 0.0
+    """Of making the environment and installing into it, where it is a fresh one."""
 
 
-def timed_join(swarm: SwarmProcesses, link: str, number: int) -> JoinTimes:
+def install(environment: Path) -> tuple[str, float]:
+    """Make a virtual environment with this checkout in it. Returns its interpreter and the seconds it took."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    python = str(environment / "bin" / "python")
+    wanted = ["-c", str(_ROOT / "constraints.txt"), str(_ROOT)]
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True, stdin=subprocess.DEVNULL)
+    return python, time.monotonic() - began
+
+
+def timed_join(
+    swarm: SwarmProcesses, link: str, number: int, *, python: str = sys.executable, install_s: float = 0.0
+) -> JoinTimes:
     """Join with a new home, and stop after the first verified group."""
     home = swarm.folder / f"home-{number}"
+    fresh = {} if python == sys.executable else {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"}  # not this checkout
     began = time.monotonic()
-    worker = swarm.start(f"join-{number}", "join", link, "--threads", "1", *LISTEN, home=home)
+    worker = swarm.start(
+        f"join-{number}", "join", link, "--threads", "1", *LISTEN, home=home, python=python, variables=fresh
+    )
     wait_until(lambda: worker.log, seconds=_PATIENCE_S, what="a first text")
     first_text = time.monotonic() - began
     wait_until(
@@ -56,7 +78,13 @@ def timed_join(swarm: SwarmProcesses, link: str, number: int) -> JoinTimes:
     first_group, used = time.monotonic() - began, _seconds_used(worker)
     worker.process.terminate()
     worker.wait(_PATIENCE_S)
-    return JoinTimes(first_text_s=first_text, first_group_s=first_group, processor_s=sum(used), main_s=used[0])
+    return JoinTimes(
+        first_text_s=first_text,
+        first_group_s=first_group,
+        processor_s=sum(used),
+        main_s=used[0],
+        install_s=install_s,
+    )
 
 
 def _seconds_used(worker: RoleProcess) -> list[float]:
@@ -68,8 +96,9 @@ def _seconds_used(worker: RoleProcess) -> list[float]:
     return found
 
 
-def measure(runs: int, folder: Path) -> list[JoinTimes]:
-    """Time this many first joins of one run."""
+def measure(runs: int, folder: Path, *, fresh: bool = False) -> list[JoinTimes]:
+    """Time this many first joins of one run; `fresh`: each in an environment that was empty."""
+    environments = [install(folder / f"environment-{number}") for number in range((runs + 1) * fresh)][1:]
     swarm = SwarmProcesses(folder / "swarm")
     made = command("init", "timed", "--in", str(folder), environment=swarm.environment(), timeout_s=_PATIENCE_S)
     if made.returncode:
@@ -78,18 +107,24 @@ def measure(runs: int, folder: Path) -> list[JoinTimes]:
         swarm.start("learner", "learn", str(folder / "timed"), "--updates", "0", *LISTEN)
         file = folder / "timed" / "link"
         link = wait_until(lambda: file.exists() and file.read_text().strip(), seconds=_PATIENCE_S, what="a join link")
-        return [timed_join(swarm, link, number) for number in range(runs)]
+        if not fresh:
+            return [timed_join(swarm, link, number) for number in range(runs)]
+        return [
+            timed_join(swarm, link, number, python=python, install_s=seconds)
+            for number, (python, seconds) in enumerate(environments)
+        ]
 
 
 def main() -> int:
     """Print each run and the medians. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--fresh", action="store_true", help="install into a new virtual environment before each join")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="p2prl-timing-") as folder:
         load_before = os.getloadavg()[0]
-        found = [asdict(times) for times in measure(arguments.runs, Path(folder))]
+        found = [asdict(times) for times in measure(arguments.runs, Path(folder), fresh=arguments.fresh)]
     medians = {name: statistics.median(row[name] for row in found) for name in found[0]}
     missed = [name for name, most in BOUNDS.items() if medians[name] > most]
     if arguments.json:

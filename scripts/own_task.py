@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2prl.progress_lines import say
 from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -64,13 +65,13 @@ def main() -> int:
     task = _task(folder, arguments)
     model = arguments.model or folder / "model"
     if not model.exists():
-        _say("making the model")
+        say("making the model")
         _script("make_small_model.py", str(model), "--preset", task.preset, "--seed", str(arguments.seed))
     swarm = SwarmProcesses(folder)
     with swarm.running():
         report = _run(swarm, folder, model, task, arguments)
     print(json.dumps(report, indent=2, sort_keys=True))
-    _say(f"Kept in {folder}")
+    say(f"Kept in {folder}")
     return 0 if report["passed"] else 1
 
 
@@ -122,9 +123,9 @@ def _run(swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments
         timeout_s=900,
     )
     assert made.returncode == 0, made.stderr
-    _say(made.stdout + made.stderr)
+    say(made.stdout + made.stderr)
     run = folder / "own"
-    _say("measuring the model")
+    say("measuring the model")
     before = _accuracy(run, run / "model", arguments, environment)
     init_s, began = time.monotonic() - began, time.monotonic()
     updates = ("--updates", str(arguments.updates))
@@ -134,7 +135,7 @@ def _run(swarm: SwarmProcesses, folder: Path, model: Path, task: Task, arguments
         swarm.start(f"volunteer-{i}", "join", link, *LISTEN, home=folder / f"home-{i}") for i in range(_JOINS)
     ]
     first_s = wait_until(lambda: _verified(folder) and time.monotonic() - began, seconds=600, what="a verified group")
-    _say(f"first verified group after {first_s:.0f} s")
+    say(f"first verified group after {first_s:.0f} s")
     _wait(run, learner, until=began + 60 * arguments.minutes)
     trained_s = time.monotonic() - began
     for role in (*volunteers, learner):
@@ -166,7 +167,7 @@ def _wait(run: Path, learner: RoleProcess, *, until: float) -> None:
     while learner.is_alive and time.monotonic() < until:
         rewards = _rewards(run)
         for number in range(shown, len(rewards)):
-            _say(f"{until - time.monotonic():6.0f} s left  update {number + 1}  reward {rewards[number]:.3f}")
+            say(f"{until - time.monotonic():6.0f} s left  update {number + 1}  reward {rewards[number]:.3f}")
         shown = len(rewards)
         time.sleep(1.0)
     if not learner.is_alive:
@@ -204,10 +205,6 @@ def _rewards(run: Path) -> list[float]:
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [float(found[1]) for line in lines if (found := re.search(r'"reward": ([-0-9.e]+)', line))]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

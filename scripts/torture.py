@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from p2prl.progress_lines import say
 from p2prl.testing.crash_run import CrashPlan, CrashRun
 from p2prl.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
 from p2prl.testing.swarm_processes import SwarmProcesses, command
@@ -94,11 +95,6 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
     report = CrashRun(swarm, run, plan, say=say).execute()
     assert report.reward >= _REWARD_WANTED, f"the final reward is {report.reward:.3f}"
     return report.summary()
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

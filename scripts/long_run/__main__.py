@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from p2prl.progress_lines import say
 from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
 from scripts.long_run.count_down import COUNT_DOWN
 
@@ -59,7 +60,7 @@ def main() -> int:
     with swarm.running():
         report = _run(swarm, folder, model, arguments)
     print(json.dumps(report, indent=2, sort_keys=True))
-    _say(f"Kept in {folder}")
+    say(f"Kept in {folder}")
     return 0 if report["gain"] >= arguments.gain else 1
 
 
@@ -83,7 +84,7 @@ def _make_model(directory: Path, seed: int) -> None:
 
     def on_step(step: int, steps: int, loss: float) -> None:
         if step % 25 == 0 or step == steps:
-            _say(f"warm start {step}/{steps}  loss {loss:.3f}")
+            say(f"warm start {step}/{steps}  loss {loss:.3f}")
 
     make_counting_model(directory, seed=seed, on_step=on_step)
 
@@ -140,7 +141,7 @@ def _evaluate(
     run: Path, checkpoint: tuple[str, ...], arguments: argparse.Namespace, variables: dict[str, str]
 ) -> float:
     """Mean reward of a checkpoint, the newest by default, on fresh prompts."""
-    _say(f"sampling {arguments.prompts} fresh prompts")
+    say(f"sampling {arguments.prompts} fresh prompts")
     options = ("--prompts", str(arguments.prompts), "--seed", str(arguments.seed + 1), "--json")
     done = command("eval", str(run), *checkpoint, *options, environment=variables, timeout_s=3600)
     assert done.returncode == 0, done.stderr
@@ -176,7 +177,7 @@ class _Watch:
     def show(self) -> None:
         rewards = _rewards(self._run)
         for number in range(self._shown, len(rewards)):
-            _say(f"{time.monotonic() - self.began:6.0f} s  update {number + 1}  reward {rewards[number]:.3f}")
+            say(f"{time.monotonic() - self.began:6.0f} s  update {number + 1}  reward {rewards[number]:.3f}")
         self._shown = len(rewards)
 
 
@@ -199,10 +200,6 @@ def _report(run: Path, folder: Path, wall_s: float) -> dict[str, Any]:
             for home in sorted(folder.glob("home-*"))
         },
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from p2prl.models.device import use_threads
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.progress_lines import ProgressLines
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.dishonest_volunteers import FORGED, fabricated, mixed
@@ -366,10 +367,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = vars(parser.parse_args(arguments))
     as_json, out = given.pop("json"), given.pop("out")
     use_threads(1)  # a fixed order of summation keeps the figures reproducible
-    began, rows = time.monotonic(), []
-    for row in run_mixed(MixedConfig(**given), out, on_progress=_say):
+    began, rows, shown = time.monotonic(), [], ProgressLines()
+    for row in run_mixed(MixedConfig(**given), out, on_progress=lambda text, share: shown.show(f"{text}: {share:.0%}")):
         rows.append(row)
-        _say_line(f"\r{' '.join(f'{key}={value}' for key, value in asdict(row).items())}\n")
+        shown.line(" ".join(f"{key}={value}" for key, value in asdict(row).items()))
     summary = [asdict(each) for each in summarize(rows)]
     if as_json:
         document = {"mixed_swarm": [asdict(row) for row in rows], "summary": summary}
@@ -377,15 +378,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for each in summary:
         sys.stdout.write(" ".join(f"{key}={value}" for key, value in each.items()) + "\n")
-
-
-def _say(text: str, share: float) -> None:
-    _say_line(f"\r{text}: {share:.0%}   ")
-
-
-def _say_line(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":
