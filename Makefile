@@ -41,9 +41,10 @@ fuzz: $(VENV)/.installed-dev
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan
 
-# Draw the figures of docs/benchmarks/trust.md again from the rows beside it.
+# Draw the figures of docs/benchmarks/trust.md and staleness.md again from the rows beside them.
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.trust_figures
+	$(BIN)/python -m scripts.staleness_experiment --report
 
 # The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev

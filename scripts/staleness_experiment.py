@@ -4,7 +4,7 @@
 
 One thread. Finished batches are appended to docs/benchmarks/staleness_runs.jsonl, which is committed; a later run, on
 any machine, continues after them. Ctrl-C loses the batch under way. Warm starts are kept in --work and made again where
-they are missing. Each batch prints what is left; --report writes the tables without running anything.
+they are missing. Each batch prints what is left; --report writes the tables and the figure without running anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from p2prl.bench.staleness.benchmark import run_batch, seeds_at_once
 from p2prl.bench.staleness.experiment import CompactResults, next_job, remaining_seconds
-from p2prl.bench.staleness.experiment_report import report
+from p2prl.bench.staleness.experiment_report import draw, report
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.models.device import use_threads
 
@@ -29,9 +29,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=FOLDER / "staleness_runs.jsonl", help="file of results")
     parser.add_argument("--table", type=Path, default=FOLDER / "staleness_runs.md", help="Markdown file to write")
+    parser.add_argument("--figure", type=Path, default=FOLDER / "staleness_runs.png", help="curves to draw")
     parser.add_argument("--work", type=Path, default=Path("runs/staleness-experiment"), help="folder of warm starts")
     parser.add_argument("--hours", type=float, default=1e9, help="begin no batch after this many hours")
-    parser.add_argument("--report", action="store_true", help="write the tables and stop")
+    parser.add_argument("--report", action="store_true", help="write the tables and the figure, and stop")
     arguments = parser.parse_args()
     use_threads(1)
     results = CompactResults(arguments.data)
@@ -44,10 +45,13 @@ def main() -> int:
         size = seeds_at_once(job.part.task)
         for start in range(0, len(job.seeds), size):
             seeds = list(job.seeds[start : start + size])
-            run_batch(results, environment, job.method, job.law, job.plan, seeds, arguments.work, Progress(seeds))
+            run_batch(
+                results, environment, job.method, job.law, job.plan, seeds, arguments.work, Progress(seeds), job.shorter
+            )
         expected, spent = expected + job.seconds, spent + time.process_time() - began
         write(arguments.table, results)
     write(arguments.table, results)
+    draw(results, arguments.figure)
     say(f"{remaining_seconds(results) / 3600:.1f} CPU-hours left")
     return 0
 

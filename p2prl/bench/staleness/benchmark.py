@@ -165,9 +165,10 @@ def _write(results: ResultFile, config: StalenessConfig, rows: list[Row], out: P
     try:
         (out / "staleness.csv").write_text(as_csv(rows), encoding="utf-8")
         (out / "staleness.md").write_text(as_markdown(rows), encoding="utf-8")
+        plans = dict.fromkeys(delays, config.plan)
         for name, measure in (("staleness.png", "sampled"), ("staleness_greedy.png", "greedy")):
             chart = out / name
-            plot_curves(results, config.task, shown, delays, config.plan, config.seed_range, chart, measure=measure)
+            plot_curves(results, config.task, shown, plans, config.seed_range, chart, measure=measure)
     except OSError as error:
         raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
 
@@ -212,10 +213,12 @@ def run_batch(
     seeds: list[int],
     out: Path,
     tell: Callable[..., None],
+    shorter: Sequence[TrainingPlan] = (),
 ) -> None:
-    """Train one batch of seeds from their warm starts under `out`, and add its results."""
+    """Train one batch of seeds from their warm starts under `out`, and add its results, of `shorter` plans too."""
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
     start_MW = warm_start_of(environment, seeds, out, on_step=lambda _: tell(0.0, "warm start for "))
     kind = BandedTraining if "band" in parsed.additions else DelayedTraining
     training = kind(environment, parsed, parse_law(delay), plan, seeds, start_MW)
-    results.add(Setting.of(environment.name, method, delay, plan), training.run(on_progress=tell))
+    for done, found in training.run_lengths(shorter, on_progress=tell).items():
+        results.add(Setting.of(environment.name, method, delay, done), found)

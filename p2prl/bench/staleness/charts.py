@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from p2prl.bench.staleness.results import ResultFile, Setting
@@ -16,28 +16,27 @@ def plot_curves(
     results: ResultFile,
     task: str,
     methods: Sequence[str],
-    delays: Sequence[str],
-    plan: TrainingPlan,
-    seeds: range,
+    plans: Mapping[str, TrainingPlan],
+    seeds: Sequence[int],
     path: Path,
     *,
     measure: str = "greedy",
 ) -> None:
-    """Plot one of `MEASURES` to `path`, skipping combinations that were not run."""
+    """Plot one of `MEASURES` to `path`, skipping combinations that were not run. `plans` has each delay's plan."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    columns = min(_COLUMNS, len(delays))
-    lines = math.ceil(len(delays) / columns)
+    columns = min(_COLUMNS, len(plans))
+    lines = math.ceil(len(plans) / columns)
     figure, axes = pyplot.subplots(
         lines, columns, figsize=(4.4 * columns + 2.2, 3.2 * lines), sharey=True, squeeze=False, constrained_layout=True
     )
     colors = pyplot.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
-    for axis in axes.flat[len(delays) :]:
+    for axis in axes.flat[len(plans) :]:
         axis.set_visible(False)
-    for axis, delay in zip(axes.flat, delays, strict=False):
+    for axis, (delay, plan) in zip(axes.flat, plans.items(), strict=False):
         for index, method in enumerate(methods):
             found = results.of(Setting.of(task, method, delay, plan), seeds)
             if not found:

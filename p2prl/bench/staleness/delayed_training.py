@@ -29,7 +29,7 @@ from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import Completions, sample
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import SEED_LIMIT
-from p2prl.errors import require
+from p2prl.errors import LocalProtocolError, require
 
 RESULT_VERSION = 1
 """Incremented when a change here, or in code all losses share (guards, advantages, aggregation, the decoder, the
@@ -78,19 +78,38 @@ class DelayedTraining:
         self._replayable: dict[int, _Batch] = {}
         """Batches that `+replay` will reuse, by update."""
         self._delay_rngs = [np.random.default_rng([seed, _DELAYS]) for seed in seeds]
-        self._log = SeedLog(seeds)
+        self._logs = {plan: SeedLog(seeds)}
+        """A log for every plan that this training carries out."""
 
     def run(self, *, on_progress: Callable[[float], None] | None = None) -> list[SeedResult]:
         """Train to the end of the plan; one result for each seed, in the order given."""
+        return self.run_lengths((), on_progress=on_progress)[self._plan]
+
+    def run_lengths(
+        self, shorter: Sequence[TrainingPlan], *, on_progress: Callable[[float], None] | None = None
+    ) -> dict[TrainingPlan, list[SeedResult]]:
+        """As `run`, and the same results that runs of shorter plans would have, evaluated on the way.
+
+        Only the learning rate and the number of updates of a plan affect training, so they are exactly those runs.
+        LocalProtocolError for a plan of another learning rate or no fewer updates, and under `+decay`, which depends on
+        the length.
+        """
         plan = self._plan
+        for other in shorter:
+            if (
+                other.learning_rate != plan.learning_rate
+                or other.updates >= plan.updates
+                or "decay" in self._method.additions
+            ):
+                raise LocalProtocolError(f"a run of {plan.updates} updates does not contain one by {other}")
+            self._logs[other] = SeedLog(self._seeds)
         self._evaluate(0)
         for update in range(plan.updates):
             self._update(update)
-            if (update + 1) % plan.evaluate_every == 0:
-                self._evaluate(update + 1)
+            self._evaluate(update + 1)
             if on_progress is not None:
                 on_progress((update + 1) / plan.updates)
-        return self._log.results()
+        return {each: log.results() for each, log in self._logs.items()}
 
     def _update(self, update: int) -> None:
         delays = [
@@ -116,7 +135,8 @@ class DelayedTraining:
         rate = self._method.learning_rate(self._plan) * min(1.0, (update + 1) / _WARMUP_UPDATES)
         rate_M = rate * torch.tensor(factors)
         norms_M = self._optimizer.step(self._weights_MW.detach(), gradient_MW, number=update + 1, rate_M=rate_M)
-        self._log.stepped(norms_M)
+        for log in self._logs_of(update):
+            log.stepped(norms_M)
         self._publish(update + 1)
 
     def _replayed(self, batch: _Batch, update: int) -> _Batch | None:
@@ -199,8 +219,8 @@ class DelayedTraining:
                     is_offline=min(delays_S) == update > 0,
                 )
             )
-            if logged:
-                self._log.trained(index, output, sequence_N, kl)
+            for log in self._logs_of(update) if logged else ():
+                log.trained(index, output, sequence_N, kl)
         return torch.stack(losses).sum(), factors
 
     def _seed_loss(self, index: int, logprobs_BGT: Tensor, batch: _Batch) -> tuple[LossOutput, Tensor, Tensor]:
@@ -228,6 +248,16 @@ class DelayedTraining:
         )
         return self._method.objective.loss(logprobs_BGT, rollouts), log_ratios_BGT, mask_BGT
 
+    def _logs_of(self, update: int) -> list[SeedLog]:
+        """Logs of the plans that an update is part of."""
+        return [log for plan, log in self._logs.items() if update < plan.updates]
+
     def _evaluate(self, update: int) -> None:
-        count = self._plan.prompts_at(update)
-        self._log.evaluated(evaluate(self._environment, self._average_MW, self._seeds, update=update, prompts=count))
+        """Evaluate for every plan that asks for it after this many updates."""
+        due = [plan for plan in self._logs if update <= plan.updates and update % plan.evaluate_every == 0]
+        found = {
+            count: evaluate(self._environment, self._average_MW, self._seeds, update=update, prompts=count)
+            for count in {plan.prompts_at(update) for plan in due}
+        }
+        for plan in due:
+            self._logs[plan].evaluated(found[plan.prompts_at(update)])

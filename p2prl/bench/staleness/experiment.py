@@ -1,14 +1,16 @@
 """The published experiment: tasks, methods, laws and seeds, cut into batches that a rerun continues after.
 
 Reduced so that two cores finish it, and honest about how: every method is tuned on development seeds under one law per
-task, over its learning rate and, at the plan's rate, over its clip or cap; the setting chosen there is used under every
-law and on policy. Reporting seeds are used for nothing else.
+task, over its learning rate and, if it is a rival, over its clip or cap at the plan's rate; the setting chosen there is
+used under every law and on policy. Reporting seeds are used for nothing else. Runs on policy of several lengths are one
+run, evaluated on the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,10 +38,13 @@ LONG_METHODS = (DEFAULT, "grpo", "asympo", NAMED["with_geometric_taper"], NAMED[
 FEW = (DEFAULT, "grpo", "asympo", "topr", NAMED["without_expectation"])
 """What is compared first, and in the larger model: the default without its group expectation is one of them."""
 
-LAWS = (("const:64", 320), ("const:128", 640), ("lognorm:256", 1280), ("const:256", 1280), ("const:512", 2560))
-"""(law, updates): five times the longest delay."""
+OWN = (DEFAULT, *VARIANTS)
+"""Losses of this project. Only their learning rates are tuned, so that no rival is tuned less than they are."""
 
-TUNING_LAW = LAWS[0]
+LAWS = (("const:128", 640), ("const:256", 1280), ("lognorm:256", 1280), ("const:512", 2560), ("const:64", 320))
+"""(law, updates), in the order in which they are run: five times the longest delay."""
+
+TUNING_LAW = ("const:64", 320)
 """Settings are chosen under this law alone: under a longer one the sweep would cost more than the report."""
 
 LEARNING_RATE = 5e-4
@@ -63,17 +68,27 @@ class Part:
     halves: int = len(REPORTING)
     """How many of the groups of reporting seeds are used."""
     seconds: float
-    """Rough CPU seconds of an update of one seed on an idle core; a run corrects them by what it measures."""
+    """Rough CPU seconds of an update of one seed on a busy core; a run corrects them by what it measures."""
 
 
 PARTS = (
-    Part(task="strict8", seconds=0.03),
-    Part(task="split4", laws=(LAWS[0], LAWS[1], LAWS[2], LAWS[4]), seconds=0.025),
-    Part(task="chain4", laws=(LAWS[0], LAWS[1], LAWS[4]), seconds=0.02),
-    Part(task="march512", methods=LONG_METHODS, laws=LAWS[:1], halves=1, seconds=0.35),
-    Part(task="strict8@96x3", methods=FEW, laws=LAWS[:1], halves=1, seconds=0.1),
+    Part(task="strict8", seconds=0.022),
+    Part(task="split4", laws=LAWS[:4], seconds=0.018),
+    Part(task="chain4", laws=(*LAWS[:2], LAWS[3]), seconds=0.016),
+    Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
+    Part(task="strict8@96x3", methods=FEW, laws=(TUNING_LAW,), halves=1, seconds=0.08),
 )
-"""Three short tasks with everything, one of long completions, and a larger model."""
+"""Three short tasks, one of long completions, and a larger model."""
+
+RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    ((DEFAULT,), ("const:128", "const:256")),
+    ((DEFAULT, "grpo"), ("const:128", "const:256")),
+    ((DEFAULT,), ("const:128", "const:256", "const:512")),
+    (FEW, ("const:128", "const:256")),
+    (FEW, ("const:128", "const:256", "const:512")),
+)
+"""(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
+default against its own run on policy comes first, then what is beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +100,8 @@ class Job:
     law: str
     updates: int
     seeds: tuple[int, ...]
+    also: tuple[int, ...] = ()
+    """Shorter lengths, in updates, that the same run gives results of."""
 
     @property
     def plan(self) -> TrainingPlan:
@@ -92,11 +109,17 @@ class Job:
         return plan_of(self.part.task, self.updates)
 
     @property
+    def shorter(self) -> list[TrainingPlan]:
+        """Plans of the shorter lengths."""
+        return [plan_of(self.part.task, updates) for updates in self.also]
+
+    @property
     def seconds(self) -> float:
         """Expected CPU seconds."""
         return self.part.seconds * self.updates * len(self.seeds)
 
 
+@cache
 def plan_of(task: str, updates: int) -> TrainingPlan:
     """The plan of every run of this many updates: sixteen evaluations, of half the usual number of prompts."""
     usual, final = environment_by_name(task).evaluated_prompts
@@ -109,15 +132,16 @@ def plan_of(task: str, updates: int) -> TrainingPlan:
     )
 
 
-def settings_tried(task: str, method: str) -> list[str]:
+@cache
+def settings_tried(task: str, method: str) -> tuple[str, ...]:
     """The settings that a method is tuned over: its own clip at three learning rates, then other clips at the plan's.
 
-    Of the grid of `sweep.grid` these are one row and one column.
+    Of the grid of `sweep.grid` these are one row and, of a rival, one column.
     """
     limit = environment_by_name(task).max_new_tokens
     every = grid(method, plan_of(task, TUNING_LAW[1]), max_completion_tokens=limit)
     rates = len(RATES)
-    return every[:rates] + every[rates::rates]
+    return (*every[:rates], *(() if method in OWN else every[rates::rates]))
 
 
 def choice_of(results: ResultFile, task: str, method: str) -> str | None:
@@ -154,50 +178,70 @@ def tuning_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[
 
 
 def reporting_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[Job]:
-    """Missing runs on the reporting seeds, for methods whose setting is chosen; under a law and on policy.
+    """Missing runs on the reporting seeds, for methods whose setting is chosen; on policy, then under a law.
 
-    Half of the seeds under every law come before the other half, and short delays before long ones.
+    Half of the seeds under every law come before the other half. The first run on policy is as long as any law of the
+    part asks, and gives the results of the shorter ones.
     """
     for half, seeds in enumerate(REPORTING):
-        for law, updates in LAWS:
+        for law in LAWS:
             for part in parts:
-                used = half < part.halves and (law, updates) in part.laws
+                used = half < part.halves and law in part.laws
                 for method in part.methods if used else ():
                     chosen = choice_of(results, part.task, method)
-                    for delay in (law, ON_POLICY) if chosen is not None else ():
-                        yield from _missing(results, part, str(chosen), delay, updates, seeds)
+                    if chosen is not None:
+                        yield from _on_policy(results, part, chosen, seeds)
+                        yield from _missing(results, part, chosen, *law, seeds)
+
+
+def _on_policy(results: ResultFile, part: Part, method: str, seeds: Sequence[int]) -> Iterator[Job]:
+    """One run of every missing seed, as long as the longest length that it lacks."""
+    lengths = sorted({updates for _, updates in part.laws})
+    lacking: dict[tuple[int, ...], list[int]] = {}
+    for seed in seeds:
+        settings = {length: Setting.of(part.task, method, ON_POLICY, plan_of(part.task, length)) for length in lengths}
+        if own := tuple(length for length in lengths if results.missing(settings[length], [seed])):
+            lacking.setdefault(own, []).append(seed)
+    for (*also, updates), missing in lacking.items():
+        yield Job(part=part, method=method, law=ON_POLICY, updates=updates, seeds=tuple(missing), also=tuple(also))
 
 
 def next_job(results: ResultFile, parts: Sequence[Part] = PARTS) -> Job | None:
     """The next batch to run; None when the experiment is complete.
 
-    What says most comes first (`first_of`). Then, task by task: tuned, and reported for the task's first law.
+    What says most comes first (`RUNGS`). Then, task by task: tuned, and reported on half of the seeds.
     """
-    for part in (*first_of(parts), *(replace(part, laws=part.laws[:1]) for part in parts)):
+    for rung in RUNGS:
+        some = [part for part in parts if len(part.laws) > 1]
+        some = [narrowed for part in some if (narrowed := _narrowed(part, *rung)).methods and narrowed.laws]
+        job = next(tuning_jobs(results, some), None) or next(reporting_jobs(results, some), None)
+        if job is not None:
+            return job
+    for part in (replace(part, halves=1) for part in parts):
         job = next(tuning_jobs(results, [part]), None) or next(reporting_jobs(results, [part]), None)
         if job is not None:
             return job
     return next(reporting_jobs(results, parts), None)
 
 
-def first_of(parts: Sequence[Part]) -> list[Part]:
-    """Of every task with several laws: a few methods, two laws and half of the seeds."""
-    return [
-        replace(part, methods=tuple(method for method in part.methods if method in FEW), laws=part.laws[:2], halves=1)
-        for part in parts
-        if len(part.laws) > 1
-    ]
+def _narrowed(part: Part, methods: Sequence[str], laws: Sequence[str]) -> Part:
+    return replace(
+        part,
+        methods=tuple(method for method in part.methods if method in methods),
+        laws=tuple(law for law in part.laws if law[0] in laws),
+        halves=1,
+    )
 
 
 def remaining_seconds(results: ResultFile, parts: Sequence[Part] = PARTS) -> float:
     """Expected CPU seconds of all missing runs; a method without a choice needs all of its reporting runs."""
-    # On-policy runs of one length are shared by the laws of that length.
+    # The run on policy is named by every law, and is one run.
     jobs = dict.fromkeys((*tuning_jobs(results, parts), *reporting_jobs(results, parts)))
     total = sum(job.seconds for job in jobs)
     for part in parts:
         waiting = sum(choice_of(results, part.task, method) is None for method in part.methods)
         lengths = [updates for _, updates in part.laws]
-        total += waiting * part.seconds * (sum(lengths) + sum(set(lengths))) * part_seeds(part)
+        total += waiting * part.seconds * (sum(lengths) + max(lengths)) * part_seeds(part)
     return total
 
 

@@ -1,11 +1,13 @@
-"""Tables of the published experiment: what is finished, against every base, and what is missing."""
+"""Tables and curves of the published experiment: what is finished, against every base, and what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 
 from p2prl.bench.staleness.bases import ON_POLICY, Base, base_of, best_on_policy
+from p2prl.bench.staleness.charts import plot_curves
 from p2prl.bench.staleness.experiment import (
     PARTS,
     REPORTING,
@@ -42,6 +44,28 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
     lines += ["", f"## Development seeds, under {TUNING_LAW[0]}, {TUNING_LAW[1]} updates", ""]
     lines += [*_TUNED, *tuned] if tuned else ["None yet."]
     return "\n".join([*lines, "", "## Missing", "", *missing_lines(results, parts)]) + "\n"
+
+
+def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool:
+    """Draw curves of greedy reward (PNG) to `path`; False when there is nothing to draw.
+
+    Of the first task with results on reporting seeds, one panel for every law; while there are none, of the first with
+    results on development seeds, every method's own clip at the plan's learning rate.
+    """
+    seeds = [seed for half in REPORTING for seed in half]
+    for part in parts:
+        chosen = [choice for method in part.methods if (choice := choice_of(results, part.task, method))]
+        plans = {law: plan_of(part.task, updates) for law, updates in part.laws}
+        if any(results.of(Setting.of(part.task, each, law, plans[law]), seeds) for each in chosen for law in plans):
+            plot_curves(results, part.task, chosen, plans, seeds, path)
+            return True
+    law, updates = TUNING_LAW
+    for part in parts:
+        plan, firsts = plan_of(part.task, updates), [settings_tried(part.task, method)[0] for method in part.methods]
+        if any(results.of(Setting.of(part.task, first, law, plan), DEVELOPMENT_SEEDS) for first in firsts):
+            plot_curves(results, part.task, firsts, {law: plan}, DEVELOPMENT_SEEDS, path)
+            return True
+    return False
 
 
 def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:

@@ -70,22 +70,18 @@ def _seen(environment: Environment, weights_MW: Tensor, seeds: Sequence[int], co
 
 
 class _Counts:
-    """One seed's graded completions of one chunk."""
+    """One seed's graded completions of one chunk: of every prompt a sampled one, then the greedy one."""
 
-    def __init__(
-        self, index: int, sampled: Completions, sampled_MB: Tensor, greedy: Completions, greedy_MB: Tensor
-    ) -> None:
-        mask_BT = sampled.mask_MBGT[index, :, 0]
-        lengths_B = mask_BT.sum(dim=-1)
-        if sampled.entropies_MBGT is None:
+    def __init__(self, index: int, both: Completions, rewards_MB2: Tensor) -> None:
+        lengths_B = both.mask_MBGT[index, :, 0].sum(dim=-1)
+        if both.entropies_MBGT is None:
             raise LocalProtocolError("an evaluation needs entropies")
-        self.sampled = sampled_MB[index].tolist()
-        self.greedy = greedy_MB[index].tolist()
-        self.chances = greedy.logprobs_MBGT[index, :, 0].sum(dim=-1).exp().nan_to_num(0.0).tolist()
+        self.sampled, self.greedy = (rewards_MB2[index, :, each].tolist() for each in range(2))
+        self.chances = both.logprobs_MBGT[index, :, 1].sum(dim=-1).exp().nan_to_num(0.0).tolist()
         self.lengths = lengths_B.tolist()
-        self.finished = sampled.finished_MBG[index, :, 0].tolist()
-        self.entropy = float(sampled.entropies_MBGT[index].sum())
-        self.nlls = (-sampled.logprobs_MBGT[index, :, 0].sum(dim=-1) / lengths_B).tolist()
+        self.finished = both.finished_MBG[index, :, 0].tolist()
+        self.entropy = float(both.entropies_MBGT[index, :, 0].sum())
+        self.nlls = (-both.logprobs_MBGT[index, :, 0].sum(dim=-1) / lengths_B).tolist()
         self.passes: list[float] = []
 
 
@@ -95,7 +91,7 @@ def _chunk(
     prompts = [[environment.task.prompt(first + i) for i in chunk] for first in firsts]
     tokens_MBP = torch.tensor([[environment.prompt_tokens(p) for p in row] for row in prompts])
 
-    def completed(rows_MBP: Tensor, size: int, purpose: int | None) -> Completions:
+    def completed(rows_MBP: Tensor, size: int, purpose: int) -> Completions:
         return sample(
             environment.shape,
             weights_MW,
@@ -103,14 +99,14 @@ def _chunk(
             group_size=size,
             max_new_tokens=environment.max_new_tokens,
             end_token=environment.end_token,
-            uniforms=None if purpose is None else seeded_uniforms(seeds, purpose, update, chunk.start),
+            uniforms=seeded_uniforms(seeds, purpose, update, chunk.start),
             entropies=purpose == _SAMPLED,
+            greedy_last=purpose == _SAMPLED,
         )
 
-    sampled, greedy = completed(tokens_MBP, 1, _SAMPLED), completed(tokens_MBP, 1, None)
-    sampled_MB = success_rewards(environment, prompts, sampled).squeeze(2)
-    greedy_MB = success_rewards(environment, prompts, greedy).squeeze(2)
-    counts = [_Counts(index, sampled, sampled_MB, greedy, greedy_MB) for index in range(len(seeds))]
+    both = completed(tokens_MBP, 2, _SAMPLED)
+    rewards_MB2 = success_rewards(environment, prompts, both)
+    counts = [_Counts(index, both, rewards_MB2) for index in range(len(seeds))]
     tried = completed(tokens_MBP[:, ::PASS_SHARE].contiguous(), PASS_SAMPLES, _PASSED)
     right_MB = (success_rewards(environment, [row[::PASS_SHARE] for row in prompts], tried) >= 1.0).sum(dim=2)
     for seed_counts, right_B in zip(counts, right_MB.tolist(), strict=True):

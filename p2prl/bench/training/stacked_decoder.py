@@ -1,11 +1,13 @@
 """Forward pass of M small GPT-2 decoders at once: weights are rows of one matrix, layers are batched products.
 
 A benchmark run trains several seeds and samples from several old policies at once; at width 48 a single decoder leaves
-most of a core idle. The arithmetic is that of transformers' GPT2LMHeadModel (verified by tests), but a group's prompt
-is computed once and shared by its completions.
+most of a core idle. The arithmetic is that of transformers' GPT2LMHeadModel (verified by tests), but nothing is
+computed twice: a group's prompt is shared by its completions, and equal completions of a prompt are one, because a
+trained policy repeats itself.
 
 Shape legend: M policies, B prompts of each, G completions of a prompt, P prompt tokens, T completion tokens, W weights
-of one policy, V vocabulary, D width, H heads, K head width; N tokens of one policy.
+of one policy, V vocabulary, D width, H heads, K head width; N tokens of one policy; R distinct completions of one
+policy, or distinct prefixes of them.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ def completion_logprobs(
 
     Token ids are int64; after a completion's end any legal id works, since no earlier token attends to it.
     """
-    decoder = StackedDecoder(shape, weights_MW)
-    return _logprobs(decoder, decoder.before_tokens(prompts_MBP, completions_MBGT), completions_MBGT)
+    decoder, distinct = StackedDecoder(shape, weights_MW), _Distinct.of(completions_MBGT)
+    logprobs_MRT = _logprobs(decoder, decoder.before_tokens(prompts_MBP, distinct), distinct.tokens_MRT)
+    return distinct.of_each(logprobs_MRT).view(completions_MBGT.shape)
 
 
 def completion_values(
@@ -44,14 +47,60 @@ def completion_values(
     """
     if not shape.value_head:
         raise LocalProtocolError("this decoder has no value head")
-    decoder = StackedDecoder(shape, weights_MW)
-    features_MND = decoder.before_tokens(prompts_MBP, completions_MBGT)
-    return _logprobs(decoder, features_MND, completions_MBGT), decoder.values(features_MND).view_as(completions_MBGT)
+    decoder, distinct = StackedDecoder(shape, weights_MW), _Distinct.of(completions_MBGT)
+    features_MND = decoder.before_tokens(prompts_MBP, distinct)
+    logprobs_MRT = _logprobs(decoder, features_MND, distinct.tokens_MRT)
+    values_MRT = decoder.values(features_MND).view_as(distinct.tokens_MRT)
+    shape_MBGT = completions_MBGT.shape
+    return distinct.of_each(logprobs_MRT).view(shape_MBGT), distinct.of_each(values_MRT).view(shape_MBGT)
 
 
-def _logprobs(decoder: StackedDecoder, features_MND: Tensor, completions_MBGT: Tensor) -> Tensor:
+def _logprobs(decoder: StackedDecoder, features_MND: Tensor, tokens_MRT: Tensor) -> Tensor:
     logprobs_MNV = torch.log_softmax(decoder.logits(features_MND), dim=-1)
-    return logprobs_MNV.gather(-1, completions_MBGT.flatten(1).unsqueeze(-1)).view(completions_MBGT.shape)
+    return logprobs_MNV.gather(-1, tokens_MRT.flatten(1).unsqueeze(-1)).view(tokens_MRT.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Distinct:
+    """The distinct completions of every policy; a policy with fewer than another repeats its first."""
+
+    prompts_MR: Tensor
+    """Index of the prompt of each."""
+    tokens_MRT: Tensor
+    row_MC: Tensor
+    """For each of the B·G completions, its place among the distinct ones."""
+
+    @classmethod
+    def of(cls, completions_MBGT: Tensor) -> _Distinct:
+        """Find them: completions are the same when their prompts and all their tokens are."""
+        policies, prompts, size, tokens = completions_MBGT.shape
+        every = completions_MBGT.reshape(policies, prompts * size, tokens)
+        owners = torch.arange(prompts).repeat_interleave(size)
+        if size == 1:
+            own_MR = owners.expand(policies, -1)
+            return cls(prompts_MR=own_MR, tokens_MRT=every, row_MC=own_MR)
+        texts, width = every.numpy().tobytes(), every.element_size() * tokens
+        firsts, rows = list[list[int]](), list[list[int]]()
+        for policy in range(policies):
+            places: dict[tuple[int, bytes], int] = {}
+            first, row = list[int](), list[int]()
+            for index in range(prompts * size):
+                begin = (policy * prompts * size + index) * width
+                key = index // size, texts[begin : begin + width]
+                if key not in places:
+                    places[key] = len(first)
+                    first.append(index)
+                row.append(places[key])
+            firsts.append(first)
+            rows.append(row)
+        most = max(map(len, firsts))
+        chosen_MR = torch.tensor([first + first[:1] * (most - len(first)) for first in firsts])
+        kept = chosen_MR.unsqueeze(-1).expand(-1, -1, tokens)
+        return cls(prompts_MR=owners[chosen_MR], tokens_MRT=every.gather(1, kept), row_MC=torch.tensor(rows))
+
+    def of_each(self, figures_MRT: Tensor) -> Tensor:
+        """The figures (M, B·G, T) of every completion, from those of the distinct ones."""
+        return figures_MRT.gather(1, self.row_MC.unsqueeze(-1).expand(-1, -1, figures_MRT.shape[-1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +115,38 @@ class _Prefix:
     """Features at the last prompt token, before the final norm."""
 
 
-class BranchCache:
-    """Keys and values of the completion tokens so far, per layer, (M·B·G, H, T, K)."""
+class TokenCache:
+    """Keys and values of R prefixes of each policy, prompt included, with room for longer ones."""
 
-    def __init__(self) -> None:
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, prefix: _Prefix, *, room: int) -> None:
+        """Begin with the prompts; `room` tokens can be added to each."""
+        self.length = prefix.length
+        """Tokens of a prefix."""
+        self._layers = [
+            [functional.pad(held, (0, 0, 0, room)) for held in pair]
+            for pair in zip(prefix.keys, prefix.values, strict=True)
+        ]
+        """Keys and values of each layer, (M·R, H, P + room, K)."""
 
-    def length(self) -> int:
-        """Completion tokens held."""
-        return self.layers[0][0].shape[2] if self.layers else 0
+    @property
+    def rows(self) -> int:
+        """M·R."""
+        return self._layers[0][0].shape[0]
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep these of the M·R rows, in this order; one may appear many times."""
+        if rows.shape[0] != self.rows or not torch.equal(rows, torch.arange(self.rows)):
+            self._layers = [[held.index_select(0, rows) for held in pair] for pair in self._layers]
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append to a layer and return all of it."""
-        if layer in self.layers:
-            keys = torch.cat([self.layers[layer][0], keys], dim=2)
-            values = torch.cat([self.layers[layer][1], values], dim=2)
-        self.layers[layer] = (keys, values)
-        return keys, values
+        """Append a token to every prefix of a layer and return all of it; the last layer makes prefixes longer."""
+        held_keys, held_values = self._layers[layer]
+        longer = self.length + 1
+        held_keys[:, :, self.length] = keys[:, :, 0]
+        held_values[:, :, self.length] = values[:, :, 0]
+        if layer == len(self._layers) - 1:
+            self.length = longer
+        return held_keys[:, :, :longer], held_values[:, :, :longer]
 
 
 class StackedDecoder:
@@ -107,52 +171,56 @@ class StackedDecoder:
         policies, prompts, length = prompts_MBP.shape
         x_MND = self._embed(prompts_MBP.reshape(policies, -1), torch.arange(length).repeat(prompts))
         keys, values = [], []
-        causal = torch.full((length, length), -torch.inf).triu(1)
+        hidden = torch.full((length, length), -torch.inf).triu(1)
         for layer in range(self._shape.layers):
             query, key, value = self._heads(layer, x_MND, policies * prompts, length)
             keys.append(key)
             values.append(value)
-            scores = (query @ key.transpose(-1, -2)) * self._scale() + causal
-            x_MND = self._rest(layer, x_MND, (scores.softmax(dim=-1) @ value).transpose(1, 2).reshape(x_MND.shape))
-        last_MBD = x_MND.view(policies, prompts, length, -1)[:, :, -1]
-        return _Prefix(length=length, keys=keys, values=values, last_MBD=last_MBD)
+            if layer == self._shape.layers - 1:  # of the last layer only the last token's features are read
+                query, hidden = query[:, :, -1:], hidden[-1:]
+                x_MND = x_MND.view(policies, prompts, length, -1)[:, :, -1]
+            x_MND = self._rest(layer, x_MND, self._attended(query, key, value, hidden).reshape(x_MND.shape))
+        return _Prefix(length=length, keys=keys, values=values, last_MBD=x_MND)
 
-    def branches(self, prefix: _Prefix, tokens_MBGT: Tensor, *, cache: BranchCache | None = None) -> Tensor:
-        """Features (M, B, G, T, D) at completion tokens, which attend to their prompt and to earlier tokens."""
-        policies, prompts, size, length = tokens_MBGT.shape
-        done = 0 if cache is None else cache.length()
-        positions = torch.arange(prefix.length + done, prefix.length + done + length).repeat(prompts * size)
-        x_MND = self._embed(tokens_MBGT.reshape(policies, -1), positions)
-        heads, width = self._shape.heads, self._shape.width // self._shape.heads
-        groups, rows = policies * prompts, policies * prompts * size
-        causal = torch.full((length, done + length), -torch.inf).triu(done + 1)
+    def branches(self, prefix: _Prefix, prompts_MR: Tensor, tokens_MRT: Tensor) -> Tensor:
+        """Features (M, R, T, D) at completion tokens, which attend to their prompt and to earlier tokens."""
+        policies, rows, length = tokens_MRT.shape
+        positions = torch.arange(prefix.length, prefix.length + length).repeat(rows)
+        x_MND = self._embed(tokens_MRT.reshape(policies, -1), positions)
+        groups = self.flat_rows(prompts_MR, prefix.last_MBD.shape[1])
+        own = torch.full((length, length), -torch.inf).triu(1)
+        hidden = torch.cat([torch.zeros(length, prefix.length), own], dim=1)
         for layer in range(self._shape.layers):
-            query, key, value = self._heads(layer, x_MND, rows, length)
-            if cache is not None:
-                key, value = cache.extend(layer, key, value)
-            # All completions of a group attend to the same prompt: one product per group and head.
-            queries = query.view(groups, size, heads, length, width).transpose(1, 2)
-            queries = queries.reshape(groups, heads, size * length, width)
-            to_prompt = (queries @ prefix.keys[layer].transpose(-1, -2)).view(groups, heads, size, length, -1)
-            to_prompt = to_prompt.transpose(1, 2).reshape(rows, heads, length, prefix.length)
-            to_own = query @ key.transpose(-1, -2) + causal
-            shares = (torch.cat([to_prompt, to_own], dim=-1) * self._scale()).softmax(dim=-1)
-            from_prompt = shares[..., : prefix.length].reshape(groups, size, heads, length, prefix.length)
-            from_prompt = from_prompt.transpose(1, 2).reshape(groups, heads, size * length, prefix.length)
-            mixed = (from_prompt @ prefix.values[layer]).view(groups, heads, size, length, width)
-            mixed = mixed.transpose(1, 2).reshape(rows, heads, length, width)
-            mixed = mixed + shares[..., prefix.length :] @ value
-            x_MND = self._rest(layer, x_MND, mixed.transpose(1, 2).reshape(x_MND.shape))
-        return x_MND.view(policies, prompts, size, length, self._shape.width)
+            query, key, value = self._heads(layer, x_MND, policies * rows, length)
+            keys = torch.cat([prefix.keys[layer].index_select(0, groups), key], dim=2)
+            values = torch.cat([prefix.values[layer].index_select(0, groups), value], dim=2)
+            x_MND = self._rest(layer, x_MND, self._attended(query, keys, values, hidden).reshape(x_MND.shape))
+        return x_MND.view(policies, rows, length, self._shape.width)
 
-    def before_tokens(self, prompts_MBP: Tensor, completions_MBGT: Tensor) -> Tensor:
-        """Features (M, B·G·T, D) from which each completion token is predicted."""
-        policies, _, size, tokens = completions_MBGT.shape
-        prefix = self.prefix(prompts_MBP)
-        features = prefix.last_MBD[:, :, None, None].expand(-1, -1, size, -1, -1)
+    def next_token(self, cache: TokenCache, parents_MR: Tensor, tokens_MR: Tensor) -> Tensor:
+        """Features (M, R, D) at one more token; each continues the prefix `parents_MR` of those that `cache` holds.
+
+        The cache then holds the longer prefixes.
+        """
+        policies, rows = tokens_MR.shape
+        x_MRD = self._embed(tokens_MR, torch.tensor([cache.length]))
+        cache.keep(self.flat_rows(parents_MR, cache.rows // policies))
+        for layer in range(self._shape.layers):
+            query, key, value = self._heads(layer, x_MRD, policies * rows, 1)
+            keys, values = cache.extend(layer, key, value)
+            x_MRD = self._rest(layer, x_MRD, self._attended(query, keys, values, None).reshape(x_MRD.shape))
+        return x_MRD
+
+    def before_tokens(self, prompts_MBP: Tensor, distinct: _Distinct) -> Tensor:
+        """Features (M, R·T, D) from which each token of the distinct completions is predicted."""
+        policies, _, tokens = distinct.tokens_MRT.shape
+        prefix, width = self.prefix(prompts_MBP), self._shape.width
+        last_MRD = prefix.last_MBD.gather(1, distinct.prompts_MR.unsqueeze(-1).expand(-1, -1, width))
+        features = last_MRD.unsqueeze(2)
         if tokens > 1:
-            features = torch.cat([features, self.branches(prefix, completions_MBGT[..., :-1])], dim=3)
-        return features.reshape(policies, -1, self._shape.width)
+            later = self.branches(prefix, distinct.prompts_MR, distinct.tokens_MRT[..., :-1])
+            features = torch.cat([features, later], dim=2)
+        return features.reshape(policies, -1, width)
 
     def logits(self, features_MND: Tensor) -> Tensor:
         """Next-token logits (M, N, V)."""
@@ -162,6 +230,10 @@ class StackedDecoder:
         """The value head's estimates (M, N)."""
         weight, bias = self._weights["v_head.weight"].unsqueeze(2), self._weights["v_head.bias"].unsqueeze(1)
         return torch.baddbmm(bias, self._norm("ln_f", features_MND), weight).squeeze(2)
+
+    def flat_rows(self, index_MR: Tensor, count: int) -> Tensor:
+        """Places (M·R) of the entries `index_MR` of M policies' lists of `count`, one list after another."""
+        return (index_MR + count * self._rows).flatten()
 
     def _embed(self, tokens_MN: Tensor, positions_N: Tensor) -> Tensor:
         return self._weights["wte.weight"][self._rows, tokens_MN] + self._weights["wpe.weight"][:, positions_N]
@@ -179,6 +251,12 @@ class StackedDecoder:
         mixed = self._linear(f"h.{layer}.attn.c_attn", self._norm(f"h.{layer}.ln_1", x_MND))
         heads = mixed.view(rows, length, 3, self._shape.heads, -1).permute(2, 0, 3, 1, 4)
         return heads[0], heads[1], heads[2]
+
+    def _attended(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
+        """Attention of (rows, H, T, K) queries, as (rows, T, H, K); `hidden` is −∞ where a query must not look."""
+        scores = (query @ keys.transpose(-1, -2)) * self._scale()
+        shares = (scores if hidden is None else scores + hidden).softmax(dim=-1)
+        return (shares @ values).transpose(1, 2)
 
     def _rest(self, layer: int, x_MND: Tensor, attended_MND: Tensor) -> Tensor:
         x_MND = x_MND + self._linear(f"h.{layer}.attn.c_proj", attended_MND)

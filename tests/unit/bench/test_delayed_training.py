@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import sample
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_path, warm_start, warm_start_of
-from p2prl.errors import ConfigError, IntegrityError
+from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 
@@ -121,6 +122,24 @@ def test_a_seed_is_independent_of_others_and_repeats() -> None:
     assert together[0].curve("sampled") != together[1].curve("sampled")
 
 
+def test_a_run_holds_the_results_of_shorter_ones() -> None:
+    method = parse_method("gepo_t", max_completion_tokens=ENVIRONMENT.max_new_tokens)
+    short = dataclasses.replace(PLAN, updates=3, evaluation_prompts=8)
+
+    def training(plan: TrainingPlan) -> DelayedTraining:
+        return DelayedTraining(ENVIRONMENT, method, parse_law("const:2"), plan, range(2), start(range(2)))
+
+    together = training(PLAN).run_lengths([short])
+    assert together == {PLAN: training(PLAN).run(), short: training(short).run()}
+    for other in (PLAN, dataclasses.replace(short, learning_rate=1e-4)):
+        with pytest.raises(LocalProtocolError, match="does not contain"):
+            training(PLAN).run_lengths([other])
+    decaying = parse_method("gepo_t+decay=0.1", max_completion_tokens=ENVIRONMENT.max_new_tokens)
+    made = DelayedTraining(ENVIRONMENT, decaying, parse_law("const:2"), PLAN, range(1), start(range(1)))
+    with pytest.raises(LocalProtocolError, match="does not contain"):
+        made.run_lengths([short])
+
+
 @pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4"])
 def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record the sampling and the learning weights; the loss's staleness shows the drawn delays."""
@@ -207,7 +226,8 @@ def test_averages_are_evaluated_and_published_ones_sampled(addition: str, monkey
     def watched_sample(shape: Any, weights: Tensor, prompts: Tensor, **rest: Any) -> Any:
         if rest["group_size"] == 8:
             sampled.append(weights.clone())
-        elif rest["uniforms"] is None:  # two for each evaluation: fresh prompts, and some it was trained on
+        elif rest.get("greedy_last") or rest["uniforms"] is None:
+            # Two for each evaluation: fresh prompts, and some it was trained on.
             evaluated.append(weights.clone())
         return sample(shape, weights, prompts, **rest)
 

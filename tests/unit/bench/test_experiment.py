@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.bench.staleness import experiment_report
 from p2prl.bench.staleness.experiment import (
     LAWS,
+    OWN,
     PARTS,
     CompactResults,
     Job,
     Part,
     choice_of,
     next_job,
+    plan_of,
     remaining_seconds,
     rounded,
     settings_tried,
+    tuning_jobs,
 )
-from p2prl.bench.staleness.experiment_report import report
+from p2prl.bench.staleness.experiment_report import draw, report
 from p2prl.bench.staleness.measures import Evaluation
 from p2prl.bench.staleness.results import Setting
 from p2prl.bench.staleness.seed_log import SeedResult
@@ -41,8 +45,9 @@ def result(seed: int, greedy: float) -> SeedResult:
 
 
 def run(results: CompactResults, job: Job, greedy: float) -> None:
-    setting = Setting.of(job.part.task, job.method, job.law, job.plan)
-    results.add(setting, [result(seed, greedy) for seed in job.seeds])
+    for plan in (job.plan, *job.shorter):
+        setting = Setting.of(job.part.task, job.method, job.law, plan)
+        results.add(setting, [result(seed, greedy) for seed in job.seeds])
 
 
 def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
@@ -59,40 +64,63 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
     spent = [job.seconds for job in jobs]
     assert left[0] == pytest.approx(sum(spent))
     tuned = [job for job in jobs if set(job.seeds) == set(DEVELOPMENT_SEEDS)]
-    assert jobs[: len(tuned)] == tuned
-    assert len(tuned) == 10
-    assert [job.method for job in tuned[:2]] == ["gepo_t:sharpness=1+lr=0.0005", "grpo+lr=0.0005"]
-    reported = jobs[len(tuned) :]
+    assert jobs[:3] == tuned[:3] == [job for job in tuned if job.method.startswith("gepo_t")], "no clips of the default"
+    assert len(tuned) == 3 + 5
+    reported = [job for job in jobs if job not in tuned]
+    for name in ("gepo_t", "grpo"):
+        own = [job in tuned for job in jobs if job.method.startswith(name)]
+        assert own == sorted(own, reverse=True), "tuned before reported"
     assert {job.method for job in reported} == {"gepo_t:sharpness=1+lr=0.001", "grpo+lr=0.001"}
-    runs = [(job.method, job.law, job.updates, seed) for job in reported for seed in job.seeds]
+    lengths = [(job, updates) for job in reported for updates in (job.updates, *job.also)]
+    runs = [(job.method, job.law, updates, seed) for job, updates in lengths for seed in job.seeds]
     assert len(runs) == len(set(runs)) == 2 * 2 * 2 * 10
+    on_policy = [job for job in reported if job.law == "const:0"]
+    assert {(job.updates, job.also) for job in on_policy} == {(1280, (640,))}, "one run gives both lengths"
     assert {seed for *_, seed in runs} == set(range(10))
 
 
-def test_a_few_methods_are_compared_on_every_task_before_the_others_run(tmp_path: Path) -> None:
-    methods = ("gspo", "grpo", "topr")
-    parts = [Part(task=task, methods=methods, laws=LAWS[:3], seconds=0.1) for task in ("chain4", "split4")]
-    results, jobs = CompactResults(tmp_path / "runs.jsonl"), list[Job]()
+def test_what_says_most_comes_first_on_every_task(tmp_path: Path) -> None:
+    """The default against itself on policy, then GRPO beside it, then the longest law, then what else is compared."""
+    methods = ("gspo", "grpo", "gepo_t:sharpness=1", "topr")
+    laws = (LAWS[0], LAWS[1], LAWS[3])
+    parts = [Part(task=task, methods=methods, laws=laws, halves=1, seconds=0.1) for task in ("chain4", "split4")]
+    results, order = CompactResults(tmp_path / "runs.jsonl"), list[tuple[str, str, str]]()
     while (job := next_job(results, parts)) is not None:
-        jobs.append(job)
         run(results, job, 0.5)
-    few = [job for job in jobs if not job.method.startswith("gspo")]
-    first = jobs[: next(index for index, job in enumerate(jobs) if job.method.startswith("gspo"))]
-    assert first == few[: len(first)]
-    assert {(job.part.task, job.law) for job in first} == {
-        (task, law) for task in ("chain4", "split4") for law in ("const:64", "const:128", "const:0")
+        order.append((job.method.partition(":")[0].partition("+")[0], job.law, job.part.task))
+    assert {(task, law, updates) for _, task, law, updates in settings_of(results)} == {
+        (task, law, updates)
+        for task in ("chain4", "split4")
+        for law, updates in (("const:64", 320), *laws, *(("const:0", updates) for _, updates in laws))
     }
-    assert {seed for job in first for seed in job.seeds} == {*DEVELOPMENT_SEEDS, *range(5)}
+    for task in ("chain4", "split4"):
+        begun = [
+            order.index((method, law, task))
+            for method, law in (
+                ("gepo_t", "const:64"), ("gepo_t", "const:128"), ("gepo_t", "const:256"), ("grpo", "const:128"),
+                ("grpo", "const:256"), ("gepo_t", "const:512"), ("topr", "const:128"), ("topr", "const:512"),
+                ("gspo", "const:128"), ("gspo", "const:512"),
+            )
+        ]  # fmt: skip
+        assert begun == sorted(begun)
+    tasks = [task for method, law, task in order if (method, law) == ("gepo_t", "const:128")]
+    assert tasks[:2] == ["chain4", "split4"]
+    assert order.index(("gepo_t", "const:128", "split4")) < order.index(("gepo_t", "const:256", "chain4"))
+
+
+def settings_of(results: CompactResults) -> set[tuple[str, str, str, int]]:
+    return {(each.method, each.task, each.delay, each.updates) for each in results.settings()}
 
 
 def test_a_choice_waits_for_every_setting(tmp_path: Path) -> None:
     results = CompactResults(tmp_path / "runs.jsonl")
-    for _ in range(9):
-        job = next_job(results, SMALL)
-        assert job is not None
+    tuning = list(tuning_jobs(results, SMALL))
+    for job in tuning[:-1]:
         run(results, job, 0.5)
     assert choice_of(results, "chain4", "gepo_t:sharpness=1") == "gepo_t:sharpness=1+lr=0.0005", "of equals the first"
     assert choice_of(results, "chain4", "grpo") is None
+    run(results, tuning[-1], 0.5)
+    assert choice_of(results, "chain4", "grpo") == "grpo+lr=0.0005"
 
 
 def test_every_method_of_every_part_can_be_run() -> None:
@@ -100,6 +128,7 @@ def test_every_method_of_every_part_can_be_run() -> None:
         for method in part.methods:
             tried = settings_tried(part.task, method)
             assert 3 <= len(tried) == len(set(tried)) <= 5
+            assert method not in OWN or len(tried) == 3, "no rival is tuned less than the default"
     assert {law for part in PARTS for law, _ in part.laws} == {law for law, _ in LAWS}
 
 
@@ -107,12 +136,38 @@ def test_the_tables_say_what_is_missing(tmp_path: Path) -> None:
     results = CompactResults(tmp_path / "runs.jsonl")
     empty = report(results, SMALL)
     assert "no method has been tuned to the end" in empty
-    assert "`chain4`: 0 of 50 development runs, 0 of 40 reporting runs" in empty
+    assert "`chain4`: 0 of 40 development runs, 0 of 40 reporting runs" in empty
     while (job := next_job(results, SMALL)) is not None:
         run(results, job, 0.8 if job.law == "const:0" else 0.6)
     text = report(results, SMALL)
     assert "| chain4 | `const:128` | `grpo+lr=0.0005` | 10 | 0.600 ± 0.000 | 25.0 % ± 0.0 |" in text
-    assert "50 of 50 development runs, 40 of 40 reporting runs" in text
+    assert "40 of 40 development runs, 40 of 40 reporting runs" in text
+
+
+def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[object, ...]] = []
+    monkeypatch.setattr(experiment_report, "plot_curves", lambda _, *what: drawn.append(what))
+    results, path = CompactResults(tmp_path / "runs.jsonl"), tmp_path / "curves.png"
+    assert not draw(results, path, SMALL)
+    for job in tuning_jobs(results, SMALL):
+        run(results, job, 0.5)
+    assert draw(results, path, SMALL)
+    defaults = ["gepo_t:sharpness=1+lr=0.0005", "grpo+lr=0.0005"]
+    assert drawn.pop() == ("chain4", defaults, {"const:64": plan_of("chain4", 320)}, DEVELOPMENT_SEEDS, path)
+    job = next_job(results, SMALL)
+    assert job is not None
+    assert job.law == "const:0"
+    run(results, job, 0.5)
+    draw(results, path, SMALL)
+    assert drawn.pop()[2] == {"const:64": plan_of("chain4", 320)}, "a run on policy alone shows no law"
+    job = next_job(results, SMALL)
+    assert job is not None
+    run(results, job, 0.5)
+    draw(results, path, SMALL)
+    plans = {law: plan_of("chain4", updates) for law, updates in LAWS[:2]}
+    assert drawn == [("chain4", defaults, plans, list(range(10)), path)]
 
 
 def test_figures_are_kept_with_five_digits() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from p2prl.bench.training.decoder_shape import DecoderShape, initial_weights
-from p2prl.bench.training.stacked_decoder import completion_logprobs, completion_values
+from p2prl.bench.training.stacked_decoder import _Distinct, completion_logprobs, completion_values
 from p2prl.bench.training.stacked_sampling import sample
 from p2prl.errors import ConfigError, LocalProtocolError
 
@@ -83,6 +83,34 @@ def test_logprobs_and_gradients_are_those_of_transformers() -> None:
         torch.testing.assert_close(weights.grad[m], expected_gradient, rtol=0, atol=1e-9)
 
 
+def repeated_case() -> tuple[Tensor, Tensor, Tensor]:
+    """Equal completions of one prompt, of two prompts, and of different numbers in each policy."""
+    weights, prompts, completions = random_case()
+    completions[0, 0] = completions[0, 1, :1]
+    completions[1, :, 2:] = completions[1, :, :2]
+    prompts[2, 1] = prompts[2, 0]
+    completions[2, 1, 0] = completions[2, 0, 3]
+    return weights, prompts, completions
+
+
+def test_equal_completions_are_computed_once_and_count_as_often_as_they_occur() -> None:
+    """Against every completion scored on its own, after a prompt of its own."""
+    weights, prompts, completions = repeated_case()
+    assert _Distinct.of(completions).tokens_MRT.shape[1] == PROMPTS * GROUP
+    assert _Distinct.of(completions[:2]).tokens_MRT.shape[1] == 1 + GROUP, "the policy with the most"
+    assert _Distinct.of(completions[1:2]).tokens_MRT.shape[1] == 4
+    coefficients = torch.randn(completions.shape, generator=torch.Generator().manual_seed(1))
+    own_prompts = prompts.repeat_interleave(GROUP, dim=1)
+    found = []
+    for case in ((prompts, completions), (own_prompts, completions.reshape(POLICIES, -1, 1, TOKENS))):
+        leaf = weights.clone().requires_grad_()
+        logprobs = completion_logprobs(SHAPE, leaf, *case).view(completions.shape)
+        (gradient,) = torch.autograd.grad((coefficients * logprobs).sum(), leaf)
+        found.append((logprobs.detach(), gradient))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
+    assert torch.equal(found[0][0][0, 0, 0], found[0][0][0, 0, 3])
+
+
 def test_values_depend_on_earlier_tokens_only() -> None:
     """Against transformers' features, and their gradient against finite differences."""
     weights, prompts, completions = random_case()
@@ -139,6 +167,40 @@ def test_samples_carry_the_logprobs_that_scoring_gives_them() -> None:
         assert mask == [True] * length + [False] * (len(tokens) - length)
     lengths = made.mask_MBGT.sum(-1)
     assert int(lengths.min()) < int(lengths.max())
+
+
+def test_samples_are_those_of_transformers_with_the_same_noise() -> None:
+    """Token by token, without a cache: completions that are equal for a while and then part, and greedy ones."""
+    weights, prompts, _ = random_case()
+    weights = weights * torch.tensor([[1.0], [2.0], [12.0]])  # the last is nearly certain, so that it repeats itself
+    generator, limit = torch.Generator().manual_seed(4), 8
+    noise: list[Tensor] = []
+
+    def uniforms(size: tuple[int, ...]) -> Tensor:
+        noise.append(torch.rand(size, generator=generator))
+        return noise[-1]
+
+    made = sample(
+        SHAPE, weights, prompts, group_size=GROUP, max_new_tokens=limit, end_token=END, uniforms=uniforms,
+        entropies=True, greedy_last=True,
+    )  # fmt: skip
+    assert noise[0].shape == (POLICIES, PROMPTS, GROUP - 1, SHAPE.vocabulary)
+    assert made.entropies_MBGT is not None
+    for m, b, g in [(m, b, g) for m in range(POLICIES) for b in range(PROMPTS) for g in range(GROUP)]:
+        model, tokens = transformers_model(weights[m]), list[int]()
+        while len(tokens) < limit and END not in tokens:
+            ids = torch.cat([prompts[m, b], torch.tensor(tokens, dtype=torch.int64)]).unsqueeze(0)
+            logits = model(input_ids=ids).logits[0, -1].detach()
+            gumbel = -torch.log(-torch.log(noise[len(tokens)][m, b, g])) if g < GROUP - 1 else torch.zeros(())
+            every = logits.log_softmax(-1)
+            token = int((logits + gumbel).argmax())
+            place = (m, b, g, len(tokens))
+            assert float(made.logprobs_MBGT[place]) == pytest.approx(float(every[token]), abs=1e-10)
+            assert float(made.entropies_MBGT[place]) == pytest.approx(float(-(every.exp() * every).sum()), abs=1e-10)
+            tokens.append(token)
+        assert made.tokens_MBGT[m, b, g][made.mask_MBGT[m, b, g]].tolist() == tokens
+    texts = [tuple(row) for row in made.tokens_MBGT[2].flatten(0, 1).tolist()]
+    assert 1 < len(set(texts)) < len(texts)
 
 
 def test_samples_follow_the_distribution_of_the_policy() -> None:
