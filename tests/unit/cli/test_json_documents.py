@@ -132,6 +132,7 @@ def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: A
     [
         ("p2prl bench draw", ".rows[]", DrawCost),
         ("p2prl bench swap", "", SwapReport),
+        ("p2prl bench publish", "", PublishReport),
         ("p2prl bench replay", ".rows[]", ReplayCost),
         ("p2prl bench pacing", ".rows[]", PacingRow),
         ("p2prl bench step", ".rows[]", StepRow),
