@@ -72,9 +72,9 @@ class Part:
 
 
 PARTS = (
-    Part(task="strict8", seconds=0.022),
-    Part(task="split4", laws=LAWS[:4], seconds=0.018),
-    Part(task="chain4", laws=(*LAWS[:2], LAWS[3]), seconds=0.016),
+    Part(task="strict8", seconds=0.017),
+    Part(task="split4", laws=LAWS[:4], seconds=0.014),
+    Part(task="chain4", laws=(*LAWS[:2], LAWS[3]), seconds=0.012),
     Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
     Part(task="strict8@96x3", methods=FEW, laws=(TUNING_LAW,), halves=1, seconds=0.08),
 )

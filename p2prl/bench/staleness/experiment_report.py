@@ -49,14 +49,19 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
 def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool:
     """Draw curves of greedy reward (PNG) to `path`; False when there is nothing to draw.
 
-    Of the first task with results on reporting seeds, one panel for every law; while there are none, of the first with
-    results on development seeds, every method's own clip at the plan's learning rate.
+    Of the first task with results on reporting seeds, one panel for every law that has some; while there are none, of
+    the first with results on development seeds, every method's own clip at the plan's learning rate.
     """
     seeds = [seed for half in REPORTING for seed in half]
     for part in parts:
         chosen = [choice for method in part.methods if (choice := choice_of(results, part.task, method))]
-        plans = {law: plan_of(part.task, updates) for law, updates in part.laws}
-        if any(results.of(Setting.of(part.task, each, law, plans[law]), seeds) for each in chosen for law in plans):
+        every = {law: plan_of(part.task, updates) for law, updates in part.laws}
+        plans = {
+            law: plan
+            for law, plan in every.items()
+            if any(results.of(Setting.of(part.task, each, law, plan), seeds) for each in chosen)
+        }
+        if plans:
             plot_curves(results, part.task, chosen, plans, seeds, path)
             return True
     law, updates = TUNING_LAW

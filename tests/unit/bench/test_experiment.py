@@ -156,17 +156,17 @@ def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(
     assert draw(results, path, SMALL)
     defaults = ["gepo_t:sharpness=1+lr=0.0005", "grpo+lr=0.0005"]
     assert drawn.pop() == ("chain4", defaults, {"const:64": plan_of("chain4", 320)}, DEVELOPMENT_SEEDS, path)
-    job = next_job(results, SMALL)
-    assert job is not None
-    assert job.law == "const:0"
-    run(results, job, 0.5)
+    on_policy = next_job(results, SMALL)
+    assert on_policy is not None
+    assert on_policy.law == "const:0"
+    run(results, on_policy, 0.5)
     draw(results, path, SMALL)
     assert drawn.pop()[2] == {"const:64": plan_of("chain4", 320)}, "a run on policy alone shows no law"
-    job = next_job(results, SMALL)
-    assert job is not None
-    run(results, job, 0.5)
+    delayed = next_job(results, SMALL)
+    assert delayed is not None
+    run(results, delayed, 0.5)
     draw(results, path, SMALL)
-    plans = {law: plan_of("chain4", updates) for law, updates in LAWS[:2]}
+    plans = {"const:128": plan_of("chain4", 640)}
     assert drawn == [("chain4", defaults, plans, list(range(10)), path)]
 
 
