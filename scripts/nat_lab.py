@@ -93,6 +93,7 @@ def _report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             folder,
             round_trips_ms=tuple(float(text) for text in arguments.round_trips_ms.split(",")),
             mbit=arguments.up_mbit,
+            loss=arguments.loss,
             size_bytes=int(arguments.weights_mb * 1e6) // 4 * 4,
             versions=arguments.versions,
             seed=arguments.seed,
@@ -131,7 +132,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--up-mbit", type=float, default=20.0)
     parser.add_argument("--down-mbit", type=float, default=50.0)
     parser.add_argument("--delay-ms", type=float, default=10.0, help="one way, from a home to the core")
-    parser.add_argument("--loss", type=float, default=0.0, help="share of packets lost on each line of a home")
+    parser.add_argument("--loss", type=float, default=0.0, help="share of packets lost on each line")
     parser.add_argument("--join-s", type=float, default=90.0)
     parser.add_argument("--steady-s", type=float, default=60.0)
     parser.add_argument("--patience-s", type=float, default=180.0)

@@ -29,13 +29,24 @@ _PART_BYTES = 1 << 16
 
 
 def goodput_report(
-    folder: Path, *, round_trips_ms: tuple[float, ...], mbit: float, size_bytes: int, versions: int, seed: int
+    folder: Path,
+    *,
+    round_trips_ms: tuple[float, ...],
+    mbit: float,
+    loss: float,
+    size_bytes: int,
+    versions: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """Rows `round_trip_ms`, `p2prl_mbit`, `tcp_mbit`, `share`: medians. Call it in a space of its own."""
+    """Rows `round_trip_ms`, `p2prl_mbit`, `tcp_mbit`, `share`: medians. Call it in a space of its own.
+
+    `loss` is the share of packets lost in each direction.
+    """
     rows = []
     for round_trip_ms in round_trips_ms:
         rng = random.Random(seed)  # noqa: S311 - draws nothing here that matters
-        line = LineSpeed(up_mbit=mbit, down_mbit=mbit, delay_s=round_trip_ms / 4_000)  # two lines, both ways
+        # Two lines, both ways.
+        line = LineSpeed(up_mbit=mbit, down_mbit=mbit, delay_s=round_trip_ms / 4_000, loss=1 - (1 - loss) ** 0.5)
         sites = [make_site(name, "public", number, line, rng) for number, name in enumerate((LEARNER, _WORKER))]
         home = folder / f"rtt-{round_trip_ms:g}"
         home.mkdir(parents=True)
@@ -55,7 +66,7 @@ def goodput_report(
                 "share": round(ours / theirs, 3),
             }
         )
-    return {"goodput": rows, "line_mbit": mbit, "size_bytes": size_bytes}
+    return {"goodput": rows, "line_mbit": mbit, "loss": loss, "size_bytes": size_bytes}
 
 
 def _wait_for(swarm: NetworkSwarm, versions: int) -> list[float]:

@@ -1,20 +1,23 @@
 """Queues of outgoing frames: per neighbor one of control frames and one of chunks, each sent by its own task.
 
-Frames to one neighbor leave in order, control frames one at a time, chunks one behind the other without waiting for a
-round trip. Chunks queue apart from the rest, so that a transfer never delays gossip.
+Frames to one neighbor leave in order, one behind the other without waiting for a round trip. Chunks queue apart from
+the rest, so that a transfer never delays gossip.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from p2prl.errors import TransportError
 from p2prl.net.ports import Transport
 from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.node import Node
 
@@ -28,12 +31,32 @@ IN_FLIGHT_BYTES = 8 * 1024 * 1024
 """Bytes of chunks handed to the transport and not acknowledged, for one neighbor: 200 Mbit/s over 0.3 s.
 The relay's upload slots bound their sum over all neighbors, and the bytes on slow lines long before."""
 
+CONTROL_IN_FLIGHT_BYTES = limits.MAX_CONTROL_FRAME_BYTES
+"""The same of control frames: one of the largest, or many small ones. One frame for each round trip would be one grant
+for each: over 150 ms a transfer took three chunks a round trip, whatever the line."""
+
 _MOST_FLOWING = 4_096
 
 _MAX_QUEUED_FRAMES = 512
-"""Control frames queued for one neighbor at which it counts as dead: it has stopped reading."""
+"""Control frames queued for one neighbor, or not acknowledged by it, at which it counts as dead: it has stopped
+reading."""
 
 log = logging.getLogger("p2prl.net")
+
+
+@dataclass(slots=True)
+class _ControlFrames:
+    """Control frames to one neighbor."""
+
+    queue: deque[bytes] = field(default_factory=deque)
+    count: int = 0
+    """Frames under way."""
+    under_way_bytes: int = 0
+    failed: bool = False
+
+    def fits(self, frame: bytes) -> bool:
+        """Whether another frame may leave before the first is acknowledged."""
+        return not self.count or self.under_way_bytes + len(frame) <= CONTROL_IN_FLIGHT_BYTES
 
 
 class SendQueues:
@@ -60,7 +83,7 @@ class SendQueues:
         self._spawn = spawn
         self._on_lost = on_lost
         self._on_chunk_done = on_chunk_done
-        self._control: dict[PeerId, deque[bytes]] = {}
+        self._control: dict[PeerId, _ControlFrames] = {}
         self._bulk: dict[PeerId, deque[bytes]] = {}
         self._control_tasks: set[asyncio.Task[None]] = set()
         self._flowing: set[PeerId] = set()
@@ -68,36 +91,56 @@ class SendQueues:
 
     def add(self, peer: PeerId, frame: bytes, *, bulk: bool) -> None:
         """Queue a frame."""
-        queues = self._bulk if bulk else self._control
-        queue = queues.get(peer)
+        if not bulk:
+            self._add_control(peer, frame)
+            return
+        queue = self._bulk.get(peer)
         if queue is None:
-            queue = queues[peer] = deque()
-            if bulk:
-                self._spawn(self._send_bulk(peer, queue))
-            else:
-                sending = self._spawn(self._send_control(peer, queue))
-                self._control_tasks.add(sending)
-                sending.add_done_callback(self._control_tasks.discard)
+            queue = self._bulk[peer] = deque()
+            self._spawn(self._send_bulk(peer, queue))
         if len(queue) >= _MAX_QUEUED_FRAMES:
             self._on_lost(peer)
             return
         queue.append(frame)
 
+    def _add_control(self, peer: PeerId, frame: bytes) -> None:
+        frames = self._control.setdefault(peer, _ControlFrames())
+        if frames.count + len(frames.queue) >= _MAX_QUEUED_FRAMES:
+            self._on_lost(peer)
+            return
+        frames.queue.append(frame)
+        self._send_control(peer, frames)
+
     async def flush_control(self, timeout_s: float) -> None:
         """Wait until the neighbors have received every queued control frame, at most `timeout_s`."""
-        if self._control_tasks:
-            await asyncio.wait(self._control_tasks, timeout=timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._control_tasks:  # those that end start others
+                    await asyncio.wait(self._control_tasks)
 
-    async def _send_control(self, peer: PeerId, queue: deque[bytes]) -> None:
-        """Send until the queue is empty, then end, so that no task outlives a peer that left."""
-        while queue:
-            try:
-                await self._transport.send(peer, queue.popleft(), timeout_s=_SEND_TIMEOUT_S)
-            except TransportError as error:
-                log.debug("send to %s failed: %s", peer, error)
-                queue.clear()
+    def _send_control(self, peer: PeerId, frames: _ControlFrames) -> None:
+        while frames.queue and not frames.failed and frames.fits(frames.queue[0]):
+            frame = frames.queue.popleft()
+            frames.count += 1
+            frames.under_way_bytes += len(frame)
+            sending = self._spawn(self._send_one(peer, frames, frame))
+            self._control_tasks.add(sending)
+            sending.add_done_callback(self._control_tasks.discard)
+
+    async def _send_one(self, peer: PeerId, frames: _ControlFrames, frame: bytes) -> None:
+        try:
+            await self._transport.send(peer, frame, timeout_s=_SEND_TIMEOUT_S)
+        except TransportError as error:
+            log.debug("send to %s failed: %s", peer, error)
+            frames.failed = True
+        frames.count -= 1
+        frames.under_way_bytes -= len(frame)
+        if not frames.failed:
+            self._send_control(peer, frames)
+        if not frames.count:  # those on their way fail with the stream: the peer is lost once
+            del self._control[peer]
+            if frames.failed:
                 self._on_lost(peer)
-        del self._control[peer]
 
     async def _send_bulk(self, peer: PeerId, queue: deque[bytes]) -> None:
         """Send until the queue is empty. Once the peer has acknowledged a frame, the next ones follow each other: to a

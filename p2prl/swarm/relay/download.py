@@ -18,7 +18,7 @@ from p2prl.protocol.link_messages import BlobQuery, ChunkCancel, ChunkRequest, G
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, depth_beyond, in_flight
+from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, depth_beyond, under_way_at_most
 
 _LEAST_ASKED = 8
 """Volunteers queried for a blob at first, or as many as it has chunks: more could not each send one. All are queried
@@ -216,9 +216,8 @@ class ChunkDownloads:
 
     def _choose(self, neighbor: Neighbor, transfer: Transfer, offered: int, now: float) -> int | None:
         state = self._state
-        uplink = in_flight(neighbor.rates.upload_bytes_s, transfer.ref.chunk_bytes)
         # What an honest peer may have granted and be sending at once.
-        depth = state.config.pipeline_depth + 2 + depth_beyond(neighbor.delivered, uplink)
+        depth = under_way_at_most(state.config.pipeline_depth, depth_beyond(neighbor.delivered))
         if not neighbor.has_delivered and self._best_bytes_s:
             depth = 1  # others deliver, and this one has yet to
         if (
@@ -282,7 +281,7 @@ class ChunkDownloads:
         else:
             # Wide enough for slow senders: they take long for a chunk, and many of them fill a downlink.
             window_s = max(config.window_s, chunk_bytes / config.least_bytes_s)
-            chunks = 2 * self._best_bytes_s * window_s / chunk_bytes
+            chunks = max(2 * self._best_bytes_s * window_s, config.least_window_bytes) / chunk_bytes
         # Requests that neighbors without a delivery let lie come out of nobody's downlink.
         lying = sum(self._is_silent(peers[0], chunk, now) for chunk, peers in self._in_flight.items())
         return len(self._in_flight) - lying < max(config.least_window, chunks)

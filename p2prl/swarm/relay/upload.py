@@ -120,11 +120,12 @@ class ChunkUploads:
         if grant is None or transfer is None:
             return
         self._release(grant)
-        self.queue.declined(source)
         if retry_ms <= 0:
             transfer.interested.pop(source, None)
-        elif source in transfer.interested:
-            transfer.interested[source].pause(now + min(retry_ms / 1000, self._state.config.snub_s))
+        else:
+            self.queue.declined(source)
+            if source in transfer.interested:
+                transfer.interested[source].pause(now + min(retry_ms / 1000, self._state.config.snub_s))
         self.due = True
 
     def on_cancel(self, source: PeerId, chunk: Digest) -> None:
@@ -183,8 +184,10 @@ class ChunkUploads:
         self.queue.pipeline = pipeline_for(rate, chunk_bytes)
         receivers = {peer for transfer in self._state.transfers.values() for peer in transfer.interested}
         # Second copies from here only help out: there the learner keeps to the usual depth.
-        is_needed = any(not transfer.origin or transfer.unsent for transfer in self._state.transfers.values())
-        self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers)) if is_needed else 0
+        self.queue.grants_beyond = any(
+            not transfer.origin or transfer.unsent for transfer in self._state.transfers.values()
+        )
+        self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers))
         while (upload := self.queue.next_upload(self._state.is_ready)) is not None:
             self._send(upload, now)
         self._timer_at = math.inf

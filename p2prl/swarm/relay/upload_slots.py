@@ -28,7 +28,7 @@ _ROUND_TRIP_S = 0.3
 _MOST_BEYOND = 32
 """Most of these: 16 MiB of chunks of 512 KiB, which is 400 Mbit/s over a long round trip."""
 
-MOST_UNDER_WAY = _MOST_BEYOND + 4
+MOST_UNDER_WAY = 2 * _MOST_BEYOND + 4
 """Most chunks that a peer may have requested from another and not received."""
 
 _PER_PAIR = 2
@@ -58,10 +58,17 @@ def in_flight(upload_bytes_s: float, chunk_bytes: int) -> int:
     return int(upload_bytes_s * _ROUND_TRIP_S / chunk_bytes) if chunk_bytes else 0
 
 
-def depth_beyond(delivered: int, in_flight_chunks: int) -> int:
+def depth_beyond(delivered: int, in_flight_chunks: int = _MOST_BEYOND) -> int:
     """Chunks beyond the usual depth that may be under way between two peers: both sides count those delivered so far,
     so that a peer which states a large uplink has to prove it before it may hold that many requests."""
     return max(0, min(delivered, in_flight_chunks, _MOST_BEYOND))
+
+
+def under_way_at_most(pair_depth: int, beyond: int) -> int:
+    """Grants, waiting requests and chunks being sent between two peers: one round trip passes from a grant to its
+    request, and another one from the chunk to its acknowledgement. With one round trip's chunks for both, a line of
+    150 ms came to rest at half of its rate, which its sender then took for the whole."""
+    return pair_depth + _PER_PAIR + 2 * beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,8 @@ class UploadSlots:
         """Of the chunks that leave in a round trip, those for each peer that wants some."""
         self.awaits_chunk = False
         """Whether a slot was free at the last `next_upload` for a request whose chunk was not ready."""
+        self.grants_beyond = True
+        """Whether peers are granted more than the usual depth; what they were granted is sent in any case."""
         self._delivered: dict[PeerId, int] = {}
         """Chunks that each peer has acknowledged since it last declined a grant."""
         self._proven: set[PeerId] = set()
@@ -133,17 +142,19 @@ class UploadSlots:
                 return False
             if self._proven and (self.under_way(peer) or self._unproven() >= max(1, self.pipeline // 2)):
                 return False
-        ahead, beyond = self._ahead.get(peer, 0), self._beyond(peer)
-        under_way = ahead + self._sending.get(peer, 0)
-        return ahead < self._pair_depth + beyond and under_way < self._pair_depth + _PER_PAIR + beyond
+        beyond = self._beyond(peer) if self.grants_beyond else 0
+        return self._ahead.get(peer, 0) < self._pair_depth + beyond and self.under_way(peer) < under_way_at_most(
+            self._pair_depth, beyond
+        )
 
     def is_stuck(self, peer: PeerId) -> bool:
         """Whether the shell still holds a chunk for the peer that is overdue."""
         return peer in self._stuck
 
     def declined(self, peer: PeerId) -> None:
-        """A peer declined a grant: it may have dropped requests, and counts from nothing again."""
-        self._delivered.pop(peer, None)
+        """A peer declined a grant for a while: it may have dropped requests, or have none left to make. Counting from
+        nothing again would cost the next blob half a second on a long line."""
+        self._delivered[peer] = depth_beyond(self._delivered.get(peer, 0)) // 2
 
     def grant(self, grant: Grant) -> None:
         """Count a grant that is sent."""

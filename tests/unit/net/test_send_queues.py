@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
+import pytest
+
 from p2prl.errors import TransportError
 from p2prl.net.ports import Transport
-from p2prl.net.process.send_queues import IN_FLIGHT_BYTES, SendQueues
+from p2prl.net.process.send_queues import CONTROL_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES, SendQueues
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.node import Node
 
@@ -29,10 +31,10 @@ class Far:
     def acknowledge(self) -> None:
         self.waiting.pop(0)[2].set_result(None)
 
-    def fail(self) -> None:
-        for _, _, answer in self.waiting:
-            answer.set_exception(TransportError("gone"))
-        self.waiting.clear()
+    def fail(self, peer: PeerId) -> None:
+        for entry in [entry for entry in self.waiting if entry[0] == peer]:
+            entry[2].set_exception(TransportError("gone"))
+            self.waiting.remove(entry)
 
 
 class Sink:
@@ -68,28 +70,51 @@ def queues_over(far: Far, sink: Sink, lost: list[PeerId]) -> SendQueues:
     )
 
 
-def test_chunks_follow_each_other_without_a_round_trip_and_control_frames_do_not() -> None:
+@pytest.mark.parametrize(("bulk", "window"), [(True, IN_FLIGHT_BYTES), (False, CONTROL_IN_FLIGHT_BYTES)])
+def test_frames_follow_each_other_without_a_round_trip(bulk: bool, window: int) -> None:
     async def story() -> None:
         far, sink = Far(), Sink()
         queues = queues_over(far, sink, [])
         await warm(far, sink, queues)
-        chunks = [bytes([number]) * (IN_FLIGHT_BYTES // 4) for number in range(6)]
-        for chunk in chunks:
-            queues.add(A, chunk, bulk=True)
-        for word in (b"one", b"two"):
-            queues.add(A, word, bulk=False)
+        frames = [bytes([number]) * (window // 4) for number in range(6)]
+        for frame in frames:
+            queues.add(A, frame, bulk=bulk)
+        queues.add(A, b"other", bulk=not bulk)
         await settle()
-        assert [frame for _, frame, _ in far.waiting if frame != b"one"] == chunks[:4], "no more than fit, in order"
-        assert b"two" not in [frame for _, frame, _ in far.waiting]
-        far.waiting.sort(key=lambda entry: entry[1] == b"one")
+        other = next(entry for entry in far.waiting if entry[1] == b"other")
+        far.waiting.remove(other)
+        assert [frame for _, frame, _ in far.waiting] == frames[:4], "no more than fit, in order"
         far.acknowledge()
         await settle()
-        assert sink.done == [A]
-        assert [frame for _, frame, _ in far.waiting if frame != b"one"] == chunks[1:5]
+        assert sink.done == [A] * bulk
+        assert [frame for _, frame, _ in far.waiting] == frames[1:5]
         while far.waiting:
             far.acknowledge()
             await settle()
-        assert sink.done == [A] * 6
+        assert sink.done == [A] * (6 * bulk)
+
+    asyncio.run(story())
+
+
+def test_control_frames_that_fail_lose_their_peer_once_with_the_frames_behind_them() -> None:
+    async def story() -> None:
+        far, sink, lost = Far(), Sink(), list[PeerId]()
+        queues = queues_over(far, sink, lost)
+        for _ in range(6):
+            queues.add(A, bytes(CONTROL_IN_FLIGHT_BYTES // 4), bulk=False)
+        queues.add(B, b"other", bulk=False)
+        await settle()
+        assert len(far.waiting) == 5
+        far.waiting.pop(1)[2].set_exception(TransportError("gone"))
+        await settle()
+        assert not lost, "others are still under way on the stream that broke"
+        far.fail(A)
+        await settle()
+        assert lost == [A]
+        assert [frame for _, frame, _ in far.waiting] == [b"other"]
+        queues.add(A, b"again", bulk=False)
+        await settle()
+        assert [frame for _, frame, _ in far.waiting] == [b"other", b"again"]
 
     asyncio.run(story())
 
@@ -119,7 +144,7 @@ def test_a_failure_takes_the_chunks_behind_it_along_and_no_other_peer() -> None:
             queues.add(A, bytes(IN_FLIGHT_BYTES // 2), bulk=True)
         await settle()
         assert len(far.waiting) == 2
-        far.fail()
+        far.fail(A)
         await settle()
         assert sink.done == [A] * 7, "each is reported once"
         assert not far.waiting

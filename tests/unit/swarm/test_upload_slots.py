@@ -64,10 +64,40 @@ def test_a_pair_gets_more_grants_as_it_proves_itself() -> None:
         seen.append(granted(slots))
     assert seen == [DEPTH, DEPTH + 1, DEPTH + 2, DEPTH + 3, DEPTH + 3, DEPTH + 3]
     slots.declined(A)
-    assert granted(slots) == DEPTH
+    assert granted(slots) == DEPTH + 2, "half of the five it took"
+    deliver(slots, 999)
+    for left in (3, 3, 3, 2, 1, 0):  # of 32 at most, 16, 8, 4, 2, 1, 0
+        slots.declined(A)
+        assert granted(slots) == DEPTH + left
     deliver(slots, 9)
     slots.share = 0
     assert granted(slots) == DEPTH, "the round trip is shared with others now"
+
+
+def test_what_was_granted_is_sent_at_its_depth_after_the_last_grant() -> None:
+    slots = UploadSlots(8, DEPTH)
+    slots.pipeline, slots.share = 40, 3
+    deliver(slots, 5)
+    slots.grants_beyond = False
+    assert granted(slots) == DEPTH
+    for _ in range(DEPTH + 3):
+        slots.enqueue(Upload(A, ROOT))
+    sent = 0
+    while slots.next_upload() is not None:
+        slots.began(A, 9.0)
+        sent += 1
+    assert sent == DEPTH + 3
+
+
+def test_a_pair_has_a_round_trip_of_grants_beside_a_round_trip_of_chunks() -> None:
+    slots = UploadSlots(8, DEPTH)
+    slots.pipeline, slots.share = 40, 3
+    deliver(slots, 5)
+    for _ in range(DEPTH + 3):
+        slots.began(A, 9.0)
+    assert granted(slots) == DEPTH + 3
+    slots.began(A, 9.0)
+    assert granted(slots) == DEPTH + 2
 
 
 def test_a_chunk_that_is_never_acknowledged_ends_that() -> None:
@@ -116,4 +146,4 @@ def test_a_receiver_takes_more_grants_only_from_who_delivered() -> None:
     requested = offer(20)
     assert len(requested) == DEPTH + 2, "a stated uplink alone buys nothing"
     relay.receive(Chunk(piece(data, ref, ref.chunks.index(requested[0]))), A, 0.1)
-    assert len(offer(20)) == 2, "one for the place that became free, and one for the chunk delivered"
+    assert len(offer(20)) == 3, "one for the place that became free, and one each way for the chunk delivered"
