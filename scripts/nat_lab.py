@@ -116,6 +116,7 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
         steady_s=arguments.steady_s,
         patience_s=arguments.patience_s,
         disturb=tuple(filter(None, arguments.disturb.split(","))),
+        away_s=arguments.away_s,
         run=arguments.run,
         weight_bytes=int(arguments.weights_mb * 1e6) // 4 * 4 if arguments.case == "network" else 0,
         period_s=arguments.period_s,
@@ -137,6 +138,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steady-s", type=float, default=60.0)
     parser.add_argument("--patience-s", type=float, default=180.0)
     parser.add_argument("--disturb", default="learner-restart", help=f"of {', '.join(DISTURBANCES)}; in this order")
+    parser.add_argument("--away-s", type=float, default=600.0, help="absence of the learner (learner-away)")
     parser.add_argument("--weights-mb", type=float, default=4.0, help="random weights of each version (--case network)")
     parser.add_argument("--period-s", type=float, default=10.0, help="time between versions (--case network)")
     parser.add_argument("--round-trips-ms", default="0,50,150", help="of the line (--case goodput)")

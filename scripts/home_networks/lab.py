@@ -20,9 +20,13 @@ from scripts.home_networks.router import RouterControl, running_router
 from scripts.home_networks.site_processes import LEARNER, SiteProcesses
 from scripts.home_networks.sites import KINDS, LineSpeed, Site, make_site
 
-DISTURBANCES = ("learner-restart", "learner-moves", "home-moves", "home-offline", "home-asleep")
-"""What may be done to a settled swarm: kill the learner and start it again, also at another address; give a home
-another address; take its line down for 30 s; stop its processes for two minutes."""
+DISTURBANCES = ("learner-restart", "learner-moves", "learner-away", "home-moves", "home-offline", "home-asleep")
+"""What may be done to a settled swarm: kill the learner and start it again, also at another address, or only after
+`away_s`, half of it with a newcomer; give a home another address; take its line down for 30 s; stop its processes for
+two minutes."""
+
+_LEARNER_GOES = ("learner-restart", "learner-moves", "learner-away")
+_NEWCOMER = "newcomer"
 
 _POLL_S = 0.5
 _OFFLINE_S, _ASLEEP_S = 30.0, 120.0
@@ -49,6 +53,8 @@ class LabConfig:
     patience_s: float = 180.0
     """How long to wait for links to come back."""
     disturb: tuple[str, ...] = ("learner-restart",)
+    away_s: float = 600.0
+    """How long the learner stays away (`learner-away`)."""
     run: Path | None = None
     """A run folder to copy; None makes one, in half a minute."""
     weight_bytes: int = 0
@@ -74,9 +80,12 @@ class Lab:
         self._machines = machines
         self._control = control
         self._kinds = {site.name: site.kind for site in sites}
-        self._workers = [site.name for site in sites if site.name != LEARNER]
+        self._workers = [site.name for site in sites if site.name not in (LEARNER, _NEWCOMER)]
         self._homes = [name for name in self._workers if self._kinds[name] != "public"]
         self._started: dict[str, float] = {}
+        self._newcomer: dict[str, Any] = {}
+        self._absent: frozenset[str] = frozenset()
+        """Roles that are meant to be dead."""
 
     def measure(self) -> dict[str, Any]:
         """Run every phase and return the report."""
@@ -93,13 +102,13 @@ class Lab:
         for what in self._config.disturb:
             relinked_s[what] = self._disturb(what)
             say(f"{what}: {relinked_s[what]}")
-            if what in ("learner-restart", "learner-moves"):
+            if what in _LEARNER_GOES:
                 self._control.forget_traffic()
                 self._wait(self._config.steady_s, f"steady after {what}")
                 after = figures.home_shares(self._control.traffic(), self._kinds, LEARNER)
         claimed = [self._swarm.status(name) for name in self._homes]
         versions = self._swarm.versions()
-        self._swarm.stop(self._workers)
+        self._swarm.stop([name for name in self._swarm.roles if name != LEARNER])
         self._swarm.stop([LEARNER])
         groups = self._swarm.group_counts()
         return {
@@ -115,6 +124,7 @@ class Lab:
             "home_to_home_share_before": shares.homes,
             "home_to_home_share_after": None if after is None else after.homes,
             "home_bytes_steady": shares.total_bytes,
+            "newcomer": self._newcomer,
             "versions": versions,
             "groups_delivered": groups["delivered"],
             "groups_lost": groups["lost"],
@@ -137,10 +147,14 @@ class Lab:
         """Do it; returns how long each home concerned then took to have the learner again."""
         say(what)
         home = self._homes[0] if self._homes else self._workers[0]
-        if what in ("learner-restart", "learner-moves"):
+        if what in _LEARNER_GOES:
             self._swarm.kill(LEARNER)
             if what == "learner-moves":
                 self._machines[LEARNER].set_addresses(self._control.move(LEARNER), None)
+            elif what == "learner-away":
+                self._absent = frozenset({LEARNER})
+                self._newcomer = self._welcome()
+                self._absent = frozenset()
             self._control.forget_traffic()
             self._swarm.start_learner()
             return self._await_talk(self._homes)
@@ -159,6 +173,32 @@ class Lab:
             go_on(sleeping)
         self._control.forget_traffic()
         return self._await_talk([home])
+
+    def _welcome(self) -> dict[str, Any]:
+        """Half of the learner's absence alone, half of it with a newcomer that has the link: what it gets."""
+        self._wait(self._config.away_s / 2, "learner away")
+        newest = max(self._swarm.policy_of(name) for name in self._workers)
+        began = time.monotonic()
+        self._swarm.start_worker(_NEWCOMER, "join")
+        at: dict[str, float] = {}
+
+        def look() -> bool:
+            after_s = round(time.monotonic() - began, 1)
+            if self._swarm.status(_NEWCOMER).get("peers"):
+                at.setdefault("linked_s", after_s)
+            if self._swarm.policy_of(_NEWCOMER) >= newest >= 0:
+                at.setdefault("newest_s", after_s)
+            return False
+
+        self._watch(look, self._config.away_s / 2, "newcomer", lambda: str(at))
+        found = {
+            "linked_s": at.get("linked_s"),
+            "newest_s": at.get("newest_s"),
+            "newest_version": newest,
+            "groups": self._swarm.groups_of(_NEWCOMER),
+        }
+        say(f"newcomer: {found}")
+        return found
 
     def _await_learner(self, names: list[str], seconds: float, *, leave_early: bool) -> dict[str, float | None]:
         """When each worker said that it has the learner, after its start; None when it never did."""
@@ -197,7 +237,7 @@ class Lab:
     def _watch(self, is_done: Callable[[], bool], seconds: float, what: str, news: Callable[[], str]) -> None:
         began = said = time.monotonic()
         while not is_done() and time.monotonic() - began < seconds:
-            dead = [name for name, role in self._swarm.roles.items() if not role.is_alive]
+            dead = [name for name, role in self._swarm.roles.items() if not (role.is_alive or name in self._absent)]
             if dead:
                 raise SystemExit(f"{dead[0]} ended: {self._swarm.roles[dead[0]].log[-2000:]}")
             if time.monotonic() - said > 10.0:
@@ -214,6 +254,8 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
         sites.append(make_site(f"public-{number + 1}", "public", len(sites), _PUBLIC_SPEED, rng))
     for number, kind in enumerate(config.homes):
         sites.append(make_site(f"{kind}-{number + 1}", kind, len(sites), config.speed, rng))
+    if "learner-away" in config.disturb:
+        sites.append(make_site(_NEWCOMER, "restricted", len(sites), config.speed, rng))
     processes = SwarmProcesses(folder)
     with (
         machines_of(sites) as machines,

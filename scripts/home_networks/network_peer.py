@@ -18,6 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from p2prl.cli.views.join_link_reach import link_addresses, shareable
 from p2prl.clock import SystemClock
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
@@ -52,6 +53,7 @@ class NetworkPeer:
         self._identity = self._make_identity()
         self._status: dict[str, Any] = {"peer": self._identity.peer_id, "role": given["role"], "version": -1}
         self._announced_at = time.monotonic()
+        self._own: tuple[str, ...] = ()
         self._network = NetworkHandle(
             NetworkConfig(
                 key_file=self._folder / "key",
@@ -117,7 +119,8 @@ class NetworkPeer:
             case control.NetworkUp(addresses=addresses):
                 self._status["addresses"] = list(addresses)
                 if self._role is Role.LEARNER:
-                    self._write(self._link, [a for a in addresses if "/127." not in a and "/::1/" not in a])
+                    self._own = shareable(addresses)
+                    self._write(self._link, self._own)
                     self._publish()
             case control.VersionAnnounced():
                 self._announced_at = time.monotonic()
@@ -134,6 +137,8 @@ class NetworkPeer:
                     "weight_bytes_sent": status.sent,
                     "addresses": list(status.addresses),
                 }
+                if self._role is Role.LEARNER and self._own:
+                    self._write(self._link, link_addresses(self._own, status.link_peers))
             case control.Warned(message=text):
                 print(text, flush=True)
             case _:

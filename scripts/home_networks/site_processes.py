@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, kill_tree
+from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, kill_tree, rows, spools
 from scripts.home_networks.namespaces import Machine
 
 LEARNER = "learner"
@@ -54,6 +54,14 @@ class SiteProcesses(ABC):
     @abstractmethod
     def group_counts(self) -> dict[str, int]:
         """What became of the groups, from the files of stopped roles: `delivered`, `lost`, `double`, `waiting`."""
+
+    def policy_of(self, name: str) -> int:
+        """The newest version that a worker holds; -1 for none."""
+        return int(self.status(name).get("version", -1))
+
+    def groups_of(self, name: str) -> int:
+        """Groups that a worker has sampled, by its spools."""
+        return sum(int(rows(spool, "SELECT COUNT(*) FROM groups")[0][0]) for spool in spools(self.home(name)))
 
     def status(self, name: str) -> dict[str, Any]:
         """The newest status of a worker; empty before the first."""
