@@ -34,6 +34,7 @@ _EXAMPLES = {
         "p2prl doctor",
         "p2prl doctor 'p2prl://NAME@…?b=…'",
         "p2prl doctor --fix --bundle report.txt",
+        "p2prl doctor --skip-device --p2pd ./p2pd",
     ),
     "p2prl update": ("p2prl update", "p2prl update --check"),
     "p2prl service print": (

@@ -22,6 +22,13 @@ SkipDevice = Annotated[
     bool, typer.Option("--skip-device", help="Leave out torch and the self-test of the device, which take seconds.")
 ]
 
+Daemon = Annotated[
+    Path | None,
+    typer.Option(
+        "--p2pd", help="Test this network daemon too: three of it on this machine, a link, a circuit. Default: none."
+    ),
+]
+
 
 def doctor(
     link: OptionalLink = "",
@@ -29,6 +36,7 @@ def doctor(
     bundle: Bundle = None,
     yes: Yes = False,
     skip_device: SkipDevice = False,
+    p2pd: Daemon = None,
     device: Device = "auto",
     home: Home = None,
     as_json: AsJson = False,
@@ -37,7 +45,9 @@ def doctor(
     from p2prl.cli.commands.doctor_run import DoctorRequest, run_doctor
 
     run_doctor(
-        DoctorRequest(link=link, fix=fix, bundle=bundle, yes=yes, tests_device=not skip_device, device=device),
+        DoctorRequest(
+            link=link, fix=fix, bundle=bundle, yes=yes, tests_device=not skip_device, device=device, p2pd=p2pd
+        ),
         home=home,
         as_json=as_json,
     )

@@ -66,6 +66,8 @@ class MachineFacts:
     """`IPv4` and `IPv6`, where the system has a way out."""
     dialed: Mapping[str, str] = field(default_factory=dict)
     """By peer of a join link, why it could not be dialed; empty texts for those that answered."""
+    daemon: tuple[tuple[str, bool, str], ...] = ()
+    """Steps of a network daemon's self-test: name, whether it passed, and what it did or why it failed."""
     spool_bytes: int = 0
     """Finished work on disk."""
 
@@ -243,6 +245,16 @@ def _network(facts: MachineFacts) -> list[Finding]:
     return [Finding(name="network", outcome=FAILED, text=text, cause=cause, fix=fix)]
 
 
+def _daemon(facts: MachineFacts) -> list[Finding]:
+    fix = "Unset P2PRL_P2PD if it names this daemon: the one that was installed with p2prl is used then."
+    return [
+        Finding(name="p2pd", outcome=PASSED, text=text)
+        if passed
+        else Finding(name="p2pd", outcome=FAILED, text=f"this network daemon fails: {name}", cause=text, fix=fix)
+        for name, passed, text in facts.daemon
+    ]
+
+
 _CHECKS: tuple[Callable[[MachineFacts], list[Finding]], ...] = (
     _version,
     _clock,
@@ -253,4 +265,5 @@ _CHECKS: tuple[Callable[[MachineFacts], list[Finding]], ...] = (
     _torch,
     _device,
     _network,
+    _daemon,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -40,8 +41,9 @@ _NOWHERE = (("IPv4", socket.AF_INET, "192.0.2.1"), ("IPv6", socket.AF_INET6, "20
 """Addresses of documentation: a datagram socket that is connected to one sends nothing, and needs a route."""
 
 
-def machine_facts(home: Path, *, link: str, device: str, tests_device: bool) -> MachineFacts:
-    """Read everything; peers of `link` are dialed if there is one. `ConfigError` for a link that is none."""
+def machine_facts(home: Path, *, link: str, device: str, tests_device: bool, p2pd: Path | None = None) -> MachineFacts:
+    """Read everything; peers of `link` are dialed if there is one, and the daemon `p2pd` is tested. `ConfigError` for
+    a link that is none."""
     synchronized, error_s = clock()
     driver, cards = nvidia()
     return MachineFacts(
@@ -62,6 +64,7 @@ def machine_facts(home: Path, *, link: str, device: str, tests_device: bool) -> 
         device=device_facts(device) if tests_device else {},
         routes=tuple(name for name, family, address in _NOWHERE if _has_route(family, address)),
         dialed=dial(link) if link else {},
+        daemon=daemon_steps(p2pd) if p2pd is not None else (),
         spool_bytes=sum(path.stat().st_size for path in home.glob("seat-*/*/spool.db")),
     )
 
@@ -120,6 +123,13 @@ def device_facts(device: str) -> dict[str, Any]:
             return found
     said = done.stderr.strip().splitlines()
     return {"error": f"its process ended with status {done.returncode}: {said[-1][:300] if said else 'no message'}"}
+
+
+def daemon_steps(p2pd: Path) -> tuple[tuple[str, bool, str], ...]:
+    """What a network daemon was asked to do, whether it did, and how; up to the first failure."""
+    from p2prl.net.transports.hivemind.daemon_self_test import self_test
+
+    return tuple((step.name, step.passed, step.text) for step in asyncio.run(self_test(p2pd.absolute())))
 
 
 def dial(link: str) -> dict[str, str]:

@@ -39,6 +39,8 @@ class DoctorRequest:
     yes: bool
     tests_device: bool
     device: str
+    p2pd: Path | None = None
+    """A network daemon to test."""
 
 
 def run_doctor(request: DoctorRequest, *, home: Path | None, as_json: bool) -> None:
@@ -49,7 +51,9 @@ def run_doctor(request: DoctorRequest, *, home: Path | None, as_json: bool) -> N
         for text in repaired:
             say(text)
         say("checking this machine" + (", torch and the device last …" if request.tests_device else " …"))
-    facts = machine_facts(base, link=request.link, device=request.device, tests_device=request.tests_device)
+    facts = machine_facts(
+        base, link=request.link, device=request.device, tests_device=request.tests_device, p2pd=request.p2pd
+    )
     found = findings(facts)
     failures = sum(finding.outcome == FAILED for finding in found)
     warnings = sum(finding.outcome == WARNING for finding in found)

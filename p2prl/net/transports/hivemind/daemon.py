@@ -84,7 +84,7 @@ class Daemon:
         key_file.touch(mode=0o600)
         # protobuf PrivateKey{type=Ed25519 (08 01), data=seed ‖ public key (12 40 …)}, libp2p peer-id specification
         key_file.write_bytes(bytes((0x08, 0x01, 0x12, 0x40)) + identity.secret_seed + identity.public_key)
-        binary = daemon_binary()
+        binary = config.binary or daemon_binary()
         arguments = daemon_arguments(config, control_path=_control_path(folder), key_file=key_file)
         environment = os.environ | {"GOLOG_LOG_FMT": "json"}
         environment.setdefault("GOLOG_LOG_LEVEL", "error")

@@ -31,6 +31,10 @@ class DaemonConfig:
     is_public: bool = False
     """Whether others can dial this peer, for certain: its relay then grants circuits of 4 GiB and 30 minutes at once.
     The relay of a peer that has yet to find that out ends a circuit after 128 KiB or two minutes."""
+    is_private: bool = False
+    """Whether others cannot dial this peer, for certain: it reserves a circuit without asking AutoNAT first."""
+    binary: Path | None = None
+    """The daemon to run; None for `daemon_binary`."""
     families: frozenset[int] = frozenset({4, 6})
     """IP versions of which this machine has an address that leads out of it: relays are dialed over these."""
     nat_port_map: bool = True
@@ -84,6 +88,7 @@ def daemon_arguments(config: DaemonConfig, *, control_path: Path, key_file: Path
         # the given candidates alone it needs as many as there are, and has its first circuit within seconds.
         "-relayDiscovery=0",
         f"-forceReachabilityPublic={int(config.is_public)}",
+        f"-forceReachabilityPrivate={int(config.is_private)}",
         f"-autonat={int(config.auto_nat)}",
         f"-natPortMap={int(config.nat_port_map)}",
     ]

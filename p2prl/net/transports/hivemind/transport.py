@@ -115,7 +115,7 @@ class HivemindTransport:
             cleanup.callback(directory.close)
             transport = cls(daemon, directory, pacer=pacer, guard=guard, max_links=max_links)
             await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._inbound.accept)
-            await transport._refresh_addresses()
+            await transport.refresh_addresses()
             reached = await dial_bootstrap(transport, bootstrap)
             directory.warn_of_skew()
             if reached:
@@ -220,7 +220,8 @@ class HivemindTransport:
         await self._daemon.connect(peer, (self._known[peer],))
         return await self._daemon.open_stream(peer, framing.FRAME_PROTOCOL)
 
-    async def _refresh_addresses(self) -> None:
+    async def refresh_addresses(self) -> None:
+        """Ask the daemon at which addresses others may dial this peer."""
         self.addresses = await self._daemon.identify()
 
     async def _watch(self) -> None:
@@ -230,7 +231,7 @@ class HivemindTransport:
             while not stopped.done():
                 await asyncio.wait({stopped}, timeout=_ADDRESS_REFRESH_S)
                 with contextlib.suppress(TransportError):
-                    await self._refresh_addresses()
+                    await self.refresh_addresses()
         finally:
             stopped.cancel()
         logger.error("the network daemon ended")

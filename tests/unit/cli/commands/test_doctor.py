@@ -72,6 +72,8 @@ def test_a_good_machine_passes_every_check() -> None:
         ("clock", FAILED, {"clock_error_s": MOST_CLOCK_ERROR_S + 1}),
         ("clock", PASSED, {"clock_error_s": MOST_CLOCK_ERROR_S}),
         ("clock", FAILED, {"ahead_s": 3_600.0}),
+        ("p2pd", PASSED, {"daemon": (("start", True, "three daemons start"),)}),
+        ("p2pd", FAILED, {"daemon": (("start", False, "it printed nothing"),)}),
         ("home", FAILED, {"home_error": "cannot write to /x"}),
         ("home", WARNING, {"home_mode": 0o755}),
         ("disk", FAILED, {"disk_free": LEAST_DISK - 1}),
