@@ -30,4 +30,4 @@ if __name__ == "__main__":
 
     from p2prl.net.process.network_process import serve_role
 
-    asyncio.run(serve_role(int(sys.argv[-1])))
+    sys.exit(asyncio.run(serve_role(int(sys.argv[-1]))))

@@ -24,7 +24,7 @@ from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
-from p2prl.net.process.program import network_program
+from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
 from p2prl.protocol.kinds import Role
 
 log = logging.getLogger("p2prl.net")
@@ -208,13 +208,16 @@ class NetworkHandle:
         if self._closing or self._suspended:
             return
         code = self._process.wait()
-        self._restarts += 1
+        self._restarts += code != NEW_RELAYS_STATUS
         if self._restarts > _MAX_RESTARTS:
             raise errors.TransportError(
                 f"the network process ended {self._restarts} times (last exit status {code})",
                 remedy="Start it again; if this repeats, report the messages printed above.",
             )
-        log.warning("the network process ended (status %s); restarting it", code)
+        if code == NEW_RELAYS_STATUS:
+            log.info("the relays have gone; the network starts again with others")
+        else:
+            log.warning("the network process ended (status %s); restarting it", code)
         self._channel.abandon()
         self._count_anew()
         self._start()

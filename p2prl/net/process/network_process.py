@@ -28,6 +28,7 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.open_files import links_for, raise_open_files
 from p2prl.net.process.peer_guard import NodeGuard
+from p2prl.net.process.program import NEW_RELAYS_STATUS
 from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.version_check import VersionCheck
@@ -36,6 +37,7 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
 from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks, usable_listen
+from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -46,13 +48,16 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
-from p2prl.swarm.peers.reachability import reach_of
+from p2prl.swarm.peers.reachability import Reach, reach_of
+from p2prl.swarm.peers.relay_watch import RelayWatch
 
 _STATUS_S = 2.0
 
 _DIALABLE = frozenset({Role.LEARNER, Role.SEEDER})
 """Roles that others dial: with a public address on an interface of its own, one is reachable, or of little use. A
 volunteer may have such an address behind a firewall; its daemon finds out."""
+
+_RELAYS_S = 10.0
 
 _FLUSH_S = 3.0
 """How long neighbors get to receive the role's last messages. A link that needs longer counts as dead."""
@@ -86,6 +91,8 @@ class NetworkProcess:
         self._writer = writer
         self._clock = SystemClock()
         self._process = psutil.Process()
+        self.status = 0
+        """The exit status."""
 
     async def run(self) -> None:
         """Serve until the role hangs up or the node fails."""
@@ -191,6 +198,7 @@ class NetworkProcess:
             self._handle_messages(),
             self._report_status(),
             self._keeper.run(transport, self._driver),
+            self._watch_relays(transport),
             transport.wait_stopped(),
         )
         tasks = [asyncio.ensure_future(part) for part in parts]
@@ -204,6 +212,21 @@ class NetworkProcess:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._driver.close()
 
+    async def _watch_relays(self, transport: Transport) -> None:
+        """Return when this process should be started again, because every relay of its daemon has gone."""
+        while True:
+            await asyncio.sleep(_RELAYS_S)
+            if self._relay_watch.is_due(
+                self._clock.now(),
+                reach=Reach(self._reach()),
+                addresses=transport.addresses,
+                linked=self._node.connections.linked_records(),
+                is_busy=self._node.transfer_progress()[0] >= 0,
+            ):
+                break
+        await self._driver.flush_control(_FLUSH_S)
+        self.status = NEW_RELAYS_STATUS
+
     async def _start_transport(self, identity: Identity, config: NetworkConfig) -> Transport:
         """Start the configured transport and join the run's peers.
 
@@ -213,6 +236,7 @@ class NetworkProcess:
         self._is_public = config.reach.is_public or (config.node.role in _DIALABLE and has_public_address())
         lasting = self._keeper.lasting_addresses()
         relays = () if self._is_public else await relays_among((*config.bootstrap, *lasting))
+        self._relay_watch = RelayWatch([split_peer(address)[1] for address in relays], self._clock.now())
 
         def options(bootstrap: tuple[str, ...]) -> TransportConfig:
             return TransportConfig(
@@ -335,13 +359,16 @@ class NetworkProcess:
             return None
 
 
-async def serve_role(descriptor: int) -> None:
-    """Run a network process for the role at the other end of this inherited socket, until it closes."""
+async def serve_role(descriptor: int) -> int:
+    """Run a network process for the role at the other end of this inherited socket, until it closes. Returns the exit
+    status."""
     connection = socket.socket(fileno=descriptor)
     connection.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
     try:
         with logging_to_role(writer):
-            await NetworkProcess(reader, writer).run()
+            process = NetworkProcess(reader, writer)
+            await process.run()
+            return process.status
     finally:
         writer.close()

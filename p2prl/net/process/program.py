@@ -7,6 +7,9 @@ from pathlib import Path
 
 from p2prl.confinement.children import Program
 
+NEW_RELAYS_STATUS = 3
+"""Exit status of a network process that is to be started again, to have other relay candidates: no failure."""
+
 
 def network_program(own: Path | None = None, sockets: Path | None = None) -> Program:
     """The program; with `own` (its worker's folder) and `sockets` (its daemon's), confined to these two.

@@ -7,6 +7,7 @@ digest, and everything else is signed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, zip_longest
 
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
@@ -31,26 +32,26 @@ class LinkPeers:
     def __init__(self, proven_s: float | None = None) -> None:
         """`proven_s` replaces the times of all roles, for tests."""
         self._proven_s = {role: wait if proven_s is None else proven_s for role, wait in _PROVEN_S.items()}
-        self._named: dict[PeerId, str] = {}
+        self._named: dict[PeerId, tuple[str, ...]] = {}
         self._seen_at: dict[PeerId, float] = {}
 
     def update(
         self, linked: Iterable[LinkedRecord], rules: DialRules, now: float, *, is_public: bool
     ) -> tuple[str, ...]:
-        """Multiaddrs with peer ids, one for each peer. `is_public` says that the learner has a public address: then
-        addresses of its private networks help nobody."""
+        """Multiaddrs with peer ids: one for each peer, then those of the other IP version. `is_public` says that the
+        learner has a public address: then addresses of its private networks help nobody."""
         candidates = {}
         for record in linked:
             wait_s = self._proven_s.get(record.role)
             if wait_s is None or (record.peer not in self._named and now - record.since < wait_s):
                 continue
-            address = _address_of(record, rules, is_public=is_public)
-            if address:
-                candidates[record.peer] = record, address
+            addresses = _addresses_of(record, rules, is_public=is_public)
+            if addresses:
+                candidates[record.peer] = record, addresses
                 self._seen_at[record.peer] = now
         kept = {
-            peer: candidates[peer][1] if peer in candidates else address
-            for peer, address in self._named.items()
+            peer: candidates[peer][1] if peer in candidates else addresses
+            for peer, addresses in self._named.items()
             if now - self._seen_at[peer] < _GONE_S
         }
         order = sorted(
@@ -58,19 +59,37 @@ class LinkPeers:
         )
         for one_provider in (False, True):  # all of one provider only if there is nobody else
             for peer in order:
-                address = candidates[peer][1]
-                taken = {provider_of(other) for other in kept.values()}
-                if len(kept) < MOST_PEERS and peer not in kept and (one_provider or provider_of(address) not in taken):
-                    kept[peer] = address
+                addresses = candidates[peer][1]
+                taken = {provider_of(other) for others in kept.values() for other in others}
+                is_new = taken.isdisjoint(map(provider_of, addresses))
+                if len(kept) < MOST_PEERS and peer not in kept and (one_provider or is_new):
+                    kept[peer] = addresses
         self._named = kept
         self._seen_at = {peer: at for peer, at in self._seen_at.items() if peer in kept}
-        return tuple(address if "/p2p/" in address else f"{address}/p2p/{peer}" for peer, address in kept.items())
+        turns = zip_longest(*([(peer, address) for address in addresses] for peer, addresses in kept.items()))
+        return tuple(
+            address if "/p2p/" in address else f"{address}/p2p/{peer}"
+            for peer, address in filter(None, chain.from_iterable(turns))
+        )
 
 
-def _address_of(record: LinkedRecord, rules: DialRules, *, is_public: bool) -> str:
-    """The address to name: one that others can dial, where the learner sees the peer itself; empty if there is none."""
-    for address in rules.chosen(record.addresses, record.peer):
-        fits = is_direct_public(address) if is_public else "/p2p-circuit" not in address
-        if fits and subnet_of(address) == record.observed:
-            return address
-    return ""
+def _addresses_of(record: LinkedRecord, rules: DialRules, *, is_public: bool) -> tuple[str, ...]:
+    """The addresses to name, IPv4 first; none unless others can dial one where the learner sees the peer itself.
+
+    The learner sees it over one IP version, and most homes have IPv4 alone. So one public address of the other version
+    is named too, on the peer's own word: a false one costs a newcomer a dial.
+    """
+    chosen = [
+        address
+        for address in rules.chosen(record.addresses, record.peer)
+        if (is_direct_public(address) if is_public else "/p2p-circuit" not in address)
+    ]
+    proven = next((address for address in chosen if subnet_of(address) == record.observed), "")
+    if not proven:
+        return ()
+    other = next((address for address in chosen if _version(address) != _version(proven)), "") if is_public else ""
+    return tuple(sorted(filter(None, (proven, other)), key=_version))
+
+
+def _version(address: str) -> str:
+    return address.split("/")[1]

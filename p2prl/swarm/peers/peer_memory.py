@@ -36,7 +36,7 @@ MAX_RECORD_BYTES = 4 * 1024
 MAX_FILE_BYTES = MAX_REMEMBERED * (MAX_RECORD_BYTES + 256)
 """The memory as bytes; a larger file was not written by this program."""
 
-_LASTING = frozenset({Role.LEARNER, Role.SEEDER, Role.VALIDATOR})
+LASTING_ROLES = frozenset({Role.LEARNER, Role.SEEDER, Role.VALIDATOR})
 """Roles that run on machines which stay up."""
 
 
@@ -87,7 +87,7 @@ class _Entry:
     @property
     def worth(self) -> tuple[bool, int]:
         """Sorts lasting roles before others, and the peers met last before earlier ones."""
-        return self.role not in _LASTING, -self.linked_ms
+        return self.role not in LASTING_ROLES, -self.linked_ms
 
 
 class PeerMemory:
@@ -156,7 +156,7 @@ class PeerMemory:
         return tuple(
             (peer, _with_peer(address, peer))
             for peer, entry in order
-            if entry.role in _LASTING or not lasting
+            if entry.role in LASTING_ROLES or not lasting
             for address in sorted(rules.chosen(entry.addresses, peer), key=lambda text: "/p2p-circuit" in text)
         )
 

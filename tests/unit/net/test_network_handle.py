@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.errors import TransportError
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.process.program import NEW_RELAYS_STATUS
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node_config import NodeConfig
@@ -25,6 +27,8 @@ class Process:
         self.socket = socket.fromfd(descriptor, socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(30)
         self._stream = self.socket.makefile("rb")
+        self.status = 0
+        """Its exit status."""
 
     def hear(self) -> control.ToNetwork:
         """The role's next message."""
@@ -41,7 +45,7 @@ class Process:
 
     def wait(self, timeout_s: float | None = None) -> int:
         self.end()
-        return 0
+        return self.status
 
     def kill(self) -> None:
         pass
@@ -151,6 +155,23 @@ def test_figures_outlive_a_process(rig: Rig, is_read: bool) -> None:
     (last,) = rig.poll(1)
     assert isinstance(last, control.Status)
     assert (last.sent, last.received_from_source) == (15, 30)
+
+
+@pytest.mark.parametrize(("status_code", "is_counted"), [(NEW_RELAYS_STATUS, False), (0, True), (1, True)])
+def test_a_process_may_ask_for_another_as_often_as_it_likes(rig: Rig, status_code: int, is_counted: bool) -> None:
+    def end_often() -> None:
+        for count in range(2, 9):
+            rig.process.status = status_code
+            rig.process.end()
+            while len(rig.processes) < count:
+                rig.handle.poll(1.0)
+            rig.process.hear()
+
+    if is_counted:
+        with pytest.raises(TransportError, match="6 times"):
+            end_often()
+    else:
+        end_often()
 
 
 def test_a_line_of_its_log_is_printed_and_is_no_message(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:

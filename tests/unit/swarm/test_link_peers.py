@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from p2prl.protocol.kinds import Role
@@ -45,6 +47,23 @@ def test_a_seeder_is_named_with_its_public_address_and_id() -> None:
     record = linked("s", "8.8.1.1", more=("/ip4/10.0.0.2/tcp/4001",))
     (address,) = LinkPeers().update([record], PUBLIC, NOW, is_public=True)
     assert address == f"/ip4/8.8.1.1/tcp/4001/p2p/{record.peer}"
+
+
+def test_a_peer_seen_over_ipv6_is_named_for_homes_with_ipv4_alone() -> None:
+    """A newcomer whose network has IPv4 alone found nobody while the learner was away."""
+    first, second = (
+        replace(
+            linked(f"s{number}", f"8.{number}.1.1", more=(f"/ip6/2600:{number}::1/tcp/4001",)),
+            observed=subnet_of(f"/ip6/2600:{number}::1/tcp/4001"),
+        )
+        for number in (8, 9)
+    )
+    named = names(LinkPeers(), first, second)
+    assert set(named[:2]) == {"8.8.1.1", "8.9.1.1"}, "one of each first"
+    assert set(named[2:]) == {"2600:8::1", "2600:9::1"}
+    private = replace(first, addresses=("/ip4/10.0.0.2/tcp/4001", first.addresses[0]))
+    assert names(LinkPeers(), private) == ["2600:8::1"]
+    assert names(LinkPeers(), replace(first, observed=Subnet("9.9.9.0/24"))) == [], "one of them has to be proven"
 
 
 @pytest.mark.parametrize(
