@@ -1,4 +1,4 @@
-"""When a daemon gets other relay candidates: only if all of its own have gone for long, and there is somebody else."""
+"""Change of a daemon's relay candidates: only if all of its own have gone for long, and there is somebody else."""
 
 from __future__ import annotations
 

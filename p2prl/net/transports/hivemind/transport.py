@@ -27,6 +27,7 @@ from p2prl.net.transports.hivemind.p2p_client import join_daemon, leave_daemon
 from p2prl.net.transports.inbound_streams import InboundStreams
 from p2prl.net.transports.interface_addresses import routable_families
 from p2prl.net.transports.outbound_streams import OutboundStreams
+from p2prl.net.transports.tcp_trial import accepts_connection, can_be_tried
 from p2prl.protocol.identity import Identity, PeerId
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ _ANSWER_S = 6
 """An answer dials this long: SYNs after 0, 1 and 3 s."""
 
 _MAX_KNOWN_PEERS = 4096
-"""Addresses remembered for reconnecting."""
+"""Addresses remembered for reconnecting, and addresses whose dial failed."""
 
 
 class HivemindTransport:
@@ -71,6 +72,8 @@ class HivemindTransport:
         self._outbound = OutboundStreams(self._open_stream, max_links=max_links, pacer=pacer)
         self._known: OrderedDict[PeerId, bytes] = OrderedDict()
         """Binary address of every peer that `connect` reached."""
+        self._failed: OrderedDict[str, None] = OrderedDict()
+        """Addresses whose last dial failed."""
         self._watching: asyncio.Task[None] | None = None
         self._cleanup = contextlib.AsyncExitStack()
         """Ends the directory, hivemind's client and the daemon, in this order."""
@@ -140,6 +143,11 @@ class HivemindTransport:
             raise TransportError(str(error)) from error  # addresses mostly come from strangers' records
         if peer == self.peer_id:
             raise TransportError(f"{address} is this peer itself")
+        # The daemon refuses to dial an address for longer after each failure, five minutes in the end: homes came back
+        # to a learner that had been away for ten minutes after two. So it is not asked while nobody listens there.
+        if where in self._failed and can_be_tried(where) and not await accepts_connection(where):
+            raise TransportError(f"{address} accepts no connection")
+        self._note_failed(where)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._daemon.connect(peer, (raw,))
@@ -148,6 +156,7 @@ class HivemindTransport:
             raise TransportError(f"{address} did not answer within {CONNECT_TIMEOUT_S:.0f} s") from error
         except TransportError as error:
             raise TransportError(f"cannot reach {address}: {error}") from error
+        self._failed.pop(where, None)
         if self._guard is not None:
             self._guard.note_address(peer, where)
         self._remember(peer, raw)
@@ -205,6 +214,13 @@ class HivemindTransport:
         self._known.move_to_end(peer)
         if len(self._known) > _MAX_KNOWN_PEERS:
             self._known.popitem(last=False)
+
+    def _note_failed(self, where: str) -> None:
+        """Until the dial succeeds, it counts as failed."""
+        self._failed[where] = None
+        self._failed.move_to_end(where)
+        if len(self._failed) > _MAX_KNOWN_PEERS:
+            self._failed.popitem(last=False)
 
     def _check_open(self) -> None:
         if self._closed:
