@@ -83,7 +83,7 @@ def test_what_was_granted_is_sent_at_its_depth_after_the_last_grant() -> None:
     for _ in range(DEPTH + 3):
         slots.enqueue(Upload(A, ROOT))
     sent = 0
-    while slots.next_upload() is not None:
+    while slots.next_upload(lambda _: True) is not None:
         slots.began(A, 9.0)
         sent += 1
     assert sent == DEPTH + 3
