@@ -12,6 +12,20 @@ _LABEL = re.compile(r" *\S+(?: \S+)? {2,}")
 _MAX_INDENT = 20
 
 
+_ASCII = str.maketrans(
+    {"…": "...", "–": "-", "—": "-", "−": "-", "·": "-", "×": "x", "→": "to", "✓": "*", "’": "'", "≤": "<=", "≥": ">="}
+)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """`text` as a stream of this encoding can show it: signs that it lacks as ASCII, all others as question marks."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+    return text
+
+
 def cleaned(text: str) -> str:
     """`text` on one line, without control characters.
 

@@ -26,6 +26,9 @@ _MACHINE_ERRORS = {
 
 def main() -> None:
     """Run `p2prl`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell, as with `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     try:
         from p2prl.cli.app import app
 
@@ -53,7 +56,8 @@ def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = Non
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - the outermost frame
         if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
-            message = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+            where = f": {error.filename}" if error.filename else ""
+            message = f"{error.strerror}{where}" if error.strerror else str(error)
             _print_error(message, "Check space and permissions, then run the command again.")
             sys.exit(MachineError.exit_code)
         file = crash_log.write(error)
@@ -64,10 +68,10 @@ def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = Non
 
 
 def _print_error(message: str, remedy: str) -> None:
-    from p2prl.plain_text import cleaned, wrapped
+    from p2prl.plain_text import cleaned, encodable, wrapped
 
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
     for label, text in (("p2prl: ", message), ("       ", remedy)):
         if text:
-            lines = wrapped(cleaned(text), width - len(label))
+            lines = wrapped(encodable(cleaned(text), sys.stderr.encoding or "utf-8"), width - len(label))
             print(label + ("\n" + " " * len(label)).join(line.strip() for line in lines), file=sys.stderr)  # noqa: T201

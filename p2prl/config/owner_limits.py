@@ -102,6 +102,10 @@ def _remembered(home: Path) -> dict[str, str]:
             checked(name, text)
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError, ConfigError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", remedy="Fix its permissions, or give another folder with --home."
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{path} is damaged: {error}", remedy=f"Delete {path} and set the limits again.") from error
     return kept

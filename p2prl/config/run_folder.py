@@ -118,7 +118,10 @@ def open_folder(directory: Path) -> Folder:
     """Read a run folder. Raises `ConfigError` when it is not one."""
     manifest_path = directory / "run.manifest"
     if not manifest_path.is_file():
-        raise ConfigError(f"{directory} is not a run folder", remedy="Make one first: p2prl init NAME --preset chain4")
+        raise ConfigError(
+            f"{directory} is not a run folder",
+            remedy="Make one first: p2prl init NAME --preset chain4. A join link begins with p2prl://.",
+        )
     raw = manifest_path.read_bytes()
     try:
         manifest = body_of(open_envelope(raw, now=None), RunManifest)

@@ -19,12 +19,16 @@ T = TypeVar("T")
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises `ConfigError` naming the file and the line."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", remedy="Check the path and its permissions."
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text", remedy="Save it with the encoding UTF-8 in your editor."
+        ) from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}", remedy="Fix that line; strings need quotes.") from error
 
 

@@ -116,7 +116,8 @@ def verify_dump(path: Path, *, run: bytes | None = None) -> Recount:
             return recount(known_run, items, head=head, witnesses=witnesses)
     except OSError as error:
         raise MachineError(
-            f"{path} cannot be read: {error}", remedy="Use a file written by `p2prl ledger dump`."
+            f"{path} cannot be read: {error.strerror}",
+            remedy="Use a run folder, a join link, or a file written by `p2prl ledger dump`.",
         ) from error
 
 

@@ -20,7 +20,7 @@ def test_a_full_disk_asks_for_space(error: Exception) -> None:
     assert told.remedy == "Free some space and restart; finished work is safe."
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT])
 def test_missing_permissions_ask_for_another_folder(number: int) -> None:
     told = write_error(OSError(number, "no"), "the journal")
     assert "permissions" in told.remedy

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from p2prl.cli.views import console as screen
-from p2prl.plain_text import cleaned, wrapped
+from p2prl.plain_text import cleaned, encodable, wrapped
 
 HOSTILE = "slot 3 was rejected: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
 
@@ -64,3 +64,13 @@ def test_no_word_is_lost_or_split_and_lines_fit(words: list[str], width: int) ->
     assert " ".join(lines).split() == words
     for line in lines:
         assert len(line) <= width or len(line.split()) == 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("utf-8", "v1 → v2 … 3×4 ▆é"), ("latin-1", "v1 to v2 ... 3x4 ?é"), ("ascii", "v1 to v2 ... 3x4 ??")],
+)
+def test_signs_that_a_terminal_lacks_are_written_in_ascii(encoding: str, shown: str) -> None:
+    text = encodable("v1 → v2 … 3×4 ▆é", encoding)
+    assert text == shown
+    text.encode(encoding)

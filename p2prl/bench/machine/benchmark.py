@@ -47,7 +47,8 @@ class MachineBenchConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require("models", self.models, all(name in SHAPES for name in self.models), " or ".join(SHAPES))
+        known = bool(self.models) and all(name in SHAPES for name in self.models)
+        require("models", ",".join(self.models), known, " or ".join(SHAPES))
         require("dtype", self.dtype, self.dtype in TORCH_DTYPES, " or ".join(TORCH_DTYPES))
         require("batch", self.batch, 1 <= self.batch <= 512, "1 to 512 completions")
         require("tokens", self.tokens, 2 <= self.tokens <= 4096, "2 to 4096")

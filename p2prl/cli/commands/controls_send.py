@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from p2prl.controls.messages import Answer, LimitShown, LimitsRequest, PauseRequ
 from p2prl.controls.quantities import read_duration_s
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, MachineError, P2PRLError, RemoteProtocolError
+
+_SEAT = re.compile(r"[a-z]+-[0-9]+")
 
 
 def tell_workers(request: Request, *, seat: str, home: Path | None, as_json: bool) -> None:
@@ -95,7 +98,7 @@ def write_config(*, home: Path | None, as_json: bool) -> None:
         raise ConfigError(f"{path} is there already", remedy="Edit it, or delete it first.")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_text(config_text())
+        path.write_text(config_text(), encoding="utf-8")
     except OSError as error:
         raise write_error(error, path) from error
     if as_json:
@@ -140,6 +143,8 @@ def _told(request: Request, *, seat: str, home: Path) -> _Told:
 
 def _answers(request: Request, *, seat: str, home: Path) -> _Told:
     told = _Told()
+    if seat and not _SEAT.fullmatch(seat):
+        raise ConfigError(f"{seat[:40]!r} is not a worker's folder", remedy="p2prl status names them, as seat-1.")
     names = [seat] if seat else sorted(path.parent.name for path in home.glob(f"*/{NAME}"))
     for name in names:
         try:
@@ -179,6 +184,8 @@ def _parsed(changes: list[str]) -> dict[str, str]:
         name, equals, text = change.partition("=")
         if not equals or not text:
             raise ConfigError(f"{change[:60]!r} is not NAME=VALUE", remedy="For example p2prl limits gpu.temp=75C.")
+        if name.strip() in wanted:
+            raise ConfigError(f"{name.strip()[:60]} is given twice", remedy="Keep the one that you mean.")
         wanted[name.strip()] = text.strip()
     return wanted
 

@@ -22,11 +22,17 @@ service_app = typer.Typer(no_args_is_help=True, help="A user's service that keep
 
 
 def service_print(
-    link: Link, run: Command = "join", options: Options = "", manager: Manager = "", home: Home = None
+    context: typer.Context,
+    link: Link,
+    run: Command = "join",
+    options: Options = "",
+    manager: Manager = "",
+    home: Home = None,
 ) -> None:
     """Print the service file and the commands that start it. Changes nothing."""
-    from p2prl.cli.commands.service_files import planned_service
+    from p2prl.cli.commands.service_files import check_options, planned_service
 
+    check_options(context, run, options)
     plan = planned_service(link, run=run, options=options, manager=manager, home=home)
     sys.stdout.write(plan.text)
     sys.stdout.flush()
@@ -35,6 +41,7 @@ def service_print(
 
 
 def service_install(
+    context: typer.Context,
     link: Link,
     run: Command = "join",
     options: Options = "",
@@ -44,7 +51,8 @@ def service_install(
     as_json: AsJson = False,
 ) -> None:
     """Write the service file for this user, and print the commands that start it. Nothing is started."""
-    from p2prl.cli.commands.service_files import install_service, planned_service
+    from p2prl.cli.commands.service_files import check_options, install_service, planned_service
 
+    check_options(context, run, options)
     plan = planned_service(link, run=run, options=options, manager=manager, home=home)
     install_service(plan, user=user, as_json=as_json)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import typer
+
 from p2prl.cli.views.console import emit, say
 from p2prl.config.worker_folder import default_home
 from p2prl.disk_full import write_error
@@ -50,18 +52,22 @@ class ServicePlan:
         ]
 
 
+def check_options(context: typer.Context, run: str, options: str) -> None:
+    """Read a worker's options as its command will: a service with a wrong one would never start. Usage error if so."""
+    workers = getattr(context.find_root().command, "commands", {})
+    if run in _WORKERS:
+        workers[run].make_context(f"p2prl {run}", ["LINK", *_words(options)])
+
+
 def planned_service(link: str, *, run: str, options: str, manager: str, home: Path | None) -> ServicePlan:
-    """The service of one worker. `ConfigError` for an option, a link or a manager that is none."""
+    """The service of one worker. `ConfigError` for a link, a manager or quotation marks that are wrong."""
     if run not in _WORKERS:
         raise ConfigError(f"--run {run!r} is no worker", remedy=f"Workers: {', '.join(_WORKERS)}.")
     name = f"p2prl-{_NAME.sub('-', parse_link(link).name)[:40]}-{run}"
     chosen = manager or ("launchd" if sys.platform == "darwin" else "systemd")
     if chosen not in ("systemd", "launchd"):
         raise ConfigError(f"--manager {chosen!r} is not known", remedy="Managers: systemd, launchd.")
-    try:
-        extra = shlex.split(options)
-    except ValueError as error:
-        raise ConfigError(f"--options cannot be read: {error}", remedy="Close its quotation marks.") from error
+    extra = _words(options)
     base = (home or default_home()).absolute()
     command = [sys.executable, "-m", "p2prl", run, link, "--home", str(base), *extra]
     if any(not argument.isprintable() for argument in command):
@@ -73,6 +79,13 @@ def planned_service(link: str, *, run: str, options: str, manager: str, home: Pa
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     path = config / "systemd" / "user" / f"{name}.service"
     return ServicePlan(manager=chosen, name=name, path=path, text=systemd_unit(command, base))
+
+
+def _words(options: str) -> list[str]:
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise ConfigError(f"--options cannot be read: {error}", remedy="Close its quotation marks.") from error
 
 
 def systemd_unit(command: list[str], home: Path) -> str:

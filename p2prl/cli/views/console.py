@@ -15,7 +15,7 @@ from rich.segment import Segment, Segments
 
 from p2prl.cli.views.startup import StartupPhases
 from p2prl.cli.views.terminal_echo import without_control_echo
-from p2prl.plain_text import cleaned, wrapped
+from p2prl.plain_text import cleaned, encodable, wrapped
 
 PLAIN_PERIOD_S = 10.0
 """Interval of progress lines when there is no terminal."""
@@ -31,7 +31,7 @@ def say(message: str, *, unwrapped: bool = False) -> None:
 
     On a terminal it is wrapped between words; `unwrapped` keeps links and tables on one line, easy to copy.
     """
-    text = cleaned(message)
+    text = encodable(cleaned(message), console.encoding)
     for line in [text] if unwrapped or not console.is_terminal else wrapped(text, console.width):
         # Not soft_wrap: the live panel is drawn again with this line, and would lose its own wrapping.
         console.print(Segments([Segment(line), Segment.line()]), crop=False)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,31 @@ def test_usage_errors_are_2(arguments: tuple[str, ...]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
+
+
+def test_a_full_output_is_told_without_an_error_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, told = run_main(monkeypatch, capsys, OSError(errno.ENOSPC, "No space left on device"))
+    assert code == 4
+    assert told.startswith("p2prl: No space left on device\n")
+
+
+def test_closed_streams_are_no_crash(tmp_path: Path) -> None:
+    program = f"{sys.executable} -m p2prl status --json --home {tmp_path}"
+    done = subprocess.run(["sh", "-c", f"{program} >&-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(["sh", "-c", f"{program} 2>&-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:1]) == (0, "{")
+
+
+def test_a_refusal_is_readable_on_a_terminal_without_unicode() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "p2prl", "join", "no-link"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "?b=/ip4/.../tcp/.../p2p/..." in done.stderr

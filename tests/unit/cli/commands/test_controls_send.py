@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from p2prl.config.owner_limits import config_file
+from p2prl.config.owner_limits import config_file, config_text
 from p2prl.controls.control_socket import NAME, ControlSocket
 from p2prl.controls.limits import Limits
 from p2prl.controls.live_controls import LiveControls
@@ -143,7 +143,7 @@ def test_a_wrong_duration_names_the_right_form(tmp_path: Path, text: str) -> Non
 )
 def test_a_wrong_limit_changes_nothing(tmp_path: Path, change: str, message: str, remedy: str) -> None:
     with worker(tmp_path, "seat-1") as running:
-        error, _ = failed("limits", "ram=4GB", change, "--home", tmp_path)
+        error, _ = failed("limits", "disk=4GB", change, "--home", tmp_path)
         assert running.limits == Limits()
     assert message in str(error)
     assert remedy in getattr(error, "remedy", "")
@@ -206,3 +206,34 @@ def test_remembered_limits_that_no_longer_exist_name_their_file(tmp_path: Path) 
     assert str(tmp_path / "limits.json") in str(error)
     remedy: Any = getattr(error, "remedy", "")
     assert remedy.startswith("Delete ")
+
+
+def test_a_limit_given_twice_is_refused(tmp_path: Path) -> None:
+    error, _ = failed("limits", "yield=games", "yield=programs", "--home", tmp_path)
+    assert "yield is given twice" in str(error)
+    assert not (tmp_path / "limits.json").exists()
+
+
+@pytest.mark.parametrize("seat", ["../x", "/etc", "a/seat-1", ".", "..", "seat"])
+def test_a_seat_is_a_folder_of_the_home(seat: str, tmp_path: Path) -> None:
+    error, _ = failed("pause", "--seat", seat, "--home", tmp_path)
+    assert "is not a worker's folder" in str(error)
+
+
+def test_a_file_that_is_not_text_and_a_home_that_is_no_folder_are_named(tmp_path: Path) -> None:
+    config_file(tmp_path).write_text('[limits]\nbattery = "never"\n', encoding="utf-16")
+    error, _ = failed("limits", "--home", tmp_path)
+    assert "is not UTF-8 text" in str(error)
+    config_file(tmp_path).unlink()
+    (tmp_path / "limits.json").mkdir()
+    for home in (tmp_path, tmp_path / "limits.json" / ".." / "file"):
+        (tmp_path / "file").touch()
+        error, _ = failed("limits", "--home", home)
+        assert "Errno" not in str(error)
+        assert "damaged" not in str(error)
+        assert "permissions" in getattr(error, "remedy", "")
+
+
+def test_the_commented_file_is_utf_8_in_any_locale(tmp_path: Path) -> None:
+    invoke("config", "init", "--home", tmp_path)
+    assert config_file(tmp_path).read_bytes().decode() == config_text()

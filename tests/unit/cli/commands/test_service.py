@@ -94,3 +94,23 @@ def test_print_changes_nothing_and_install_writes_once(tmp_path: Path, monkeypat
         assert Path(document["path"]).read_text() == shown.stdout
     Path(document["path"]).write_text("mine")
     assert isinstance(invoke("service", "install", LINK, "--user", *options).exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("run", "options"), [("join", "--nosuch 3"), ("join", "--threads x"), ("seed", "--device cpu"), ("join", "stray")]
+)
+@pytest.mark.parametrize("command", [("print",), ("install", "--user")])
+def test_options_that_the_worker_would_refuse_make_no_service(
+    command: tuple[str, ...], run: str, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    done = invoke("service", *command, LINK, "--run", run, f"--options={options}", "--home", tmp_path)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert not (tmp_path / "config").exists()
+
+
+def test_options_that_the_worker_takes_are_in_the_service(tmp_path: Path) -> None:
+    done = invoke("service", "print", LINK, "--options=--device cpu --upload-mbit 5", "--home", tmp_path)
+    assert done.exit_code == 0
+    assert "--upload-mbit" in done.stdout
