@@ -281,7 +281,7 @@ class ChunkDownloads:
         else:
             # Wide enough for slow senders: they take long for a chunk, and many of them fill a downlink.
             window_s = max(config.window_s, chunk_bytes / config.least_bytes_s)
-            chunks = max(2 * self._best_bytes_s * window_s, config.least_window_bytes) / chunk_bytes
+            chunks = (2 * self._best_bytes_s * window_s or config.least_window_bytes) / chunk_bytes
         # Requests that neighbors without a delivery let lie come out of nobody's downlink.
         lying = sum(self._is_silent(peers[0], chunk, now) for chunk, peers in self._in_flight.items())
         return len(self._in_flight) - lying < max(config.least_window, chunks)
