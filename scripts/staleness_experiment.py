@@ -19,6 +19,7 @@ from p2prl.bench.staleness.experiment import CompactResults, next_job, remaining
 from p2prl.bench.staleness.experiment_report import draw, report
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.models.device import use_threads
+from p2prl.progress_lines import say
 
 FOLDER = Path("docs/benchmarks")
 SAID_EVERY_S = 60.0
@@ -80,11 +81,6 @@ HEAD = """Written by `python -m scripts.staleness_experiment`, which continues a
 [staleness.md](staleness.md).
 
 """
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

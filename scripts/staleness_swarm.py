@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from p2prl.bench.results.seed_file import Line, SeedFile
+from p2prl.progress_lines import say
 from p2prl.testing.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
 
 _EVALUATED = 4096
@@ -206,11 +207,6 @@ def _succeed(swarm: SwarmProcesses, *arguments: str) -> str:
     if done.returncode != 0:
         raise AssertionError(f"p2prl {' '.join(arguments)} failed:\n{done.stderr}")
     return done.stdout
-
-
-def say(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

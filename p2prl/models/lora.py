@@ -22,8 +22,8 @@ from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.weight_layout import is_adapter
 from p2prl.protocol.manifests import LoraSpec
 
-ALPHA = 32.0
-"""alpha unless told. Divided by the rank it scales B·A, so that one learning rate suits every rank."""
+_ALPHA = 32.0
+"""alpha of new runs. Divided by the rank it scales B·A, so that one learning rate suits every rank."""
 
 ADAPTER_FOLDER = "adapter"
 """Folder of the adapters in a model directory. PEFT loads it beside the base model."""
@@ -33,21 +33,24 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 _SAVED_PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+_LAYERS = (nn.Linear, Conv1D)
+"""Kinds of layers that adapters stand beside."""
+
 _ADAPTER = ".default"
 """PEFT's name of the one adapter, as a part of its tensors' names in the model; not in saved files."""
 
 
-def plan_lora(model: nn.Module, *, rank: int, alpha: float = ALPHA) -> LoraSpec:
+def plan_lora(model: nn.Module, *, rank: int) -> LoraSpec:
     """Adapters beside all linear layers of the decoder. `ConfigError` for a model without any."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     targets = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head
+        if isinstance(module, _LAYERS) and module is not head
     }
     if not targets:
         raise ConfigError("--lora: the model has no linear layers", remedy="Train all of it: leave out --lora.")
-    return LoraSpec(rank=rank, alpha=alpha, targets=tuple(sorted(targets)))
+    return LoraSpec(rank=rank, alpha=_ALPHA, targets=tuple(sorted(targets)))
 
 
 def add_lora(model: nn.Module, spec: LoraSpec) -> None:
@@ -57,9 +60,10 @@ def add_lora(model: nn.Module, spec: LoraSpec) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model  # here: most runs have no adapters, and it takes a while
 
-    transposed = {isinstance(module, Conv1D) for _, module in _targets(model, spec)}
-    if len(transposed) != 1:
-        raise ValueError("adapters fit layers of one kind, and at least one")
+    layers = [module for name, module in model.named_modules() if name.rpartition(".")[2] in spec.targets]
+    transposed = {isinstance(layer, Conv1D) for layer in layers}
+    if len(transposed) != 1 or not all(isinstance(layer, _LAYERS) for layer in layers):
+        raise ValueError("adapters fit linear layers of one kind, and at least one")
     dtype = next(model.parameters()).dtype
     config = LoraConfig(
         r=spec.rank,
@@ -90,28 +94,26 @@ def draw_first_adapters(model: nn.Module) -> None:
 
 def lora_of(model: nn.Module) -> LoraSpec | None:
     """The adapters in a model, if any."""
-    held: dict[str, Any] | None = getattr(model, "peft_config", None)
-    if not held:
+    config = _config_of(model)
+    if config is None:
         return None
-    config = held["default"]
     return LoraSpec(rank=config.r, alpha=float(config.lora_alpha), targets=tuple(sorted(config.target_modules)))
 
 
 def save_adapters(model: nn.Module, directory: Path) -> None:
     """Write a model's adapters as PEFT does."""
-    spec = lora_of(model)
-    assert spec is not None, "the model has adapters"
-    transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    held = _config_of(model)
+    assert held is not None, "the model has adapters"
     directory.mkdir()
     tensors = {_saved_name(name): tensor.detach().cpu().contiguous() for name, tensor in _adapters(model).items()}
     save_file(tensors, directory / WEIGHTS_FILE)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "r": spec.rank,
-        "lora_alpha": spec.alpha,
-        "target_modules": list(spec.targets),
-        "fan_in_fan_out": transposed,
+        "r": held.r,
+        "lora_alpha": held.lora_alpha,
+        "target_modules": sorted(held.target_modules),
+        "fan_in_fan_out": held.fan_in_fan_out,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -164,8 +166,9 @@ def _dump(config: dict[str, Any]) -> str:
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
-def _targets(model: nn.Module, spec: LoraSpec) -> list[tuple[str, nn.Module]]:
-    return [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in spec.targets]
+def _config_of(model: nn.Module) -> Any:
+    """PEFT's settings of a model's adapters; None without any."""
+    return getattr(model, "peft_config", {}).get("default")
 
 
 def _adapters(model: nn.Module) -> dict[str, Tensor]:

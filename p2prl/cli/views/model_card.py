@@ -171,6 +171,9 @@ def _run_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
     weight = sum(share.weight for share in manifest.tasks)
     yield "Base model", code(manifest.base_model)
     yield "Parameters", f"{manifest.parameters:,}"
+    if manifest.lora is not None:
+        rank = manifest.lora.rank
+        yield "Adapters", f"LoRA of rank {rank}, which alone were trained: added to the weights here, and in `adapter/`"
     yield "License", code(manifest.licence)
     yield "Content policy", code(manifest.content_policy)
     yield "Tasks", ", ".join(f"{code(share.task)} {share.weight / weight:.0%}" for share in manifest.tasks)

@@ -70,11 +70,9 @@ def open_export(
     published at the checkpoint's step, `blobs` the folder of published weights and `chained` that version's weights if
     they have no file there. Raises `FileNotFoundError` when the checkpoint is being deleted.
     """
-    if manifest.lora is not None:
-        frozen, folder = CheckpointWeights(first), checkpoint / ADAPTER_FOLDER
-        weights: WeightSource = MergedWeights(frozen, folder, manifest.lora)
-    else:
-        weights = CheckpointWeights(checkpoint)
+    adapters = checkpoint / ADAPTER_FOLDER
+    weights = CheckpointWeights(checkpoint if manifest.lora is None else first)
+    merged = None if manifest.lora is None else MergedWeights(weights, adapters, manifest.lora)
     files = read_model_files(checkpoint, first)
     model = read_run_model(
         run_files,
@@ -83,16 +81,14 @@ def open_export(
         dtype=manifest.dtype,
         lora=manifest.lora,
     )
-    source, promised, published = weights, None, None
-    if isinstance(weights, CheckpointWeights) and dtype == manifest.dtype and weights.reordered(model.layout):
-        promised = policy
-        published = None if policy is None else _published(policy, blobs, model.layout, chained)
-        source = published or weights
     written = exported_files(files, dtype=dtype, stop_ids=model.codec().stop_ids)
-    if manifest.lora is not None:
-        written |= adapter_files(folder, base_model=manifest.base_model)
+    if merged is not None:
+        written |= adapter_files(adapters, base_model=manifest.base_model)
+        return OpenedExport(source=merged, dtype=dtype, files=written, promised=None, is_published=False)
+    promised = policy if dtype == manifest.dtype and weights.reordered(model.layout) else None
+    published = None if promised is None else _published(promised, blobs, model.layout, chained)
     return OpenedExport(
-        source=source,
+        source=published or weights,
         dtype=dtype,
         files=written,
         promised=promised,

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from p2prl.cli.views.model_card import MAX_ROWS, CardFacts, RewardChange, code, license_metadata, model_card
-from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
+from p2prl.protocol.manifests import LoraSpec, RunManifest, Sampling, TaskShare
 from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.testing.sample_ledgers import MemorySource, manifest, sample_run
@@ -156,6 +156,9 @@ def test_facts_of_the_run() -> None:
     assert "not those of a published version" in rounded
     assert "signed manifest" not in rounded
     assert "Too few updates" in rounded
+    assert "Adapters" not in card
+    adapted = model_card(facts(manifest(lora=LoraSpec(16, 32.0, ("q_proj",)))))
+    assert "- Adapters: LoRA of rank 16, which alone were trained" in adapted
 
 
 def test_contributors_most_credit_first_and_no_more_than_fit_a_page() -> None:
