@@ -24,21 +24,35 @@ from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, RATES, Tried, best_of
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
 
-DEFAULT = "gepo_t:sharpness=1"
+LEARNER = "+amsgrad"
+"""What a run's learner adds to Adam, whatever the loss."""
+
+WITHOUT_AMSGRAD = "gepo_t:sharpness=1"
+DEFAULT = WITHOUT_AMSGRAD + LEARNER
 """The preset's default."""
 
-VARIANTS = (NAMED["without_expectation"], "gepo_t", "gepo")
+GRPO = "grpo" + LEARNER
+
+WITHOUT_EXPECTATION = NAMED["without_expectation"] + LEARNER
+VARIANTS = (WITHOUT_EXPECTATION, "gepo_t" + LEARNER, "gepo" + LEARNER)
 """The default without its group expectation, without its division by NLL, and GEPO itself."""
 
-RIVALS = ("asympo", "topr", "tis", "gspo", "oapl")
+ASYMPO, TOPR = "asympo" + LEARNER, "topr" + LEARNER
+RIVALS = (ASYMPO, TOPR, "tis" + LEARNER, "gspo" + LEARNER, "oapl" + LEARNER)
 """The published losses that lost least in earlier runs, and the one that claims the longest lags."""
 
-METHODS = (DEFAULT, "grpo", *RIVALS, *VARIANTS)
-LONG_METHODS = (DEFAULT, "grpo", "asympo", NAMED["with_geometric_taper"], NAMED["with_token_taper"])
-FEW = (DEFAULT, "grpo", "asympo", "topr", NAMED["without_expectation"])
+METHODS = (DEFAULT, GRPO, *RIVALS, *VARIANTS, WITHOUT_AMSGRAD, "grpo")
+LONG_METHODS = (
+    DEFAULT,
+    GRPO,
+    ASYMPO,
+    NAMED["with_geometric_taper"] + LEARNER,
+    NAMED["with_token_taper"] + LEARNER,
+)
+FEW = (DEFAULT, GRPO, ASYMPO, TOPR, WITHOUT_EXPECTATION)
 """What is compared first, and in the larger model: the default without its group expectation is one of them."""
 
-OWN = (DEFAULT, *VARIANTS)
+OWN = (DEFAULT, WITHOUT_AMSGRAD, *VARIANTS)
 """Losses of this project. Only their learning rates are tuned, so that no rival is tuned less than they are."""
 
 LAWS = (("const:128", 640), ("const:256", 1280), ("lognorm:256", 1280), ("const:512", 2560), ("const:64", 320))
@@ -81,11 +95,9 @@ PARTS = (
 """Three short tasks, one of long completions, and a larger model."""
 
 RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    ((DEFAULT,), ("const:128", "const:256")),
-    ((DEFAULT, "grpo"), ("const:128", "const:256")),
     ((DEFAULT,), ("const:128", "const:256", "const:512")),
-    (FEW, ("const:128", "const:256")),
-    (FEW, ("const:128", "const:256", "const:512")),
+    ((DEFAULT, GRPO), ("const:128", "const:256", "const:512")),
+    ((*FEW, WITHOUT_AMSGRAD, "grpo"), ("const:128", "const:256", "const:512")),
 )
 """(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
 default against its own run on policy comes first, then what is beside it."""
@@ -134,7 +146,7 @@ def plan_of(task: str, updates: int) -> TrainingPlan:
 
 @cache
 def settings_tried(task: str, method: str) -> tuple[str, ...]:
-    """The settings that a method is tuned over: its own clip at three learning rates, then other clips at the plan's.
+    """The settings that a method is tuned over: its own clip at four learning rates, then other clips at the plan's.
 
     Of the grid of `sweep.grid` these are one row and, of a rival, one column.
     """

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from p2prl.bench.staleness.bases import ON_POLICY, Base, base_of, best_on_policy
 from p2prl.bench.staleness.charts import plot_curves
 from p2prl.bench.staleness.experiment import (
+    GRPO,
     PARTS,
     REPORTING,
     TUNING_LAW,
@@ -77,7 +78,7 @@ def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
     """One row of the table for each task, law and method with results on reporting seeds."""
     seeds = [seed for half in REPORTING for seed in half]
     for part in parts:
-        grpo = choice_of(results, part.task, "grpo")
+        grpo = choice_of(results, part.task, GRPO)
         for law, updates in part.laws:
             plan = plan_of(part.task, updates)
             for method in part.methods:

@@ -40,6 +40,7 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
         "replay": 8,
         "decay": 0.1,
         "beta2": 0.999,
+        "amsgrad": None,
         "band": 1.0,
         "lr": REQUIRED,
     }
@@ -56,6 +57,7 @@ published: the same, and samplers use it too.
 replay: half of every gradient comes from the batch `value` updates ago.
 decay: the learning rate falls to the fraction `value` along a half cosine.
 beta2: Adam's β₂, instead of .99.
+amsgrad: learning rate × what `GlobalAmsgrad` gives for the gradient's norm.
 band: samplers use bf16 weights, each updated only when it differs from the learner's by more than `value` ulp; 0 only
 rounds.
 lr: the method's own learning rate, instead of the plan's."""

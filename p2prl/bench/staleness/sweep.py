@@ -23,7 +23,7 @@ DEVELOPMENT_SEEDS = range(100, 105)
 REPORTING_SEEDS = 10
 """Reporting seeds, from 0 on, unless told otherwise."""
 
-RATES = (1.0, 0.5, 2.0)
+RATES = (1.0, 0.5, 0.25, 2.0)
 """Learning rates tried, relative to the plan's; the plan's own first, which wins a tie."""
 
 KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (

@@ -15,6 +15,12 @@ BETA2 = 0.99
 _CLIP = 1.0
 
 
+def clipped_norms(gradient_MW: Tensor) -> Tensor:
+    """Norms (M,) of the gradients after the clip."""
+    norm_M: Tensor = torch.linalg.vector_norm(gradient_MW, dim=1)
+    return norm_M.clamp(max=_CLIP)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StackedAdam:
     """Adam's moments and the update, without weight decay. Same numbers as torch.optim.AdamW after a norm clip of 1."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2prl.algorithms.global_amsgrad import GlobalAmsgrad
 from p2prl.algorithms.ratios import widest
 from p2prl.algorithms.step_credit import StepRewards
 from p2prl.errors import MachineError
@@ -94,6 +95,7 @@ class Trainer:
             self._reference = Reference(model, reference, temperature=temperature, autocast=autocast)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = WeightOptimizer(self._parameters, config, precision=memory.precision, states=memory.states)
+        self._amsgrad = GlobalAmsgrad(beta2=config.beta2) if config.global_amsgrad else None
         self._rules = memory.rules
         self.step = 0
         self.notices: tuple[str, ...] = ()
@@ -116,8 +118,11 @@ class Trainer:
                 raise self._not_finite("the value head's gradient")
         warm = min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
         learning_rate = self._config.learning_rate * warm * estimate.rate_factor
+        amsgrad = 1.0
+        if self._amsgrad is not None:
+            amsgrad = float(self._amsgrad.factor(norm.clamp(max=self._config.gradient_clip)))
         try:
-            self._optimizer.step(learning_rate, number=self.step)
+            self._optimizer.step(learning_rate * amsgrad, number=self.step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -134,7 +139,8 @@ class Trainer:
             "step": float(self.step),
             "loss": float(estimate.loss.detach()),
             "gradient_norm": float(norm),
-            "learning_rate": learning_rate,
+            "learning_rate": learning_rate * amsgrad,
+            "amsgrad_factor": amsgrad,
             **estimate.metrics,
         }
 
@@ -200,6 +206,7 @@ class Trainer:
         state = TrainerState(
             step=self.step,
             loss=self._loss.state(),
+            amsgrad={} if self._amsgrad is None else self._amsgrad.state(),
             optimizer=self._optimizer.tensors(),
             reference=None if self._reference is None else self._reference.tensors(),
             value=None if self._value is None else self._value.tensors(),
@@ -219,6 +226,8 @@ class Trainer:
         if self._value is not None and state.value is not None:
             self._value.restore(state.value)
         self._loss.restore(state.loss)
+        if self._amsgrad is not None:
+            self._amsgrad.restore(state.amsgrad)
         self.step = state.step
 
     def _rollouts(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> Rollouts:

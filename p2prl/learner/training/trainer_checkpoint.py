@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class TrainerState:
     """Updates done."""
     loss: Mapping[str, Any]
     """State of the loss pipeline."""
+    amsgrad: Mapping[str, Any] = field(default_factory=dict)
+    """State of the global AMSGrad; empty without one."""
     optimizer: Mapping[str, Tensor]
     reference: Mapping[str, Tensor] | None
     """Weights of the reference policy; None without one."""
@@ -57,7 +59,8 @@ def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerS
             save_file(dict(state.reference), new / _REFERENCE_FILE)
         if state.value is not None:
             save_file(dict(state.value), new / _VALUE_FILE)
-        (new / _STATE_FILE).write_text(json.dumps({"step": state.step, "estimator": state.loss}))
+        numbers = {"step": state.step, "estimator": state.loss, "amsgrad": state.amsgrad}
+        (new / _STATE_FILE).write_text(json.dumps(numbers))
         for path in new.rglob("*"):
             _sync(path)
         shutil.rmtree(directory, ignore_errors=True)
@@ -77,6 +80,7 @@ def load_checkpoint(directory: Path) -> TrainerState:
     return TrainerState(
         step=int(state["step"]),
         loss=state.get("estimator", {}),
+        amsgrad=state.get("amsgrad", {}),
         optimizer=load_file(directory / _OPTIMIZER_FILE),
         reference=load_file(reference) if reference.exists() else None,
         value=load_file(value) if value.exists() else None,

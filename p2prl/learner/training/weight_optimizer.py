@@ -40,6 +40,9 @@ class OptimizerConfig:
     """Updates over which the learning rate rises linearly, while Adam's second moment is still inaccurate."""
     gradient_clip: float = 1.0
     """Largest gradient norm; a larger gradient is scaled down to it."""
+    global_amsgrad: bool = True
+    """Whether the learning rate follows the gradient's norm down, so that rare small gradients take small steps. Runs
+    whose rollouts are hundreds of updates old lose what they had learned without it."""
 
     def __post_init__(self) -> None:
         require("learning_rate", self.learning_rate, 0.0 < self.learning_rate < math.inf, "above 0")

@@ -28,7 +28,8 @@ from p2prl.bench.staleness.results import Setting
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS
 
-SMALL = (Part(task="chain4", methods=("gepo_t:sharpness=1", "grpo"), laws=LAWS[:2], seconds=0.5),)
+DEFAULT = "gepo_t:sharpness=1+amsgrad"
+SMALL = (Part(task="chain4", methods=(DEFAULT, "grpo+amsgrad"), laws=LAWS[:2], seconds=0.5),)
 
 
 def result(seed: int, greedy: float) -> SeedResult:
@@ -64,13 +65,13 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
     spent = [job.seconds for job in jobs]
     assert left[0] == pytest.approx(sum(spent))
     tuned = [job for job in jobs if set(job.seeds) == set(DEVELOPMENT_SEEDS)]
-    assert jobs[:3] == tuned[:3] == [job for job in tuned if job.method.startswith("gepo_t")], "no clips of the default"
-    assert len(tuned) == 3 + 5
+    assert jobs[:4] == tuned[:4] == [job for job in tuned if job.method.startswith("gepo_t")], "no clips of the default"
+    assert len(tuned) == 4 + 6
     reported = [job for job in jobs if job not in tuned]
     for name in ("gepo_t", "grpo"):
         own = [job in tuned for job in jobs if job.method.startswith(name)]
         assert own == sorted(own, reverse=True), "tuned before reported"
-    assert {job.method for job in reported} == {"gepo_t:sharpness=1+lr=0.001", "grpo+lr=0.001"}
+    assert {job.method for job in reported} == {f"{DEFAULT}+lr=0.001", "grpo+amsgrad+lr=0.001"}
     lengths = [(job, updates) for job in reported for updates in (job.updates, *job.also)]
     runs = [(job.method, job.law, updates, seed) for job, updates in lengths for seed in job.seeds]
     assert len(runs) == len(set(runs)) == 2 * 2 * 2 * 10
@@ -80,8 +81,8 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_what_says_most_comes_first_on_every_task(tmp_path: Path) -> None:
-    """The default against itself on policy, then GRPO beside it, then the longest law, then what else is compared."""
-    methods = ("gspo", "grpo", "gepo_t:sharpness=1", "topr")
+    """The default against itself on policy, then GRPO beside it, then what else is compared."""
+    methods = ("gspo", "grpo+amsgrad", DEFAULT, "topr+amsgrad")
     laws = (LAWS[0], LAWS[1], LAWS[3])
     parts = [Part(task=task, methods=methods, laws=laws, halves=1, seconds=0.1) for task in ("chain4", "split4")]
     results, order = CompactResults(tmp_path / "runs.jsonl"), list[tuple[str, str, str]]()
@@ -97,8 +98,9 @@ def test_what_says_most_comes_first_on_every_task(tmp_path: Path) -> None:
         begun = [
             order.index((method, law, task))
             for method, law in (
-                ("gepo_t", "const:64"), ("gepo_t", "const:128"), ("gepo_t", "const:256"), ("grpo", "const:128"),
-                ("grpo", "const:256"), ("gepo_t", "const:512"), ("topr", "const:128"), ("topr", "const:512"),
+                ("gepo_t", "const:64"), ("gepo_t", "const:128"), ("gepo_t", "const:256"), ("gepo_t", "const:512"),
+                ("grpo", "const:128"), ("grpo", "const:256"), ("grpo", "const:512"), ("topr", "const:128"),
+                ("topr", "const:512"),
                 ("gspo", "const:128"), ("gspo", "const:512"),
             )
         ]  # fmt: skip
@@ -117,18 +119,18 @@ def test_a_choice_waits_for_every_setting(tmp_path: Path) -> None:
     tuning = list(tuning_jobs(results, SMALL))
     for job in tuning[:-1]:
         run(results, job, 0.5)
-    assert choice_of(results, "chain4", "gepo_t:sharpness=1") == "gepo_t:sharpness=1+lr=0.0005", "of equals the first"
-    assert choice_of(results, "chain4", "grpo") is None
+    assert choice_of(results, "chain4", DEFAULT) == f"{DEFAULT}+lr=0.0005", "of equals the first"
+    assert choice_of(results, "chain4", "grpo+amsgrad") is None
     run(results, tuning[-1], 0.5)
-    assert choice_of(results, "chain4", "grpo") == "grpo+lr=0.0005"
+    assert choice_of(results, "chain4", "grpo+amsgrad") == "grpo+amsgrad+lr=0.0005"
 
 
 def test_every_method_of_every_part_can_be_run() -> None:
     for part in PARTS:
         for method in part.methods:
             tried = settings_tried(part.task, method)
-            assert 3 <= len(tried) == len(set(tried)) <= 5
-            assert method not in OWN or len(tried) == 3, "no rival is tuned less than the default"
+            assert 4 <= len(tried) == len(set(tried)) <= 6
+            assert method not in OWN or len(tried) == 4, "no rival is tuned less than the default"
     assert {law for part in PARTS for law, _ in part.laws} == {law for law, _ in LAWS}
 
 
@@ -136,12 +138,12 @@ def test_the_tables_say_what_is_missing(tmp_path: Path) -> None:
     results = CompactResults(tmp_path / "runs.jsonl")
     empty = report(results, SMALL)
     assert "no method has been tuned to the end" in empty
-    assert "`chain4`: 0 of 40 development runs, 0 of 40 reporting runs" in empty
+    assert "`chain4`: 0 of 50 development runs, 0 of 40 reporting runs" in empty
     while (job := next_job(results, SMALL)) is not None:
         run(results, job, 0.8 if job.law == "const:0" else 0.6)
     text = report(results, SMALL)
-    assert "| chain4 | `const:128` | `grpo+lr=0.0005` | 10 | 0.600 ± 0.000 | 25.0 % ± 0.0 |" in text
-    assert "40 of 40 development runs, 40 of 40 reporting runs" in text
+    assert "| chain4 | `const:128` | `grpo+amsgrad+lr=0.0005` | 10 | 0.600 ± 0.000 | 25.0 % ± 0.0 |" in text
+    assert "50 of 50 development runs, 40 of 40 reporting runs" in text
 
 
 def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(
@@ -154,7 +156,7 @@ def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(
     for job in tuning_jobs(results, SMALL):
         run(results, job, 0.5)
     assert draw(results, path, SMALL)
-    defaults = ["gepo_t:sharpness=1+lr=0.0005", "grpo+lr=0.0005"]
+    defaults = [f"{DEFAULT}+lr=0.0005", "grpo+amsgrad+lr=0.0005"]
     assert drawn.pop() == ("chain4", defaults, {"const:64": plan_of("chain4", 320)}, DEVELOPMENT_SEEDS, path)
     on_policy = next_job(results, SMALL)
     assert on_policy is not None

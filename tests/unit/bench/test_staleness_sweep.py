@@ -39,20 +39,21 @@ def result(seed: int, greedy: float, *, sampled: float = 0.5, collapsed: bool = 
     )
 
 
-def test_the_grid_is_three_learning_rates_by_three_clips() -> None:
+def test_the_grid_is_four_learning_rates_by_three_clips() -> None:
     methods = grid("grpo", PLAN, max_completion_tokens=8)
-    assert len(methods) == len(set(methods)) == 9
+    assert len(methods) == len(set(methods)) == 12
     assert methods[0] == "grpo+lr=0.0005"
     assert "grpo:clip_low=0.8:clip_high=4+lr=0.001" in methods
     parsed = [parse_method(method, max_completion_tokens=8) for method in methods]
-    assert {method.learning_rate(PLAN) for method in parsed} == {2.5e-4, 5e-4, 1e-3}
+    assert {method.learning_rate(PLAN) for method in parsed} == {1.25e-4, 2.5e-4, 5e-4, 1e-3}
     assert {method.objective.config.clip_high for method in parsed} == {0.2, 0.4, 4.0}
     assert {m.objective.config.cap for m in (parse_method(t, max_completion_tokens=8) for t in grid("gepo_t:sharpness=1+brake", PLAN, max_completion_tokens=8))} == {1.0, 2.0, 4.0}  # fmt: skip  # noqa: E501
 
 
 def test_options_that_a_method_sets_itself_are_not_swept() -> None:
     assert grid("gepo_t:cap=1.5", PLAN, max_completion_tokens=8) == [
-        "gepo_t:cap=1.5+lr=0.0005", "gepo_t:cap=1.5+lr=0.00025", "gepo_t:cap=1.5+lr=0.001",
+        "gepo_t:cap=1.5+lr=0.0005", "gepo_t:cap=1.5+lr=0.00025", "gepo_t:cap=1.5+lr=0.000125",
+        "gepo_t:cap=1.5+lr=0.001",
     ]  # fmt: skip
     assert grid("tis+lr=0.01", PLAN, max_completion_tokens=8) == [
         "tis+lr=0.01", "tis:cap=1+lr=0.01", "tis:cap=4+lr=0.01",
@@ -65,7 +66,7 @@ def test_every_losss_grid_can_be_parsed(loss: str) -> None:
     methods = grid(loss, PLAN, max_completion_tokens=8)
     for method in methods:
         parse_method(method, max_completion_tokens=8)
-    assert len(methods) == (3 if loss == "reinforce" else 9), loss
+    assert len(methods) == (4 if loss == "reinforce" else 12), loss
 
 
 def test_knobs_never_repeat_a_default() -> None:
@@ -73,13 +74,13 @@ def test_knobs_never_repeat_a_default() -> None:
         assert all(len(value) == len(names) for value in values)
     for loss in (name for name in BUILTIN_LOSSES if name not in ("ppo", "dpo")):
         configs = [parse_method(text, max_completion_tokens=8).objective.config for text in grid(loss, PLAN, max_completion_tokens=8)]  # fmt: skip  # noqa: E501
-        assert all(configs.count(config) == 3 for config in configs), loss  # once for each learning rate
+        assert all(configs.count(config) == 4 for config in configs), loss  # once for each learning rate
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_named_methods_get_the_budget_of_all_others(name: str) -> None:
     methods = grid(NAMED[name], PLAN, max_completion_tokens=8)
-    assert len(methods) == (3 if "cap=" in NAMED[name] else 9)
+    assert len(methods) == (4 if "cap=" in NAMED[name] else 12)
     for method in methods:
         parse_method(method, max_completion_tokens=8)
 
@@ -97,7 +98,7 @@ def test_the_choice_is_the_best_greedy_reward_over_the_laws(tmp_path: Path) -> N
     best, on_policy = "tis:cap=4+lr=0.0005", "tis+lr=0.001"
     choice = SWEEP.choose(filled(tmp_path / "r", best, on_policy), "tis")
     assert (choice.chosen, choice.on_policy) == (best, on_policy)
-    assert len(choice.tried) == len(choice.tried_on_policy) == 9
+    assert len(choice.tried) == len(choice.tried_on_policy) == 12
     assert {(tried.method, tried.greedy) for tried in choice.tried if tried.greedy > 0.7} == {(best, 0.9)}
     # One law at which another setting is better by more turns the mean.
     file = filled(tmp_path / "s", best, on_policy)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, MachineError
@@ -94,6 +95,29 @@ def test_metrics_describe_the_batch() -> None:
     assert metrics["kl_behavior_per_token"] == pytest.approx(0.0, abs=1e-6)  # the first update is on-policy
     assert metrics["learning_rate"] == pytest.approx(1e-3 / 3)
     assert metrics["step"] == 1
+
+
+def test_small_gradients_take_small_steps_unless_the_run_says_otherwise() -> None:
+    """Each batch is trained on with all its rewards a thousandth as far apart after the first: advantages of `mean`."""
+    work = list(batches(6))
+    work[1:] = [
+        [replace(group, rewards=tuple(r / 1000 for r in group.rewards)) for group in batch] for batch in work[1:]
+    ]
+    loss = build_loss("gepo_t", options={}, advantage=AdvantageConfig(kind="mean"))
+    seen = {}
+    for follows in (True, False):
+        config = replace(CONFIG, global_amsgrad=follows)
+        subject = Trainer(tiny_model(seed=2).model, LossPipeline.plain(loss), config, temperature=1.0)
+        seen[follows] = [subject.update(batch) for batch in work]
+    for metrics in seen[False]:
+        assert metrics["amsgrad_factor"] == 1.0
+    beta2 = CONFIG.beta2
+    square, unbiased, highest = 0.0, 0.0, 0.0
+    for step, metrics in enumerate(seen[True]):
+        square = beta2 * square + (1 - beta2) * min(metrics["gradient_norm"], CONFIG.gradient_clip) ** 2
+        highest, unbiased = max(highest, square), square / (1 - beta2 ** (step + 1))
+        assert metrics["amsgrad_factor"] == pytest.approx(math.sqrt(min(1.0, unbiased / highest)))
+        assert metrics["learning_rate"] == pytest.approx(1e-3 * min(1.0, (step + 1) / 3) * metrics["amsgrad_factor"])
 
 
 def test_gradient_that_is_not_finite_is_not_applied() -> None:
