@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.global_amsgrad import GlobalAmsgrad
 from p2prl.bench.staleness.delay_laws import SAMPLERS, DelayLaw
 from p2prl.bench.staleness.methods import Method
 from p2prl.bench.staleness.policy_evaluation import evaluate
@@ -25,7 +24,7 @@ from p2prl.bench.staleness.seed_log import SeedLog, SeedResult
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.grading import success_rewards
 from p2prl.bench.training.seeded_noise import seeded_uniforms
-from p2prl.bench.training.stacked_adam import BETA2, StackedAdam, clipped_norms
+from p2prl.bench.training.stacked_adam import BETA2, StackedAdam
 from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.stacked_sampling import Completions, sample
 from p2prl.bench.training.training_plan import TrainingPlan
@@ -73,9 +72,9 @@ class DelayedTraining:
         self._seeds = tuple(seeds)
         self._weights_MW = start_MW.clone().requires_grad_()
         self._average_MW = start_MW.clone()
-        beta2 = method.additions.get("beta2", BETA2)
-        self._optimizer = StackedAdam.fresh(start_MW, beta2=beta2)
-        self._amsgrad = GlobalAmsgrad(beta2=beta2) if "amsgrad" in method.additions else None
+        self._optimizer = StackedAdam.fresh(
+            start_MW, beta2=method.additions.get("beta2", BETA2), amsgrad="amsgrad" in method.additions
+        )
         self._history = {0: start_MW.clone()}
         """Policies that samplers may still use, by number of updates."""
         self._replayable: dict[int, _Batch] = {}
@@ -137,8 +136,6 @@ class DelayedTraining:
         (gradient_MW,) = torch.autograd.grad(loss, self._weights_MW)
         rate = self._method.learning_rate(self._plan) * min(1.0, (update + 1) / _WARMUP_UPDATES)
         rate_M = rate * torch.tensor(factors)
-        if self._amsgrad is not None:
-            rate_M = rate_M * self._amsgrad.factor(clipped_norms(gradient_MW)).to(rate_M.dtype)
         norms_M = self._optimizer.step(self._weights_MW.detach(), gradient_MW, number=update + 1, rate_M=rate_M)
         for log in self._logs_of(update):
             log.stepped(norms_M)

@@ -25,7 +25,7 @@ from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
 
 LEARNER = "+amsgrad"
-"""What a run's learner adds to Adam, whatever the loss."""
+"""The addition of every run's learner."""
 
 WITHOUT_AMSGRAD = "gepo_t:sharpness=1"
 DEFAULT = WITHOUT_AMSGRAD + LEARNER

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from p2prl.algorithms.global_amsgrad import GlobalAmsgrad
 from p2prl.bench.staleness import delayed_training as training_module
 from p2prl.bench.staleness import policy_evaluation
 from p2prl.bench.staleness.delay_laws import parse_law
@@ -48,23 +49,42 @@ def trained(method: str, delay: str, seeds: range) -> list[SeedResult]:
     return DelayedTraining(ENVIRONMENT, parsed, parse_law(delay), PLAN, seeds, start(seeds)).run()
 
 
-@pytest.mark.parametrize("beta2", [0.99, 0.999])
-def test_the_optimizer_is_clipped_adamw_row_by_row(beta2: float) -> None:
+@pytest.mark.parametrize(("beta2", "amsgrad"), [(0.99, False), (0.999, False), (0.99, True)])
+def test_the_optimizer_is_clipped_adamw_row_by_row(beta2: float, amsgrad: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, 40, generator=generator, dtype=torch.float64)
     rows = [row.clone().requires_grad_() for row in weights]
     rates = (1e-2, 3e-3, 5e-2)
     adams = [torch.optim.AdamW([row], lr=rate, betas=(0.9, beta2), weight_decay=0.0) for row, rate in zip(rows, rates, strict=True)]  # fmt: skip  # noqa: E501
-    stacked = StackedAdam.fresh(weights, beta2=beta2)
+    stacked = StackedAdam.fresh(weights, beta2=beta2, amsgrad=amsgrad)
+    levels = [GlobalAmsgrad(beta2=beta2) for _ in rows]
     for number in range(1, 8):
         gradient = torch.randn(3, 40, generator=generator, dtype=torch.float64) * torch.tensor([[0.01], [0.3], [4.0]])
+        gradient *= 0.01 if number > 3 else 1.0
         norms = stacked.step(weights, gradient, number=number, rate_M=torch.tensor(rates, dtype=torch.float64))
         for index, (row, adam) in enumerate(zip(rows, adams, strict=True)):
             row.grad = gradient[index].clone()
             norm = torch.nn.utils.clip_grad_norm_([row], 1.0)
             assert float(norms[index]) == pytest.approx(float(norm), abs=1e-12)
+            factor = float(levels[index].factor(norm.clamp(max=1.0))) if amsgrad else 1.0
+            assert factor == 1.0 or number > 1
+            adam.param_groups[0]["lr"] = rates[index] * factor
             adam.step()
     torch.testing.assert_close(weights, torch.stack([row.detach() for row in rows]), rtol=0, atol=1e-9)
+
+
+def test_the_addition_is_given_to_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def half(_: GlobalAmsgrad, norm: Tensor) -> Tensor:
+        seen.append(norm)
+        return torch.full_like(norm, 0.5)
+
+    monkeypatch.setattr(GlobalAmsgrad, "factor", half)
+    halved = trained("grpo+amsgrad+lr=2e-3", "const:4", range(2))
+    assert len(seen) == PLAN.updates
+    assert halved == trained("grpo+lr=1e-3", "const:4", range(2))
+    assert halved != trained("grpo+lr=2e-3", "const:4", range(2))
 
 
 def test_tokens_are_those_of_the_chain4_models_tokenizer() -> None:
