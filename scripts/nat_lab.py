@@ -3,6 +3,7 @@
     python scripts/nat_lab.py --json                                          # six homes, two public volunteers
     python scripts/nat_lab.py --homes preserving,symmetric --public 1 --samplers 1 --disturb learner-restart
     python scripts/nat_lab.py --case network --weights-mb 4 --json            # network processes alone, random weights
+    python scripts/nat_lab.py --case churn --samplers 3 --share 0.3 --json    # homes come and go for an hour
     python scripts/nat_lab.py --case goodput --json                           # weights beside plain TCP, by delay
     python scripts/nat_lab.py --case meeting --json                           # no swarm: do two homes meet? (3 s)
 
@@ -115,8 +116,10 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
         join_s=arguments.join_s,
         steady_s=arguments.steady_s,
         patience_s=arguments.patience_s,
-        disturb=tuple(filter(None, arguments.disturb.split(","))),
+        disturb=() if arguments.case == "churn" else tuple(filter(None, arguments.disturb.split(","))),
         away_s=arguments.away_s,
+        churn_s=arguments.churn_s if arguments.case == "churn" else 0.0,
+        share=arguments.share,
         run=arguments.run,
         weight_bytes=int(arguments.weights_mb * 1e6) // 4 * 4 if arguments.case == "network" else 0,
         period_s=arguments.period_s,
@@ -126,10 +129,11 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=("swarm", "network", "meeting", "goodput"), default="swarm")
+    parser.add_argument("--case", choices=("swarm", "network", "churn", "meeting", "goodput"), default="swarm")
     parser.add_argument("--homes", default=",".join(KINDS), help=f"kinds, of {', '.join(KINDS)}")
     parser.add_argument("--public", type=int, default=2, help="public volunteers beside the learner")
     parser.add_argument("--samplers", type=int, default=99, help="homes that sample; the others only seed")
+    parser.add_argument("--share", type=float, default=0.0, help="of the time in which a home samples; 0: no bound")
     parser.add_argument("--up-mbit", type=float, default=20.0)
     parser.add_argument("--down-mbit", type=float, default=50.0)
     parser.add_argument("--delay-ms", type=float, default=10.0, help="one way, from a home to the core")
@@ -139,6 +143,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--patience-s", type=float, default=180.0)
     parser.add_argument("--disturb", default="learner-restart", help=f"of {', '.join(DISTURBANCES)}; in this order")
     parser.add_argument("--away-s", type=float, default=600.0, help="absence of the learner (learner-away)")
+    parser.add_argument("--churn-s", type=float, default=3600.0, help="how long homes come and go (--case churn)")
     parser.add_argument("--weights-mb", type=float, default=4.0, help="random weights of each version (--case network)")
     parser.add_argument("--period-s", type=float, default=10.0, help="time between versions (--case network)")
     parser.add_argument("--round-trips-ms", default="0,50,150", help="of the line (--case goodput)")

@@ -12,6 +12,8 @@ from typing import Any
 
 from p2prl.testing.swarm_processes import SwarmProcesses, go_on, stop_sending
 from scripts.home_networks import figures
+from scripts.home_networks.churn import absences
+from scripts.home_networks.churning import Churning
 from scripts.home_networks.internet import Internet
 from scripts.home_networks.namespaces import Machine, machines_of
 from scripts.home_networks.network_swarm import NetworkSwarm
@@ -55,6 +57,10 @@ class LabConfig:
     disturb: tuple[str, ...] = ("learner-restart",)
     away_s: float = 600.0
     """How long the learner stays away (`learner-away`)."""
+    churn_s: float = 0.0
+    """How long homes come and go after the disturbances; 0 for no churn."""
+    share: float = 0.0
+    """Share of the time in which a home samples; 0 for no bound."""
     run: Path | None = None
     """A run folder to copy; None makes one, in half a minute."""
     weight_bytes: int = 0
@@ -83,7 +89,11 @@ class Lab:
         self._workers = [site.name for site in sites if site.name not in (LEARNER, _NEWCOMER)]
         self._homes = [name for name in self._workers if self._kinds[name] != "public"]
         self._started: dict[str, float] = {}
+        self._circuit_s: dict[str, float] = {}
+        """When each home first named a circuit, after its start."""
         self._newcomer: dict[str, Any] = {}
+        self._home_groups: dict[str, dict[str, Any]] = {}
+        """Per disturbance of a home that samples: what it sampled meanwhile, and when its groups were used again."""
         self._absent: frozenset[str] = frozenset()
         """Roles that are meant to be dead."""
 
@@ -106,6 +116,7 @@ class Lab:
                 self._control.forget_traffic()
                 self._wait(self._config.steady_s, f"steady after {what}")
                 after = figures.home_shares(self._control.traffic(), self._kinds, LEARNER)
+        churn = self._churn() if self._config.churn_s else None
         claimed = [self._swarm.status(name) for name in self._homes]
         versions = self._swarm.versions()
         self._swarm.stop([name for name in self._swarm.roles if name != LEARNER])
@@ -114,6 +125,7 @@ class Lab:
         return {
             "pairs": figures.pair_rows(self._kinds, self._started, talked),
             "joined_s": joined_s,
+            "first_circuit_s": self._circuit_s,
             "learner_share_of_home_bytes": shares.learner,
             "public_share_of_home_bytes": shares.public,
             "learner_share_while_joining": first.learner,
@@ -125,6 +137,8 @@ class Lab:
             "home_to_home_share_after": None if after is None else after.homes,
             "home_bytes_steady": shares.total_bytes,
             "newcomer": self._newcomer,
+            "home_groups": self._home_groups,
+            "churn": churn,
             "versions": versions,
             "groups_delivered": groups["delivered"],
             "groups_lost": groups["lost"],
@@ -158,10 +172,12 @@ class Lab:
             self._control.forget_traffic()
             self._swarm.start_learner()
             return self._await_talk(self._homes)
+        return self._disturb_home(what, home)
+
+    def _disturb_home(self, what: str, home: str) -> dict[str, float | None]:
+        sampled, used = self._swarm.groups_of(home), self._swarm.used_of(home)
         if what == "home-moves":
-            addresses = self._control.move(home)
-            if addresses:
-                self._machines[home].set_addresses(addresses, None)
+            self._move(home)
         elif what == "home-offline":
             self._control.cut(home)
             self._wait(_OFFLINE_S, what)
@@ -172,7 +188,29 @@ class Lab:
             self._wait(_ASLEEP_S, what)
             go_on(sleeping)
         self._control.forget_traffic()
-        return self._await_talk([home])
+        meanwhile, used_before = self._swarm.groups_of(home) - sampled, self._swarm.used_of(home)
+        began = time.monotonic()
+        relinked = self._await_talk([home])
+        if used:  # it samples
+            self._watch(lambda: self._swarm.used_of(home) > used_before, self._config.patience_s, "groups", lambda: "")
+            is_used = self._swarm.used_of(home) > used_before
+            after_s = round(time.monotonic() - began, 1) if is_used else None
+            self._home_groups[what] = {"sampled_meanwhile": meanwhile, "used_after_s": after_s}
+        return relinked
+
+    def _move(self, name: str) -> None:
+        """Give a site another address."""
+        addresses = self._control.move(name)
+        if addresses:
+            self._machines[name].set_addresses(addresses, None)
+
+    def _churn(self) -> dict[str, Any]:
+        """Let homes come and go, the learner twice; `relinked_s` is when the last home had the learner, after all."""
+        rng = random.Random(self._config.seed)  # noqa: S311 - draws who is away when
+        planned = absences(self._homes, LEARNER, self._config.churn_s, rng)
+        found = Churning(self._swarm, self._control, self._move, say).run(planned, self._config.churn_s)
+        self._control.forget_traffic()
+        return {**found, "relinked_s": _slowest(self._await_talk(self._homes))}
 
     def _welcome(self) -> dict[str, Any]:
         """Half of the learner's absence alone, half of it with a newcomer that has the link: what it gets."""
@@ -206,8 +244,11 @@ class Lab:
 
         def look() -> bool:
             for name in names:
+                after_s = round(time.monotonic() - self._started[name], 1)
                 if found[name] is None and self._swarm.has_learner(name):
-                    found[name] = round(time.monotonic() - self._started[name], 1)
+                    found[name] = after_s
+                if self._swarm.has_circuit(name):
+                    self._circuit_s.setdefault(name, after_s)
             return leave_early and None not in found.values()
 
         self._watch(look, seconds, "joining", lambda: f"{sum(v is not None for v in found.values())}/{len(names)}")
@@ -268,7 +309,7 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
                 folder, machines, processes, weight_bytes=config.weight_bytes, period_s=config.period_s
             )
         else:
-            swarm = RealSwarm(folder, machines, processes, config.run)
+            swarm = RealSwarm(folder, machines, processes, config.run, share=config.share)
         say("making the run")
         swarm.prepare()
         return Lab(config, swarm, machines, control, sites).measure()

@@ -11,7 +11,7 @@ from p2prl.testing.swarm_processes import SwarmProcesses, wait_until
 from scripts.home_networks.namespaces import Machine
 from scripts.home_networks.site_processes import LEARNER, LEARNER_LISTEN, SiteProcesses
 
-_START_S = 60.0
+_START_S = 600.0
 
 
 class NetworkSwarm(SiteProcesses):

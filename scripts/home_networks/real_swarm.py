@@ -15,7 +15,7 @@ from p2prl.testing.swarm_processes import SwarmProcesses, rows, spools, wait_unt
 from scripts.home_networks.namespaces import Machine
 from scripts.home_networks.site_processes import LEARNER, LEARNER_LISTEN, SiteProcesses
 
-_INIT_S, _START_S = 240.0, 120.0
+_INIT_S, _START_S = 900.0, 600.0
 _SPOOLED_FOR_GOOD = ("delivered", "verified", "rejected")
 """States that a group reaches by the learner's signature alone."""
 
@@ -24,10 +24,18 @@ class RealSwarm(SiteProcesses):
     """The commands that people run."""
 
     def __init__(
-        self, folder: Path, machines: Mapping[str, Machine], processes: SwarmProcesses, made_before: Path | None
+        self,
+        folder: Path,
+        machines: Mapping[str, Machine],
+        processes: SwarmProcesses,
+        made_before: Path | None,
+        *,
+        share: float,
     ) -> None:
-        """`made_before` is a run folder to copy; None makes one."""
+        """`made_before` is a run folder to copy; None makes one. `share` is that of the time in which a home samples,
+        0 for no bound."""
         super().__init__(folder, machines, processes)
+        self._share = ("--share", f"{share:g}") if share else ()
         self._made_before = made_before
         self.run = folder / "runs" / "lab"
 
@@ -62,8 +70,8 @@ class RealSwarm(SiteProcesses):
 
     def start_worker(self, name: str, verb: str) -> None:
         """`p2prl join` or `p2prl seed`."""
-        threads = ("--threads", "1") if verb == "join" else ()
-        self.start(name, verb, (self.run / "link").read_text().strip(), *threads, "--json", home=self.home(name))
+        bounds = ("--threads", "1", *self._share) if verb == "join" else ()
+        self.start(name, verb, (self.run / "link").read_text().strip(), *bounds, "--json", home=self.home(name))
 
     def versions(self) -> int:
         """Versions in the learner's journal."""

@@ -63,6 +63,11 @@ class SiteProcesses(ABC):
         """Groups that a worker has sampled, by its spools."""
         return sum(int(rows(spool, "SELECT COUNT(*) FROM groups")[0][0]) for spool in spools(self.home(name)))
 
+    def used_of(self, name: str) -> int:
+        """Groups of a worker that the learner has verified, by its spools."""
+        query = "SELECT COUNT(*) FROM groups WHERE state = 'verified'"
+        return sum(int(rows(spool, query)[0][0]) for spool in spools(self.home(name)))
+
     def status(self, name: str) -> dict[str, Any]:
         """The newest status of a worker; empty before the first."""
         paths = sorted(self.home(name).glob("**/status.json"))
@@ -73,6 +78,14 @@ class SiteProcesses(ABC):
         status = self.status(name)
         is_fresh = time.time() - float(status.get("time", 0.0)) < _FRESH_S
         return is_fresh and bool(status.get("peers", {}).get("learner"))
+
+    def start_again(self, name: str) -> None:
+        """Start a role that has ended as it was started before."""
+        self._processes.start_again(self.roles[name])
+
+    def has_circuit(self, name: str) -> bool:
+        """Whether a worker names a circuit among its addresses (network processes alone say so)."""
+        return any("p2p-circuit" in address for address in self.status(name).get("addresses", ()))
 
     def kill(self, name: str) -> None:
         """SIGKILL a role, its network process and its daemon."""
@@ -96,9 +109,8 @@ class SiteProcesses(ABC):
 
     def start(self, name: str, *arguments: str, module: str = "p2prl", home: Path | None = None) -> None:
         """Start `python -m module ARGUMENTS…` on a site's machine, or start it again as it was."""
-        known = self.roles.get(name)
-        if known is not None:
-            self._processes.start_again(known)
+        if name in self.roles:
+            self.start_again(name)
             return
         python = self._folder / f"python-{name}"
         inside = self._machines[name].inside(sys.executable)

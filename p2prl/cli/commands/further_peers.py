@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from p2prl.cli.views.console import say
-from p2prl.config.peer_list import listed_peers
 from p2prl.errors import UnreachableError
+from p2prl.net.process.peer_list import is_on_web, listed_peers
+
+
+def list_to_reread(source: str) -> str:
+    """The web address of the list, which the network process reads again; empty for a file and without a list."""
+    return source if is_on_web(source) else ""
 
 
 def further_peers(source: str) -> tuple[str, ...]:

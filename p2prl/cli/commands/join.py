@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from p2prl.cli.commands.further_peers import list_to_reread
 from p2prl.cli.options import (
     AsJson,
     Base,
@@ -109,7 +110,7 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
             transport=transport,
             peers=peers,
             caps=planned.caps,
-            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
             base=base,
             engine=engine,
             device=one_device(context, device, home=home, events=events, as_json=as_json),

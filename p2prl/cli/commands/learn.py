@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from p2prl.cli.commands.further_peers import list_to_reread
 from p2prl.cli.options import (
     AsJson,
     Listen,
@@ -55,7 +56,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
             listen=listen,
             peers=peers,
             transport=transport,
-            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
             updates=updates,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,

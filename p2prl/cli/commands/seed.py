@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from p2prl.cli.commands.further_peers import list_to_reread
 from p2prl.cli.options import (
     AsJson,
     DiskGb,
@@ -50,7 +51,7 @@ def seed(
         transport=transport,
         peers=peers,
         caps=planned.caps,
-        reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
+        reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
         confine=not no_confinement,
     )
     start = start_worker(request)

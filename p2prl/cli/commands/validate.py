@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from p2prl.cli.commands.further_peers import list_to_reread
 from p2prl.cli.options import (
     AsJson,
     Base,
@@ -75,7 +76,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
             transport=transport,
             peers=peers,
             caps=planned.caps,
-            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping),
+            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
             base=base,
             confine=not no_confinement,
         )

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 
 from p2prl.clock import Clock
-from p2prl.errors import TransportError
+from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import Transport
 from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.peer_list import download_apart, web_peers
 from p2prl.net.storage.kept_peers import read_peers, write_peers
 from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.protocol.digests import Digest
@@ -26,6 +28,8 @@ from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.peer_memory import PeerMemory
 from p2prl.swarm.peers.redialing import Redialer
 from p2prl.swarm.ports import Randomness
+
+log = logging.getLogger("p2prl.net")
 
 _TURN_S = 1.0
 """How often the links are looked at."""
@@ -50,14 +54,17 @@ class LinkKeeper:
         role: Role,
         bootstrap: Sequence[str],
         path: Path | None,
+        peers_list: str = "",
     ) -> None:
         """Reads the peers remembered at `path`; None remembers them no longer than this process lives.
 
-        Eight arguments, because the node, its settings and its file meet here.
+        `peers_list` is the web address of a list, or empty. Nine arguments, because the node, its settings and its
+        files meet here.
         """
         self._node = node
         self._clock = clock
         self._path = path
+        self._list = peers_list
         self._named = frozenset(bootstrap)
         named = [(split_peer(address)[1], address) for address in bootstrap]
         self._is_learner = role is Role.LEARNER
@@ -114,6 +121,8 @@ class LinkKeeper:
         has_learner, links = "learner" in roles, sum(roles.values())
         if not self._redialer.wants(now, has_learner=has_learner, links=links):
             return
+        if self._list and self._redialer.wants_list(now):
+            self._spawn(self._read_list())
         self._memory.learner = self._node.connections.learner
         due = self._redialer.due(
             self._memory.addresses(self._node.dial_rules),
@@ -124,9 +133,21 @@ class LinkKeeper:
             is_linked=lambda peer: self._node.link_class(peer, now) is not None,
         )
         for address in due:
-            task = asyncio.get_running_loop().create_task(self._dial(address, transport, driver))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._dial(address, transport, driver))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read_list(self) -> None:
+        """Read the owner's list once more; a server that gives none leaves the last one in use."""
+        try:
+            listed = web_peers(await download_apart(self._list), self._list, self._node.dial_rules)
+        except P2PRLError as error:
+            log.info("%s; the peers of the last list stay in use", error)
+            return
+        self._redialer.take_list([(split_peer(address)[1], address) for address in listed])
 
     async def _dial(self, address: str, transport: Transport, driver: NodeDriver) -> None:
         reached = False

@@ -17,13 +17,15 @@ DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReachOptions:
-    """What the user says about how others reach this machine."""
+    """What the user says about how others reach this machine, and it them."""
 
     is_public: bool = False
     """Others can dial it: it need not find that out, and relays to those that cannot be dialed. Learners and seeders
     with a public address know it."""
     maps_ports: bool = True
     """It may ask the home router for a port (UPnP, NAT-PMP)."""
+    peers_list: str = ""
+    """Web address of a list of further peers, read again while the learner is not found; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,6 +149,7 @@ class NetworkProcess:
             config.node.role,
             config.bootstrap,
             config.peers_file,
+            config.reach.peers_list,
         )
         self._kept = KeptVersions(config.blob_dir)
         held = self._kept.found(config.manifest) if config.manifest and config.node.rebuilds else []

@@ -1,9 +1,10 @@
 """Redialing: which known addresses to try while this node is short of the peers it needs. Pure.
 
 Named addresses are those its owner gave: the join link's, and those of `--peers`. They are tried every few seconds,
-since the learner at one of them may be starting again. Remembered ones (`p2prl.swarm.peers.peer_memory`) are strangers
-of earlier days, so each waits longer after every failure. The directory does not replace this: a learner that has just
-started knows nobody, and a node whose neighbors are all gone has no directory.
+since the learner at one of them may be starting again. A list on the web is read again when that does not help.
+Remembered ones (`p2prl.swarm.peers.peer_memory`) are strangers of earlier days, so each waits longer after every
+failure. The directory does not replace this: a learner that has just started knows nobody, and a node whose neighbors
+are all gone has no directory.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ _EAGER_FOR_S = 300.0
 ENOUGH_LINKS = 4
 """With that many neighbors the directory is in reach: no remembered stranger is tried."""
 
+LIST_AFTER_S = 60.0
+"""A learner that restarts is back earlier; one that has moved may have said so in its owner's list."""
+
+LIST_AGAIN_S = 300.0
+"""The list is read again this often: a web server notices nothing of a thousand homes that do so."""
+
 AT_ONCE = 8
 """Dials under way together: a dead address takes 15 s, and must not keep the others waiting."""
 
@@ -55,6 +62,8 @@ class Redialer:
         self._rng = rng
         self._is_learner = is_learner
         self._satisfied_at = now
+        self._listed: tuple[NamedAddress, ...] = ()
+        self._listed_at = float("-inf")
         self._attempts: dict[str, _Attempts] = {}
 
     def wants(self, now: float, *, has_learner: bool, links: int) -> bool:
@@ -63,6 +72,20 @@ class Redialer:
         if not wanted:
             self._satisfied_at = now
         return wanted
+
+    def wants_list(self, now: float) -> bool:
+        """Whether the list of further peers should be read again: nobody known has led to the learner for a minute.
+
+        A true answer counts as a reading. Ask after `wants`.
+        """
+        if now - self._satisfied_at < LIST_AFTER_S or now - self._listed_at < LIST_AGAIN_S:
+            return False
+        self._listed_at = now
+        return True
+
+    def take_list(self, listed: Sequence[NamedAddress]) -> None:
+        """Dial these too; they replace those of the last reading."""
+        self._listed = tuple(listed)
 
     def due(
         self,
@@ -82,7 +105,7 @@ class Redialer:
         if not self.wants(now, has_learner=has_learner, links=links):
             return []
         strangers = remembered if links < ENOUGH_LINKS else [item for item in remembered if item[0] == learner]
-        offered = {address: peer for peer, address in (*self._named, *strangers)}
+        offered = {address: peer for peer, address in (*self._named, *self._listed, *strangers)}
         self._attempts = {
             address: tried for address, tried in self._attempts.items() if address in offered or tried.dialing
         }
@@ -110,7 +133,7 @@ class Redialer:
         tried = self._of(address)
         tried.dialing = False
         tried.failures += 1
-        if any(address == named for _, named in self._named):
+        if any(address == named for _, named in (*self._named, *self._listed)):
             tried.not_before = now + self._pause_s(now)
         else:
             tried.not_before = now + backoff_s(tried.failures, base_s=_FIRST_S, cap_s=_LONGEST_S, rng=self._rng)

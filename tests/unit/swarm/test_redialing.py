@@ -6,7 +6,16 @@ import itertools
 import random
 
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.peers.redialing import AT_ONCE, EAGER_S, ENOUGH_LINKS, PATIENT_S, NamedAddress, Redialer
+from p2prl.swarm.peers.redialing import (
+    AT_ONCE,
+    EAGER_S,
+    ENOUGH_LINKS,
+    LIST_AFTER_S,
+    LIST_AGAIN_S,
+    PATIENT_S,
+    NamedAddress,
+    Redialer,
+)
 
 LEARNER, SEEDER = PeerId("learner"), PeerId("seeder")
 NAMED = ((LEARNER, "named/learner"), (SEEDER, "named/seeder"))
@@ -117,3 +126,22 @@ def test_a_stranger_that_answered_is_tried_soon_when_it_is_lost() -> None:
     who.reached("stranger/0", now)
     due(who, now, one, has_learner=True, links=1)
     assert due(who, now + EAGER_S, one) == ["stranger/0"]
+
+
+def test_the_list_is_read_a_minute_after_the_learner_was_lost_then_every_five() -> None:
+    who = redialer()
+    assert not who.wants(500, has_learner=True, links=1)
+    read = [now for now in range(500, 1_500) if who.wants(now, has_learner=False, links=0) and who.wants_list(now)]
+    assert read == [500 + LIST_AFTER_S + count * LIST_AGAIN_S for count in range(4)]
+
+
+def test_listed_addresses_are_dialed_like_named_ones_until_the_next_list() -> None:
+    who = redialer(named=())
+    who.take_list([(LEARNER, "listed/learner"), (SEEDER, "listed/seeder")])
+    assert due(who, 0) == ["listed/learner", "listed/seeder"]
+    fail_all(who, ["listed/learner", "listed/seeder"], 0)
+    assert due(who, EAGER_S - 0.1) == []
+    assert due(who, EAGER_S, linked=frozenset({SEEDER})) == ["listed/learner"]
+    who.failed("listed/learner", EAGER_S)
+    who.take_list([(SEEDER, "listed/other")])
+    assert due(who, 2 * EAGER_S) == ["listed/other"]

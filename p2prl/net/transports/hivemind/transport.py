@@ -37,6 +37,10 @@ CONNECT_TIMEOUT_S = 15.0
 
 _ADDRESS_REFRESH_S = 30.0
 
+_EARLY_REFRESH_S, _EARLY_S = 3.0, 90.0
+"""In the first minute and a half the daemon learns how others reach it: a circuit that stands after 17 s should be in
+this peer's record then, and not at the next look half a minute later."""
+
 KNOCK_S = 1
 """How long a knock dials: one SYN on the way, and nothing of it left when the answer comes."""
 
@@ -243,9 +247,12 @@ class HivemindTransport:
     async def _watch(self) -> None:
         """Keep `addresses` up to date (relays and routers come and go) and notice the daemon's end."""
         stopped = asyncio.create_task(self._daemon.wait_stopped())
+        loop = asyncio.get_running_loop()
+        is_early_until = loop.time() + _EARLY_S
         try:
             while not stopped.done():
-                await asyncio.wait({stopped}, timeout=_ADDRESS_REFRESH_S)
+                pause_s = _EARLY_REFRESH_S if loop.time() < is_early_until else _ADDRESS_REFRESH_S
+                await asyncio.wait({stopped}, timeout=pause_s)
                 with contextlib.suppress(TransportError):
                     await self.refresh_addresses()
         finally:

@@ -1,15 +1,19 @@
 """Static lists of further peers, for `--peers FILE|URL`: one multiaddr a line, `#` begins a comment.
 
 A list from the web is fetched by a process of its own, with a deadline and before this machine's owner is confined: its
-server may be slow, or hostile. Whatever a list names, its peers can at worst stall a newcomer.
+server may be slow, or hostile. Later the network process, which is confined and starts no programs, reads it again on a
+thread of its own. Whatever a list names, its peers can at worst stall a newcomer.
 
-Run as a program, `python -m p2prl.config.peer_list URL`, it writes the list to standard output.
+Run as a program, `python -m p2prl.net.process.peer_list URL`, it writes the list to standard output.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -43,21 +47,28 @@ def listed_peers(source: str, fetch: Callable[[str], bytes] | None = None) -> tu
     From the web only addresses are taken that a stranger may name (`p2prl.swarm.peers.dial_rules`). Raises
     `ConfigError` for a source that is no list, `UnreachableError` for a server that does not give one.
     """
-    from_web = urlsplit(source).scheme.lower() in _SCHEMES and "://" in source
-    data = (fetch or fetch_list)(source) if from_web else _read(Path(source).expanduser())
-    if len(data) > MAX_LIST_BYTES:
-        raise ConfigError(
-            f"{source} has more than {MAX_LIST_BYTES // 1024} KiB: it is no list of peers", remedy=_REMEDY
-        )
-    addresses = parse_list(data, source)
-    if from_web:
-        rules = DialRules(networks=private_networks())
-        addresses = tuple(address for address in addresses if rules.allows(address, split_peer(address)[1]))
-    return addresses[:MAX_LISTED]
+    if is_on_web(source):
+        return web_peers((fetch or fetch_list)(source), source, DialRules(networks=private_networks()))
+    return parse_list(_read(Path(source).expanduser()), source)[:MAX_LISTED]
+
+
+def is_on_web(source: str) -> bool:
+    """Whether a list is at a web address, and no file."""
+    return urlsplit(source).scheme.lower() in _SCHEMES and "://" in source
+
+
+def web_peers(data: bytes, source: str, rules: DialRules) -> tuple[str, ...]:
+    """The addresses in a list from the web that `rules` permit. Raises `ConfigError` as `parse_list` does."""
+    listed = parse_list(data, source)
+    return tuple(address for address in listed if rules.allows(address, split_peer(address)[1]))[:MAX_LISTED]
 
 
 def parse_list(data: bytes, source: str) -> tuple[str, ...]:
     """The addresses in the bytes of a list. Raises `ConfigError` with the number of a line that is none."""
+    if len(data) > MAX_LIST_BYTES:
+        raise ConfigError(
+            f"{source} has more than {MAX_LIST_BYTES // 1024} KiB: it is no list of peers", remedy=_REMEDY
+        )
     found = []
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
         address = line.partition("#")[0].strip()
@@ -76,7 +87,7 @@ def parse_list(data: bytes, source: str) -> tuple[str, ...]:
 def fetch_list(url: str) -> bytes:
     """The bytes at a web address. Raises `UnreachableError`."""
     remedy = "Check the address, or leave --peers away: the link's own peers may do."
-    command = [sys.executable, "-m", "p2prl.config.peer_list", url]
+    command = [sys.executable, "-m", "p2prl.net.process.peer_list", url]
     try:
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_FETCH_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -85,6 +96,36 @@ def fetch_list(url: str) -> bytes:
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no answer"]
         raise UnreachableError(f"{url} gave no list: {last[0][:200]}", remedy=remedy)
     return done.stdout
+
+
+async def download_apart(url: str, get: Callable[[str], bytes] | None = None) -> bytes:
+    """The bytes at a web address, read on a thread that nobody waits for at the end. Raises `UnreachableError`."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[bytes] = loop.create_future()
+
+    def settle(data: bytes, error: UnreachableError | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(data)
+        else:
+            answer.set_exception(error)
+
+    def read() -> None:
+        data, error = b"", None
+        try:
+            data = (get or download)(url)
+        except (OSError, HTTPException, ValueError) as why:
+            error = UnreachableError(f"{url} gave no list: {why}"[:300])
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, data, error)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        async with asyncio.timeout(_FETCH_S):
+            return await answer
+    except TimeoutError:
+        raise UnreachableError(f"{url} gave no list within {_FETCH_S:.0f} s") from None
 
 
 def _read(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.config import peer_list
-from p2prl.config.peer_list import MAX_LIST_BYTES, MAX_LISTED, download, fetch_list, listed_peers, parse_list
 from p2prl.errors import ConfigError, UnreachableError
+from p2prl.net.process import peer_list
+from p2prl.net.process.peer_list import (
+    MAX_LIST_BYTES,
+    MAX_LISTED,
+    download,
+    download_apart,
+    fetch_list,
+    listed_peers,
+    parse_list,
+)
 from p2prl.sim.hosts import identity_of
 
 PEER = identity_of("seeder").peer_id
@@ -126,3 +135,22 @@ def test_the_fetching_process_gives_bytes_or_says_why_not(monkeypatch: pytest.Mo
         monkeypatch.setattr(peer_list, "_FETCH_S", 0.0)
         with pytest.raises(UnreachableError, match="within 0 s"):
             fetch_list(f"{url}/peers")
+
+
+def test_a_running_worker_reads_a_list_beside_its_work() -> None:
+    assert asyncio.run(download_apart("http://example.org/peers", get=lambda url: url.encode())) == (
+        b"http://example.org/peers"
+    )
+
+
+def test_a_server_that_fails_or_hangs_is_unreachable_for_a_running_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(url: str) -> bytes:
+        raise OSError("refused")
+
+    with pytest.raises(UnreachableError, match="refused"):
+        asyncio.run(download_apart("http://example.org/peers", get=fail))
+    monkeypatch.setattr(peer_list, "_FETCH_S", 0.0)
+    ended = threading.Event()
+    with pytest.raises(UnreachableError, match="within"):
+        asyncio.run(download_apart("http://example.org/peers", get=lambda url: bytes(ended.wait(10))))
+    ended.set()

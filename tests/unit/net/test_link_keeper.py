@@ -1,0 +1,115 @@
+"""The link keeper reads the owner's list again when nobody leads to the learner, and dials who is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from p2prl.errors import TransportError, UnreachableError
+from p2prl.net.process import link_keeper
+from p2prl.net.process.link_keeper import LinkKeeper
+from p2prl.net.process.node_driver import NodeDriver
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.kinds import Role
+from p2prl.sim.hosts import identity_of
+from p2prl.swarm.node import Node
+from p2prl.swarm.peers.dial_rules import DialRules
+
+LEARNER = identity_of("learner").peer_id
+OLD, NEW = (f"/ip4/8.8.4.{number}/tcp/4001/p2p/{LEARNER}" for number in (4, 5))
+PRIVATE = f"/ip4/10.0.0.1/tcp/4001/p2p/{LEARNER}"
+URL = "https://example.org/peers.txt"
+
+
+class Clock:
+    """A minute passes with every look at it."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        self.at += 61.0
+        return self.at
+
+
+class Transport:
+    """Nobody listens but at `NEW`."""
+
+    addresses = ()
+
+    def __init__(self) -> None:
+        self.dialed: list[str] = []
+        self.reached = asyncio.Event()
+
+    async def connect(self, address: str) -> PeerId:
+        self.dialed.append(address)
+        if address != NEW:
+            raise TransportError(f"{address} is dead")
+        self.reached.set()
+        return LEARNER
+
+
+def keeper(node: Any, peers_list: str) -> LinkKeeper:
+    return LinkKeeper(
+        cast(Node, node),
+        Clock(),
+        random.Random(1),
+        identity_of("home").peer_id,
+        Digest(bytes(32)),
+        Role.VOLUNTEER,
+        (OLD,),
+        None,
+        peers_list,
+    )
+
+
+def lonely_node() -> Any:
+    return SimpleNamespace(
+        connections=SimpleNamespace(learner=LEARNER, linked_records=list),
+        dial_rules=DialRules(),
+        roles=lambda: (),
+        link_class=lambda *_: None,
+        connected=lambda *_: True,
+    )
+
+
+async def _dials(peers_list: str, monkeypatch: pytest.MonkeyPatch, answers: list[bytes]) -> list[str]:
+    """Addresses dialed until the learner is reached, or until every answer of the list's server was used."""
+    asked = asyncio.Event()
+
+    async def download(url: str) -> bytes:
+        assert url == URL
+        if not answers:
+            asked.set()
+            raise UnreachableError("no server")
+        return answers.pop(0)
+
+    monkeypatch.setattr(link_keeper, "_TURN_S", 0.0)
+    monkeypatch.setattr(link_keeper, "download_apart", download)
+    transport = Transport()
+    driver = cast(NodeDriver, SimpleNamespace(wake=lambda: None))
+    task = asyncio.create_task(keeper(lonely_node(), peers_list).run(cast(Any, transport), driver))
+    waits = [asyncio.create_task(event.wait()) for event in (transport.reached, asked)]
+    await asyncio.wait([task, *waits], return_when=asyncio.FIRST_COMPLETED)
+    for each in (task, *waits):
+        each.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await each
+    return transport.dialed
+
+
+def test_a_moved_learner_is_found_through_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialed = asyncio.run(_dials(URL, monkeypatch, [f"{PRIVATE}\n{NEW}\n".encode()]))
+    assert OLD in dialed
+    assert dialed[-1] == NEW
+    assert PRIVATE not in dialed
+
+
+def test_a_list_that_is_none_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(asyncio.run(_dials(URL, monkeypatch, [b"<html>"]))) == {OLD}
