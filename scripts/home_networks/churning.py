@@ -36,10 +36,11 @@ class Churning:
         self._say = say
         self._asleep: dict[str, list[psutil.Process]] = {}
         self._samples: list[MemorySample] = []
+        self._ended: list[str] = []
 
     def run(self, planned: list[Absence], duration_s: float) -> dict[str, Any]:
-        """Carry them out; returns `duration_s`, `absences` by way, `versions` published, and `memory`
-        (`churn.memory_rows`). SystemExit if a role ends that should be up."""
+        """Carry them out; returns `duration_s`, `absences` by way, `versions` published, `ended` (the last output of
+        roles that ended while they should be up: they are started again) and `memory` (`churn.memory_rows`)."""
         began, sample_at, news_at = time.monotonic(), 0.0, 0.0
         first = self._swarm.versions()
         waiting, away, ways = list(planned), list[Absence](), dict[str, int]()
@@ -54,7 +55,7 @@ class Churning:
                 self._say(f"churn: {absence.name} {absence.way}")
                 self._take_away(absence)
                 away.append(absence)
-            self._look_for_dead({absence.name for absence in away})
+            self._start_dead({absence.name for absence in away})
             if now >= sample_at:
                 sample_at = now + _SAMPLE_S
                 self._sample(now)
@@ -68,6 +69,7 @@ class Churning:
             "duration_s": duration_s,
             "absences": dict(sorted(ways.items())),
             "versions": self._swarm.versions() - first,
+            "ended": self._ended,
             "memory": memory_rows(self._samples, _LONG_LIVED * duration_s),
         }
 
@@ -97,10 +99,13 @@ class Churning:
             case _:
                 self._control.heal(name)
 
-    def _look_for_dead(self, away: set[str]) -> None:
+    def _start_dead(self, away: set[str]) -> None:
+        """Start roles again that have ended by themselves, as a service does."""
         for name, role in self._swarm.roles.items():
             if not role.is_alive and name not in away:
-                raise SystemExit(f"{name} ended: {role.log[-2000:]}")
+                self._say(f"churn: {name} has ended")
+                self._ended.append(f"{name}: {role.log[-300:]}")
+                self._swarm.start_again(name)
 
     def _sample(self, now: float) -> None:
         for name, role in self._swarm.roles.items():

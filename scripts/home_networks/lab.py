@@ -32,6 +32,8 @@ _NEWCOMER = "newcomer"
 
 _POLL_S = 0.5
 _OFFLINE_S, _ASLEEP_S = 30.0, 120.0
+_LINK_S = 420.0
+"""A seeder is named in the link after five minutes."""
 
 _PUBLIC_SPEED = LineSpeed(up_mbit=100.0, down_mbit=100.0, delay_s=0.005)
 
@@ -162,6 +164,8 @@ class Lab:
         say(what)
         home = self._homes[0] if self._homes else self._workers[0]
         if what in _LEARNER_GOES:
+            if what == "learner-away":  # people copy a link that names others too, once they have been up for minutes
+                self._watch(lambda: self._swarm.link_peers() > 1, _LINK_S, "link", lambda: "names the learner alone")
             self._swarm.kill(LEARNER)
             if what == "learner-moves":
                 self._machines[LEARNER].set_addresses(self._control.move(LEARNER), None)
@@ -232,6 +236,7 @@ class Lab:
         found = {
             "linked_s": at.get("linked_s"),
             "newest_s": at.get("newest_s"),
+            "link_peers": self._swarm.link_peers(),
             "newest_version": newest,
             "groups": self._swarm.groups_of(_NEWCOMER),
         }

@@ -48,6 +48,10 @@ class NetworkSwarm(SiteProcesses):
         """Versions that the learner has published."""
         return 1 + int(self.status(LEARNER).get("version", -1))
 
+    def link_addresses(self) -> tuple[str, ...]:
+        """Those in the learner's file."""
+        return tuple(json.loads(self._link.read_text()))
+
     def group_counts(self) -> dict[str, int]:
         """There are none."""
         return dict.fromkeys(("delivered", "lost", "double", "waiting"), 0)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from p2prl.protocol.digests import DIGEST_BYTES
+from p2prl.protocol.join_link import parse_link
 from p2prl.testing.swarm_processes import SwarmProcesses, rows, spools, wait_until
 from scripts.home_networks.namespaces import Machine
 from scripts.home_networks.site_processes import LEARNER, LEARNER_LISTEN, SiteProcesses
@@ -79,6 +80,10 @@ class RealSwarm(SiteProcesses):
             return int(rows(self.run / "journal.db", "SELECT COUNT(*) FROM policies")[0][0])
         except sqlite3.Error:
             return 0
+
+    def link_addresses(self) -> tuple[str, ...]:
+        """Those in the run's link."""
+        return parse_link((self.run / "link").read_text().strip()).bootstrap
 
     def group_counts(self) -> dict[str, int]:
         """`delivered` are in the learner's journal, `lost` are those a spool has signed word of that the journal

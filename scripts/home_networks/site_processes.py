@@ -52,6 +52,14 @@ class SiteProcesses(ABC):
         """Versions published so far."""
 
     @abstractmethod
+    def link_addresses(self) -> tuple[str, ...]:
+        """Multiaddrs in the join link."""
+
+    def link_peers(self) -> int:
+        """Peers that the join link names, the learner among them."""
+        return len({address.rpartition("/p2p/")[2] for address in self.link_addresses()})
+
+    @abstractmethod
     def group_counts(self) -> dict[str, int]:
         """What became of the groups, from the files of stopped roles: `delivered`, `lost`, `double`, `waiting`."""
 
