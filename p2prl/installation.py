@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from p2prl.user_home import user_home
+
 DISTRIBUTION = "p2prl"
 """The name that it is installed under."""
 
@@ -58,6 +60,6 @@ def installation_of(recorded: str | None, prefix: Path) -> Installation:
 
 def _typed(folder: Path) -> str:
     """The folder as a shell takes it, from the user's home if it is there."""
-    if folder.is_relative_to(home := Path.home()) and folder != home:
+    if (home := user_home()) is not None and folder.is_relative_to(home) and folder != home:
         return f"~/{shlex.quote(str(folder.relative_to(home)))}"
     return shlex.quote(str(folder))

@@ -26,10 +26,11 @@ import platformdirs
 import psutil
 
 from p2prl.disk_full import write_error
-from p2prl.errors import MachineError
+from p2prl.errors import ConfigError, MachineError
 from p2prl.net.storage.key_file import load_or_create_identity
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
+from p2prl.user_home import user_home
 
 _MOST_FOLDERS = 64
 """Workers of one kind on a machine. More are the result of a faulty restart loop."""
@@ -38,12 +39,21 @@ _MOST_FOLDERS = 64
 def default_home() -> Path:
     """`$P2PRL_HOME`, else the platform's folder for user data."""
     chosen = os.environ.get("P2PRL_HOME")
-    return Path(chosen).expanduser() if chosen else platform_home()
+    if not chosen:
+        return platform_home()
+    first, *below = Path(chosen).parts
+    home = user_home() if first == "~" else None  # a shell leaves it where it stands in quotation marks
+    return Path(chosen).expanduser() if home is None else home.joinpath(*below)
 
 
 def platform_home() -> Path:
-    """The platform's folder for user data: the home when nothing chooses another."""
-    return Path(platformdirs.user_data_dir("p2prl"))
+    """The platform's folder for user data: the home when nothing chooses another. `ConfigError` without one."""
+    try:
+        return Path(platformdirs.user_data_dir("p2prl"))
+    except RuntimeError as error:
+        raise ConfigError(
+            "this user has no home folder", remedy="Give a folder with --home, or set P2PRL_HOME."
+        ) from error
 
 
 def check_home(home: Path | None) -> None:

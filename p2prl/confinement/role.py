@@ -18,6 +18,7 @@ from p2prl.confinement.host_calls import open_filter, role_filter
 from p2prl.confinement.layers import limit, readable_paths, succeeds
 from p2prl.confinement.role_files import network_access, open_access, role_access
 from p2prl.confinement.seccomp_filter import ARCHITECTURES
+from p2prl.user_home import user_home
 
 OPEN_FILES = 4_096
 """Open files of a role: weights, spool, pipes; sockets are the network process's."""
@@ -88,7 +89,7 @@ def confine_files(own: Path, readable: tuple[Path, ...] = (), *, is_open: bool =
     _lower_soft(resource.RLIMIT_NOFILE, OPEN_FILES)
     _keep_caches_in(own)
     if sys.platform == "darwin":
-        profile = macos.role_profile(own.resolve(), (*readable_paths(), *readable), Path.home())
+        profile = macos.role_profile(own.resolve(), (*readable_paths(), *readable), user_home() or own.parent)
         applied = not is_open and macos.apply_profile(profile)
         return Protection("sandbox profile" if applied else "", "sandbox profile" if applied else "", is_open)
     if sys.platform != "linux":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from p2prl.confinement.layers import readable_paths
 from p2prl.confinement.linux import Access
+from p2prl.user_home import user_home
 
 PLUGIN_GROUPS = ("p2prl.engines", "p2prl.losses", "p2prl.tasks", "p2prl.transports")
 """Entry points whose packages a role imports later, wherever they are installed."""
@@ -70,7 +71,8 @@ def role_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
 def open_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
     """What a role may use whose engine compiles and talks to itself: programs, TCP and its caches besides."""
     access = role_access(own, readable)
-    caches = tuple(Path.home() / name for name in _CACHES)
+    home = user_home()
+    caches = () if home is None else tuple(home / name for name in _CACHES)
     prefixes = tuple(Path(prefix) / "bin" for prefix in (sys.prefix, sys.base_prefix))
     installed = tuple(path for path in access.readable if "packages" in path.name)
     return replace(
@@ -111,9 +113,11 @@ def plugin_packages() -> Iterator[Path]:
 
 def _library_path() -> Iterator[Path]:
     """Folders of libraries that the owner named, but for a home folder as a whole."""
+    home = user_home()
     for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         path = Path(entry)
-        if path.is_absolute() and path.is_dir() and not Path.home().is_relative_to(path.resolve()):
+        holds_home = home is not None and home.is_relative_to(path.resolve())
+        if path.is_absolute() and path.is_dir() and not holds_home:
             yield path
 
 

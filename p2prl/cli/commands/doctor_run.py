@@ -24,6 +24,7 @@ from p2prl.config.owner_limits import load_limits
 from p2prl.config.worker_folder import default_home
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError, P2PRLError
+from p2prl.user_home import user_home
 
 _MOST_LOGS = 3
 _MOST_LOG_BYTES = 64 * 1024
@@ -130,7 +131,12 @@ def _logs(home: Path) -> dict[str, str]:
 
 def _secrets(home: Path) -> dict[str, str]:
     """What names this machine and its user, and what stands in its place."""
-    found = {str(home): "<home>", str(Path.home()): "<home>", socket.gethostname(): "<host>", platform.node(): "<host>"}
+    found = {
+        str(home): "<home>",
+        str(user_home() or ""): "<home>",
+        socket.gethostname(): "<host>",
+        platform.node(): "<host>",
+    }
     found[socket.gethostname().partition(".")[0]] = "<host>"
     with suppress(OSError, KeyError):
         found[getpass.getuser()] = "<user>"

@@ -17,6 +17,7 @@ from p2prl.config.worker_folder import default_home
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
 from p2prl.protocol.join_link import parse_link
+from p2prl.user_home import user_home
 
 _WORKERS = ("join", "seed", "validate")
 
@@ -74,11 +75,29 @@ def planned_service(link: str, *, run: str, options: str, manager: str, home: Pa
         raise ConfigError("an argument of the service has a line break", remedy="Give it on one line.")
     if chosen == "launchd":
         label = f"org.p2prl.{name}"
-        path = Path.home() / "Library" / "LaunchAgents" / f"{label}.plist"
+        path = _config_folder("HOME", "") / "Library" / "LaunchAgents" / f"{label}.plist"
         return ServicePlan(manager=chosen, name=label, path=path, text=launchd_agent(label, command, base))
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = config / "systemd" / "user" / f"{name}.service"
+    path = _config_folder("XDG_CONFIG_HOME", ".config") / "systemd" / "user" / f"{name}.service"
     return ServicePlan(manager=chosen, name=name, path=path, text=systemd_unit(command, base))
+
+
+def _config_folder(variable: str, below_home: str) -> Path:
+    """The folder that `variable` names, else the one of this name in the user's home. `ConfigError` for a path that is
+    not absolute: the service manager has another current folder, and its own idea of an empty `HOME`."""
+    for name, below in ((variable, ""), ("HOME", below_home)):
+        text = os.environ.get(name)
+        if text and not Path(text).is_absolute():
+            raise ConfigError(
+                f"{name} is {text!r}, which is no absolute path", remedy=f"Set it to one, or unset {name}."
+            )
+        if text:
+            return Path(text) / below if name == "HOME" else Path(text)
+        if text == "" and name == "HOME":
+            raise ConfigError("HOME is empty: nobody knows whose service this is", remedy="Set it to your home folder.")
+    home = user_home()
+    if home is None:
+        raise ConfigError("this user has no home folder to keep a service in", remedy="Set HOME to one.")
+    return home / below_home
 
 
 def _words(options: str) -> list[str]:
@@ -175,6 +194,7 @@ def install_service(plan: ServicePlan, *, user: bool, as_json: bool) -> None:
     """Write the file, never over another one."""
     if not user:
         raise ConfigError("a service of the whole system needs root, and p2prl does not", remedy="Add --user.")
+    _check_owner(plan.path)
     if plan.path.exists() and plan.path.read_text() != plan.text:
         raise ConfigError(f"{plan.path} is there already and differs", remedy="Delete it first, if it may go.")
     try:
@@ -188,6 +208,13 @@ def install_service(plan: ServicePlan, *, user: bool, as_json: bool) -> None:
     say(f"Wrote {plan.path}.", unwrapped=True)
     for line in plan.instructions()[-3:]:
         say(line, unwrapped=True)
+
+
+def _check_owner(file: Path) -> None:
+    """`ConfigError` where the file would be root's in another user's home: `sudo` may keep HOME."""
+    there = next(folder for folder in file.parents if folder.exists())
+    if os.getuid() == 0 and there.stat().st_uid != 0:
+        raise ConfigError(f"{there} belongs to another user, and this is root", remedy="Run it without sudo.")
 
 
 def _systemd_word(word: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import plistlib
 import re
 import sys
@@ -114,3 +115,43 @@ def test_options_that_the_worker_takes_are_in_the_service(tmp_path: Path) -> Non
     done = invoke("service", "print", LINK, "--options=--device cpu --upload-mbit 5", "--home", tmp_path)
     assert done.exit_code == 0
     assert "--upload-mbit" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"HOME": ""}, "HOME is empty"),
+        ({"HOME": "ada"}, "HOME is 'ada', which is no absolute path"),
+        ({"XDG_CONFIG_HOME": "config"}, "XDG_CONFIG_HOME is 'config', which is no absolute path"),
+    ],
+)
+def test_no_service_is_written_below_the_root_folder_or_the_current_one(
+    environment: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = invoke("service", "install", LINK, "--user", "--manager", "systemd", "--home", tmp_path / "home")
+    assert isinstance(done.exception, ConfigError)
+    assert words in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_config_folder_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    plan = planned_service(LINK, run="join", options="", manager="systemd", home=tmp_path)
+    assert plan.path == tmp_path / ".config" / "systemd" / "user" / f"{plan.name}.service"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, and a folder of somebody else")
+def test_root_writes_no_service_into_the_home_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `sudo p2prl service install` does where sudo keeps HOME."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    os.chown(tmp_path, 12345, 12345)
+    done = invoke("service", "install", LINK, "--user", "--manager", "systemd", "--home", tmp_path / "home")
+    assert isinstance(done.exception, ConfigError)
+    assert "belongs to another user" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
