@@ -90,6 +90,7 @@ class ProgressReporter:
         self._reward_recent: float | None = None
         self._add_rewards(spool.newest_rewards(_REMEMBERED_REWARDS))
         self._report_at = 0.0
+        self._rested = False
         self._peers: Mapping[str, int] = {}
         self.announced_version = -1
         """Newest version announced by the learner."""
@@ -129,9 +130,11 @@ class ProgressReporter:
         resting: bool = False,
         final: bool = False,
     ) -> None:
-        """Report, at most every `_REPORT_S` unless this is the final report. `publish_every` as in `RunWatch`."""
-        if now < self._report_at and not final:
+        """Report, at most every `_REPORT_S` unless a rest begins or ends, or this is the final report. `publish_every`
+        as in `RunWatch`."""
+        if now < self._report_at and not final and resting == self._rested:
             return
+        self._rested = resting
         self._report_at = now + _REPORT_S
         network = status or NO_STATUS
         self._on_progress(

@@ -80,17 +80,17 @@ class Seeder:
     def run(self, network: NetworkPort) -> bool:
         """Seed until `stop` is called or the learner ends the run. Returns True in the latter case."""
         self.owner.attach(network)
-        searched_s, before = 0.0, self._clock.now()
+        before = self._clock.now()
         try:
             while not self._stopping and not self._run_end.is_over(self._clock.now()):
-                self._bootstrap.check_patience(searched_s)
                 self.owner.follow_network(self.owner.order)
                 for message in network.poll(_POLL_S):
                     self._take(message)
                 self._bootstrap.answer(network)
                 self._on_progress(self.progress())
                 before, seconds = self._clock.now(), self._clock.now() - before
-                searched_s += 0.0 if self.owner.is_suspended else seconds
+                if not self.owner.is_suspended:
+                    self._bootstrap.count_turn(seconds, network)
             return not self._stopping
         finally:
             network.close()

@@ -128,13 +128,13 @@ class Volunteer:
         """Run until stopped. Returns True when the learner ended the run. `MachineError` once it has excluded this
         machine's key."""
         self.attach(network)
-        searched_s, before = 0.0, self._clock.now()
+        before = self._clock.now()
         try:
             while not self._parked and not self._agent.done and not self._is_over():
-                self.bootstrap.check_patience(searched_s)
                 self.turn(wait_s=_RESTING_POLL_S if self.owner.order.rests else _POLL_S)
                 before, seconds = self._clock.now(), self._clock.now() - before
-                searched_s += 0.0 if self.owner.is_suspended else seconds
+                if not self.owner.is_suspended:
+                    self.bootstrap.count_turn(seconds, network)
             self._report(self._next_action(), final=True)
             if self._excluded and not self._parked:
                 raise exclusion_error()
@@ -207,6 +207,7 @@ class Volunteer:
             self._sampler.drop(tools)
             self._agent.emptied()
             tools.sampler.sleep()
+            self._report(Wait(order.reason))  # leaving the network takes seconds
         self.owner.follow_network(order)
 
     # --- messages ----------------------------------------------------------------------------------------------

@@ -44,7 +44,12 @@ def main() -> int:
     parser.add_argument("--owner", action="store_true", help="volunteers are paused and limited all the time")
     parser.add_argument("--volunteers", type=int, default=3)
     parser.add_argument("--updates", type=int, default=300, help="learner updates of the run")
-    parser.add_argument("--patience", type=float, default=1.0, help="multiplies limits on waiting, for a busy machine")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        help="multiplies limits on waiting, beyond what a busy machine gets by itself",
+    )
     parser.add_argument("--seed", type=int, default=0, help="order, moments and kinds of the kills")
     parser.add_argument("--dead-band", type=int, default=0, help="dead_band_ulp of the run")
     arguments = parser.parse_args()
@@ -71,7 +76,7 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
         str(swarm.folder),
         *options,
         environment=swarm.environment(),
-        timeout_s=120 * arguments.patience,
+        timeout_s=600 * arguments.patience,
     )
     assert made.returncode == 0, made.stderr
     run = swarm.folder / "run"

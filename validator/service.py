@@ -141,13 +141,13 @@ class Validator:
         """Validate until `stop` is called, or the learner has ended the run and no group waits. True in the latter
         case."""
         self.owner.attach(network)
-        searched_s, before = 0.0, self._clock.now()
+        before = self._clock.now()
         try:
             while not self._stopping and not (self._is_over() and not len(self._queue)):
-                self._bootstrap.check_patience(searched_s)
                 self.turn(network, wait_s=_RESTING_POLL_S if self.owner.order.rests else _POLL_S)
                 before, seconds = self._clock.now(), self._clock.now() - before
-                searched_s += 0.0 if self.owner.is_suspended else seconds
+                if not self.owner.is_suspended:
+                    self._bootstrap.count_turn(seconds, network)
             return self._is_over()
         finally:
             network.close()

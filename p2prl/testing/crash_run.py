@@ -18,6 +18,7 @@ import psutil
 
 from p2prl.testing.restless_owner import RestlessOwner
 from p2prl.testing.run_audit import RunAudit, audit_run, record_everything, recorded_steps
+from p2prl.testing.starved_time import StarvedTime, threads_of
 from p2prl.testing.swarm_processes import (
     LISTEN,
     RoleProcess,
@@ -35,7 +36,13 @@ from p2prl.testing.swarm_processes import (
 _ORPHANS_END_S = 12.0
 """A network process notices at once that its role ended; its daemon gets three seconds to exit before it is killed."""
 
+_COMMAND_S = 600.0
+"""For a command that takes seconds of processor time, on a machine that gives it a hundredth."""
+
 _STORM = "storm"
+
+_TEMPORARY = (7, 75)
+"""Exit codes after which a service starts a worker again: no peer answered, a process failed (docs/cli.md)."""
 
 _UPDATES_AFTER = 10
 """Updates after the last kill, at least."""
@@ -62,7 +69,8 @@ class CrashPlan:
     volunteers_only: bool = False
     """Kill nobody but volunteers, and the learner once at the end."""
     patience: float = 1.0
-    """Multiplies every other limit on waiting: more on a machine that others keep busy."""
+    """Multiplies every limit on waiting. While others keep the processors busy, limits are longer by themselves
+    (`StarvedTime`)."""
     storm_keys: int = 0
     """Keys of the floods that go on all the time (`storm`); 0 for none."""
     owner: bool = False
@@ -88,6 +96,8 @@ class CrashReport:
     wall_s: float = 0.0
     flood: dict[str, int] = field(default_factory=dict)
     """Messages that the floods sent, by kind."""
+    revived: Counter[str] = field(default_factory=Counter)
+    """Roles that gave up by themselves and were started again, as a service does."""
     commands: dict[str, int] = field(default_factory=dict)
     """Commands of a restless owner that workers have answered, by kind."""
 
@@ -110,6 +120,7 @@ class CrashReport:
             "spooled": audit.spooled,
             "flood": self.flood,
             "commands": self.commands,
+            "revived": dict(self.revived),
             "reward": round(self.reward, 4),
             "wall_s": round(self.wall_s, 1),
         }
@@ -202,6 +213,7 @@ class CrashRun:
 
     def _kill(self, role: RoleProcess) -> None:
         """Send SIGKILL to the main process, its whole tree, or the network process, which its role then replaces."""
+        self._revive()
         daemon = role.daemon()
         if daemon is not None:
             self._folders.add(daemon_folder(daemon))
@@ -256,7 +268,7 @@ class CrashRun:
         self.report.learner_back_s = time.monotonic() - began
 
     def _await_end(self, learner: RoleProcess, link: str) -> None:
-        assert learner.wait(self._plan.finish_s * self._plan.patience) == 0, learner.log[-3000:]
+        assert self._exit_code(learner, self._plan.finish_s) == 0, learner.log[-3000:]
         if (storm := self._swarm.roles.pop(_STORM, None)) is not None:
             assert storm.is_alive, f"the floods ended early:\n{storm.log[-2000:]}"
             kill_tree(storm)
@@ -265,11 +277,10 @@ class CrashRun:
         for role in self._swarm.roles.values():
             if role.name == "board":
                 role.process.send_signal(signal.SIGINT)
-                assert role.wait(30 * self._plan.patience) == 0, role.log[-2000:]
+                assert self._exit_code(role, 30) == 0, role.log[-2000:]
             elif role is not learner:
-                assert role.wait(60 * self._plan.patience) == 9, (
-                    f"{role.name}: {role.process.returncode}\n{role.log[-2000:]}"
-                )
+                code = self._exit_code(role, 60)
+                assert code == 9, f"{role.name}: {code}\n{role.log[-2000:]}"
         self._wait(lambda: not self._swarm.survivors(), seconds=15, what="an end of every process")
         left = [folder for folder in self._folders if folder.exists()]
         assert not left, f"left behind: {left}"
@@ -288,7 +299,12 @@ class CrashRun:
         environment = self._swarm.environment()
         assert self.report.audit is not None
         verified = command(
-            "ledger", "verify", str(self._run), "--json", environment=environment, timeout_s=120 * self._plan.patience
+            "ledger",
+            "verify",
+            str(self._run),
+            "--json",
+            environment=environment,
+            timeout_s=_COMMAND_S * self._plan.patience,
         )
         assert verified.returncode == 0, verified.stderr
         totals = json.loads(verified.stdout)["totals"]
@@ -300,13 +316,30 @@ class CrashRun:
             "1",
             "--json",
             environment=environment,
-            timeout_s=120 * self._plan.patience,
+            timeout_s=_COMMAND_S * self._plan.patience,
         )
         assert result.returncode == 0, result.stderr
         self.report.reward = float(json.loads(result.stdout)["reward"])
 
     def _wait(self, condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
-        return wait_until(condition, seconds=seconds * self._plan.patience, what=what)
+        def holds() -> Any:
+            self._revive()
+            return condition()
+
+        clock = StarvedTime(lambda: threads_of(process.pid for process in self._swarm.survivors()))
+        return wait_until(holds, seconds=seconds * self._plan.patience, what=what, clock=clock)
+
+    def _revive(self) -> None:
+        """Start again what gave up for a while, as its service does."""
+        for role in self._swarm.roles.values():
+            if role.process.poll() in _TEMPORARY:
+                self._say(f"{role.name} ended with {role.process.returncode}; started again")
+                self.report.revived[role.name] += 1
+                self._swarm.start_again(role)
+
+    def _exit_code(self, role: RoleProcess, seconds: float) -> int:
+        self._wait(lambda: role.process.poll() is not None, seconds=seconds, what=f"the end of {role.name}")
+        return role.wait(0)
 
 
 def _last_line(log: str) -> dict[str, int]:

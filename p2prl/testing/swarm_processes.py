@@ -30,11 +30,13 @@ _FOLDER = re.compile(r"/unix(/tmp/p2prl-[^/]+)/")
 _PAUSE = threading.Event()
 
 
-def wait_until(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
-    """Poll until `condition` is true and return its value; AssertionError naming `what` on timeout."""
-    until = time.monotonic() + seconds
+def wait_until(
+    condition: Callable[[], Any], *, seconds: float, what: str, clock: Callable[[], float] = time.monotonic
+) -> Any:
+    """Poll until `condition` is true and return its value; AssertionError naming `what` on timeout, by `clock`."""
+    until = clock() + seconds
     while not (value := condition()):
-        assert time.monotonic() < until, f"{what}: not within {seconds:g} s"
+        assert clock() < until, f"{what}: not within {seconds:g} s"
         _PAUSE.wait(0.05)
     return value
 

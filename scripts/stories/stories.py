@@ -60,7 +60,7 @@ def game_starts(stage: Stage) -> list[Screen]:
             ["xterm", "-class", "Chess", "-fullscreen", "-e", "sleep", "300"], env={**os.environ, "DISPLAY": display}
         )
         try:
-            yields = person.wait("gives way", 30)
+            yields = person.wait("RESTING", 30)
         finally:
             game.kill()
             game.wait()

@@ -20,8 +20,7 @@ from p2prl.plain_text import cleaned, encodable, wrapped
 PLAIN_PERIOD_S = 10.0
 """Interval of progress lines when there is no terminal."""
 
-_DRAW_PERIOD_S = 0.25
-"""Shortest interval between redraws of a live panel."""
+_DRAWS_PER_S = 4
 
 console = Console(stderr=True, highlight=False)
 
@@ -57,13 +56,14 @@ class LiveView:
         self._startup = StartupPhases(time.monotonic)
         self._last_line = ""
         self._next_line_at = 0.0
-        self._next_draw_at = 0.0
+        self._panel: Callable[[], RenderableType] = lambda: self._startup
 
     @contextmanager
     def shown(self) -> Iterator[LiveView]:
         """Draw inside this block."""
         if console.is_terminal and not self._quiet:
-            with without_control_echo(), Live(console=console, refresh_per_second=4, transient=False) as live:
+            drawn = Live(console=console, get_renderable=lambda: self._panel(), refresh_per_second=_DRAWS_PER_S)
+            with without_control_echo(), drawn as live:
                 self._live = live
                 try:
                     yield self
@@ -77,20 +77,17 @@ class LiveView:
         is_new = self._startup.begin(name, detail)
         if is_new:
             self._on_phase(name, detail)
-        if self._live is not None:
-            self._live.update(self._startup, refresh=is_new)
-        else:
+        self._panel = lambda: self._startup
+        if self._live is None:
             self._print_line(self._startup.line(), at_once=is_new)
+        elif is_new:
+            self._live.refresh()
 
     def update(self, panel: Callable[[], RenderableType], line: Callable[[], str]) -> None:
-        """Show the newest state. Only the form that will be displayed is rendered."""
-        now = time.monotonic()
-        if self._live is None:
-            if now >= self._next_line_at:
-                self._print_line(line(), at_once=False)
-        elif now >= self._next_draw_at:
-            self._next_draw_at = now + _DRAW_PERIOD_S
-            self._live.update(panel())
+        """Show the newest state. Only the form that will be displayed is rendered: `panel` on the thread that draws."""
+        self._panel = panel
+        if self._live is None and time.monotonic() >= self._next_line_at:
+            self._print_line(line(), at_once=False)
 
     def _print_line(self, text: str, *, at_once: bool) -> None:
         now = time.monotonic()

@@ -11,6 +11,7 @@ from p2prl.errors import (
     IntegrityError,
     RefusedRunError,
     RemoteProtocolError,
+    TransportError,
     UnreachableError,
 )
 from p2prl.net.process import control
@@ -22,6 +23,13 @@ from p2prl.protocol.run_blobs import blobs_for
 
 _PATIENCE_S = 60.0
 """How long a join waits for the run's manifest before it gives up: the link is dead."""
+
+_START_S = 600.0
+"""How long it waits for its own network process to begin. Beside programs that take every core that took four minutes;
+a process that never begins is stopped or stuck."""
+
+_TURN_S = 5.0
+"""Most that one turn counts: more is a laptop that slept, or a clock that was set."""
 
 T = TypeVar("T")
 
@@ -63,6 +71,8 @@ class RunBootstrap(Generic[T]):
         self._accepted: int | None = None
         """Disk for the run, to be reported once to the network."""
         self._files: dict[str, Path] = {}
+        self._searched_s = 0.0
+        self._starting_s = 0.0
         self.manifest: RunManifest | None = None
         self.prepared: T | None = None
 
@@ -94,9 +104,25 @@ class RunBootstrap(Generic[T]):
             network.send(control.StartFrom(self._base))
             self._base = None
 
-    def check_patience(self, waited_s: float) -> None:
-        """Raise `UnreachableError` when the manifest has not arrived within a minute."""
-        if self.manifest is None and waited_s > _PATIENCE_S:
+    def count_turn(self, seconds: float, network: NetworkPort) -> None:
+        """Count a turn without the run's manifest. `UnreachableError` when no peer has sent it within a minute, which
+        begins once the network process is up; `TransportError` when that takes ten minutes.
+
+        A manifest kept from an earlier start comes from the network process alone.
+        """
+        counted_s = min(_TURN_S, max(0.0, seconds))
+        if self.manifest is not None:
+            return
+        if network.status is None:
+            self._starting_s += counted_s
+        else:
+            self._searched_s += counted_s
+        if self._starting_s > _START_S:
+            raise TransportError(
+                "the network process did not begin within ten minutes",
+                remedy="Start it again when this machine is less busy, or with fewer workers on it.",
+            )
+        if self._searched_s > _PATIENCE_S:
             raise UnreachableError(
                 "no peer of this run answered within a minute",
                 remedy="Ask for a fresh join link: the peers in this one may be gone. If this key also runs elsewhere "

@@ -61,6 +61,26 @@ def test_rest_frees_the_weights_and_the_next_load_takes_them_again(rig: Voluntee
     assert len(rig.groups()) > made
 
 
+def test_its_screen_says_that_it_rests_before_it_leaves_the_network_which_takes_seconds(rig: VolunteerRig) -> None:
+    told: list[tuple[str, bool, int]] = []
+
+    class SlowPort(LeavingPort):
+        """A network that notes what was reported when it is left."""
+
+        def suspend(self) -> None:
+            told.append((rig.progress[-1].state, rig.progress[-1].resting, rig.progress[-1].version))
+
+    rig.port = SlowPort()
+    rig.volunteer.attach(rig.port)
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(3)
+    assert not rig.progress[-1].resting
+    rig.volunteer.owner.give(REST)
+    rig.volunteer.turn(wait_s=0.0)
+    assert told == [("paused by you", True, -1)]
+
+
 def test_a_version_that_comes_during_the_rest_is_loaded_after_it(rig: VolunteerRig) -> None:
     rig.introduce()
     rig.offer(0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.errors import UnreachableError
+from p2prl.client.progress import NO_STATUS
+from p2prl.errors import TransportError, UnreachableError
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, open_envelope
@@ -105,6 +106,54 @@ def test_a_dead_join_link_fails_after_a_minute(rig: VolunteerRig) -> None:
         return []
 
     rig.port.poll = wait  # type: ignore[method-assign]
+    rig.port.status = NO_STATUS
     with pytest.raises(UnreachableError, match="within a minute") as caught:
         rig.volunteer.run(rig.port)
     assert "join link" in caught.value.remedy
+
+
+def test_the_minute_begins_when_the_network_process_is_up(rig: VolunteerRig) -> None:
+    """On a machine whose cores others take, its own process takes minutes to begin; no peer was asked yet."""
+    began = rig.clock.time
+
+    def wait(timeout_s: float) -> list[control.FromNetwork]:
+        rig.clock.time += timeout_s
+        if rig.clock.time > began + 300.0:
+            rig.port.status = NO_STATUS
+        return []
+
+    rig.port.poll = wait  # type: ignore[method-assign]
+    with pytest.raises(UnreachableError, match="within a minute"):
+        rig.volunteer.run(rig.port)
+    assert 355.0 < rig.clock.time - began < 362.0  # the clock of a test moves at each look
+
+
+def test_a_network_process_that_never_begins_is_told_from_peers_that_do_not_answer(rig: VolunteerRig) -> None:
+    def wait(timeout_s: float) -> list[control.FromNetwork]:
+        rig.clock.time += timeout_s
+        return []
+
+    rig.port.poll = wait  # type: ignore[method-assign]
+    began = rig.clock.time
+    with pytest.raises(TransportError, match="did not begin within ten minutes"):
+        rig.volunteer.run(rig.port)
+    assert 595.0 < rig.clock.time - began < 602.0
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0], ids=["forward", "back"])
+def test_a_clock_that_is_set_during_the_search_neither_ends_nor_prolongs_it(rig: VolunteerRig, jump_s: float) -> None:
+    waited = 0.0
+
+    def wait(timeout_s: float) -> list[control.FromNetwork]:
+        nonlocal waited
+        if waited < 30.0 <= waited + timeout_s:
+            rig.clock.time += jump_s
+        waited += timeout_s
+        rig.clock.time += timeout_s
+        return []
+
+    rig.port.poll = wait  # type: ignore[method-assign]
+    rig.port.status = NO_STATUS
+    with pytest.raises(UnreachableError, match="within a minute"):
+        rig.volunteer.run(rig.port)
+    assert 54.0 < waited < 62.0

@@ -27,7 +27,7 @@ class InboxPort:
     """A network port that returns the messages a test puts into its inbox."""
 
     addresses: tuple[str, ...] = ()
-    status = None
+    status: control.Status | None = None
 
     def __init__(self) -> None:
         self.inbox: list[control.FromNetwork] = []

@@ -73,3 +73,15 @@ def test_a_line_on_standard_error_leaves_nothing_of_the_panel_behind(monkeypatch
         "header of the panel",
         "last of it",
     ]
+
+
+def test_the_newest_state_is_drawn_however_soon_it_follows_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that goes to rest reports once and then sleeps: nothing later would draw it."""
+    output = io.StringIO()
+    terminal = Console(file=output, force_terminal=True, force_interactive=True, width=COLUMNS, height=30)
+    monkeypatch.setattr(screen, "console", terminal)
+    with screen.LiveView().shown() as view:
+        view.update(lambda: Text("sampling"), str)
+        view.update(lambda: Text("resting"), str)
+        screen.say("Resting: gives way to Chess.")
+    assert terminal_lines(output.getvalue()) == ["Resting: gives way to Chess.", "resting"]
