@@ -36,6 +36,11 @@ def cleaned(text: str) -> str:
     return "".join(c for c in spaced if not unicodedata.category(c).startswith("C"))
 
 
+def counted(number: float, noun: str, plural: str = "") -> str:
+    """A whole number and what it counts: `1 group`, `2,000 groups`. `plural` for nouns that take more than an s."""
+    return f"{number:,.0f} {noun if round(number) == 1 else plural or f'{noun}s'}"
+
+
 def wrapped(text: str, width: int) -> list[str]:
     """Wrap `text` between words into lines of `width` columns with a hanging indent. Long words are not broken."""
     if len(text) <= width:

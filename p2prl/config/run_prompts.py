@@ -12,6 +12,7 @@ from p2prl.learner.run_plan import RunPlan
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.prompt_rendering import PromptRenderer, chat_template
 from p2prl.models.text_codec import TextCodec
+from p2prl.plain_text import counted
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DataSet, blob_of, chunk_bytes_for
 from p2prl.tasks.data.data_plan import HELD_OUT_ROWS_FILE, PROMPTS_FILE, ROWS_FILE, SCORER_FILE, DataPlan
@@ -120,8 +121,10 @@ def _pack(
     for task, data in packed.items():
         held_out = f", {data.held_out_rows:,} for evaluation only" if data.held_out_rows else ""
         notices += data.notices
-        rows = f"{data.rows:,} row{'s' * (data.rows != 1)}"
-        notices.append(f"{task}: {rows} to train on{held_out}; the longest prompt has {data.longest} tokens.")
+        rows = counted(data.rows, "row")
+        notices.append(
+            f"{task}: {rows} to train on{held_out}; the longest prompt has {counted(data.longest, 'token')}."
+        )
     return tuple(_data_set(plan, folder / plan.task, packed[plan.task]) for plan in plans), tuple(notices)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from p2prl.cli.views import console as screen
-from p2prl.plain_text import cleaned, encodable, wrapped
+from p2prl.plain_text import cleaned, counted, encodable, wrapped
 
 HOSTILE = "slot 3 was rejected: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
 
@@ -74,3 +74,11 @@ def test_signs_that_a_terminal_lacks_are_written_in_ascii(encoding: str, shown: 
     text = encodable("v1 → v2 … 3×4 ▆é", encoding)
     assert text == shown
     text.encode(encoding)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 entries"), (1, "1 entry"), (1.0, "1 entry"), (2, "2 entries"), (1000, "1,000 entries")]
+)
+def test_numbers_agree_with_what_they_count(number: float, text: str) -> None:
+    assert counted(number, "entry", "entries") == text
+    assert counted(number, "group") == text.replace("entries", "groups").replace("entry", "group")

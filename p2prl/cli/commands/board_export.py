@@ -9,6 +9,7 @@ from p2prl.cli.commands.open_ledger import await_current_ledger, ledger_of
 from p2prl.cli.views.console import emit, say
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
+from p2prl.plain_text import counted
 
 
 def board_export_command(
@@ -45,6 +46,7 @@ def board_export_command(
             }
         )
         return
-    people = f"{site.contributors:,} contributor{'' if site.contributors == 1 else 's'}"
-    say(f"Wrote {directory}: the board with pages of {people} and a ledger of {site.entries:,} entries.")
+    people = counted(site.contributors, "contributor")
+    entries = counted(site.entries, "entry", "entries")
+    say(f"Wrote {directory}: the board with pages of {people} and a ledger of {entries}.")
     say(f"Look at it:  python -m http.server --directory {directory}")

@@ -13,6 +13,7 @@ from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import default_home
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, IdentityError, MachineError
+from p2prl.plain_text import counted
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import SCHEME
 from p2prl.scoreboard import certificate as certificates
@@ -51,7 +52,7 @@ def certificate_command(
     if as_json:
         emit({"file": str(out), "contributor": facts.contributor, "receipts_root": facts.receipts_root, "valid": True})
         return
-    say(f"Certificate of {facts.handle} in {out}: {facts.verified_groups:,} verified groups of {facts.name}.")
+    say(f"Certificate of {facts.handle} in {out}: {counted(facts.verified_groups, 'verified group')} of {facts.name}.")
     say(f"Anyone can check it:  p2prl certificate SOURCE --check {out}")
 
 
@@ -74,7 +75,7 @@ def check_command(source: str, file: Path, *, home: Path | None, listen: list[st
     if as_json:
         emit({"file": str(file), "contributor": facts.contributor, "receipts_root": facts.receipts_root, "valid": True})
         return
-    say(f"Valid: {facts.handle} has {facts.verified_groups:,} verified groups of {facts.name} in this ledger.")
+    say(f"Valid: {facts.handle} has {counted(facts.verified_groups, 'verified group')} of {facts.name} in this ledger.")
 
 
 def _at_height(ledger: LedgerSource, height: int) -> Snapshot:

@@ -19,6 +19,7 @@ from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder, open_folder
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.checkpoints import complete_checkpoints
+from p2prl.plain_text import counted
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
 from p2prl.scoreboard.documents.api_views import require_run, run_document
@@ -250,7 +251,7 @@ def _report(target: Path, facts: CardFacts, written: WrittenModel) -> None:
     files = len(written.weights.files)
     say(
         f"Exported step {facts.step:,} to {target}: {size_text(written.weights.size_bytes)} of {facts.dtype} weights, "
-        f"{equal}, in {files} file{'' if files == 1 else 's'}."
+        f"{equal}, in {counted(files, 'file')}."
     )
     if facts.ledger_incident is not None:
         say(f"The ledger could not be verified, so the card lists nobody: {facts.ledger_incident}")

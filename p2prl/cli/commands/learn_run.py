@@ -27,6 +27,7 @@ from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import ReachOptions
 from p2prl.net.transports.transport_registry import TRANSPORTS
+from p2prl.plain_text import counted
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -98,7 +99,7 @@ def learn_command(
     if interrupts.count:
         say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {shlex.quote(str(directory))}")
         sys.exit(INTERRUPTED)
-    say(f"Done: {learner.step:,} updates. Measure it:  p2prl eval {shlex.quote(str(directory))}")
+    say(f"Done: {counted(learner.step, 'update')}. Measure it:  p2prl eval {shlex.quote(str(directory))}")
 
 
 def _show_link(folder: RunFolder, link: str) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from p2prl.cli.commands.open_ledger import await_current_ledger, ledger_of
 from p2prl.cli.views.console import emit, say
+from p2prl.plain_text import counted
 from p2prl.protocol.join_link import SCHEME
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
@@ -48,7 +49,7 @@ def dump_command(source: str, out: Path, *, home: Path | None, listen: list[str]
     if as_json:
         emit({"entries": height, "signed": signed, "file": str(out)})
     else:
-        say(f"{height:,} entries in {out}. Anyone can check it:  p2prl ledger verify {out}")
+        say(f"{counted(height, 'entry', 'entries')} in {out}. Anyone can check it:  p2prl ledger verify {out}")
         if not signed:
             say(f"It holds {_NO_HEAD}.")
     if not signed:
@@ -67,7 +68,7 @@ def _current_ledger(source: str, home: Path | None, listen: list[str] | None) ->
         nonlocal told
         if height >= told + _TOLD_EVERY:
             told = height
-            say(f"{height:,} entries received …")
+            say(f"{counted(height, 'entry', 'entries')} received …")
 
     with ledger_of(source, home, listen) as ledger:
         if source.startswith(SCHEME):
@@ -78,7 +79,7 @@ def _current_ledger(source: str, home: Path | None, listen: list[str] | None) ->
 
 def _show(result: Recount, what: str) -> None:
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
-    say(f"Chain      {result.height:,} entries; hash chain and every signature verified")
+    say(f"Chain      {counted(result.height, 'entry', 'entries')}; hash chain and every signature verified")
     say(f"Head       {_head_line(result)}")
     say(f"Seen by    {_witness_line(result)}")
     say(f"Root       {result.root}", unwrapped=True)
@@ -92,17 +93,18 @@ def _head_line(result: Recount) -> str:
         return _NO_HEAD
     if result.unsigned:
         rest = f"the {result.unsigned:,} after them may be incomplete, or a stranger's"
-        return f"the learner has signed the first {result.signed_height:,} entries; {rest}"
-    return f"the learner has signed all {result.height:,} entries" + (", and the end of the run" * result.finished)
+        return f"the learner has signed the first {counted(result.signed_height, 'entry', 'entries')}; {rest}"
+    end = ", and the end of the run" if result.finished else ""
+    return f"the learner has signed the whole ledger{end}"
 
 
 def _witness_line(result: Recount) -> str:
     """How many validators have countersigned the ledger."""
     seen = result.countersigned
-    others = f"; {seen.others:,} keys without standing did too, which proves nothing" if seen.others else ""
+    others = f"; {counted(seen.others, 'key')} without standing did too, which proves nothing" if seen.others else ""
     if not seen.validators:
         return f"no validator of standing has countersigned these entries{others}"
-    who = f"{seen.validators} validator{'s' if seen.validators > 1 else ''} of standing"
+    who = f"{counted(seen.validators, 'validator')} of standing"
     whole = f"{seen.whole} of them all that the learner has signed" if seen.whole else "none of them the newest"
     return f"{who} countersigned these entries, {whole}, up to entry {seen.height:,}{others}"
 

@@ -15,6 +15,7 @@ from p2prl.config.worker_folder import claim_worker_folder, default_home, holder
 from p2prl.errors import UnreachableError
 from p2prl.learner.evaluation.results_file import read_results
 from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.plain_text import counted
 from p2prl.protocol.join_link import SCHEME, parse_link
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
@@ -142,7 +143,7 @@ def await_current_ledger(
 
 def _no_ledger(*, reached: bool, kept: int | None) -> UnreachableError:
     what = "no ledger arrived" if reached else "no peer of the run answered"
-    old = "" if kept is None else f"; the {kept:,} entries stored here may be out of date"
+    old = "" if kept is None else f"; what is stored here ({counted(kept, 'entry', 'entries')}) may be out of date"
     return UnreachableError(
         f"{what} within {_FIRST_LEDGER_S:.0f} s{old}",
         remedy="If the learner is away, use a link with the address of another peer that is up: "

@@ -24,6 +24,7 @@ from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.errors import MachineError
 from p2prl.models.confined_tokenizer import tokenizer_program
+from p2prl.plain_text import counted
 from p2prl.protocol.ledger_messages import ReceiptState
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: Repla
         return prepare_replay(run.manifest, files, run=run.run, device=device, scores=False, launch_tokenizer=launch)
 
     say(str(confine_calls(protection) if protection.asked else protection))
-    say(f"replaying {sum(len(each.tokens) // 4 for each in group.group.completions):,} tokens on {device}")
+    say(f"replaying {counted(sum(len(each.tokens) // 4 for each in group.group.completions), 'token')} on {device}")
     return replay_group(run, group, folders, make_tools)
 
 
@@ -120,7 +121,7 @@ def _document(group: OwnGroup, verdict: Verdict, code: str, sentence: str) -> di
 def _lines(document: dict[str, Any]) -> list[str]:
     outcome = "passed" if document["passed"] else f"failed ({document['reason']})"
     reason = f" ({document['learner_reason']})" if document["learner_reason"] else ""
-    tokens = f"{document['tokens']:,} tokens of version {document['version']}, {document['mismatched']:,} off"
+    tokens = f"{counted(document['tokens'], 'token')} of version {document['version']}, {document['mismatched']:,} off"
     return [
         f"Group      {document['group']}",
         f"Replay     {outcome}: {tokens}, worst margin {document['worst_margin']:.3g} nats",

@@ -15,6 +15,7 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.models.device import use_threads
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.plain_text import counted
 from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 from p2prl.tasks.task_registry import task_by_name
@@ -78,7 +79,7 @@ def sim_command(
     p50, p95, largest = result.staleness
     say(f"reward     {result.reward_before:.3f} -> {result.reward_after:.3f}")
     say(f"updates    {result.updates:,} in {result.virtual_s / 60:.0f} virtual minutes")
-    say(f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {largest:.0f} updates")
+    say(f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {counted(largest, 'update')}")
     say(f"messages   {result.messages:,}, {size_text(result.bytes)}")
     say(downloads_line(result.patch_bytes, result.whole_bytes, result.brought_bytes))
     say(f"groups     {result.groups_verified:,} verified, {result.groups_rejected:,} rejected")

@@ -18,6 +18,7 @@ from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.errors import ConfigError, MachineError
+from p2prl.plain_text import counted
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
@@ -114,9 +115,11 @@ def pending_text(document: Mapping[str, Any]) -> str:
     pending = groups.get("generated", 0) + groups.get("delivered", 0)
     if not pending:
         return ""
+    stays = "It stays on disk, and earns" if pending == 1 else "They stay on disk, and earn"
+    too_old = "it is" if pending == 1 else "they are"
     return (
-        f"{pending:,} groups had no verdict when the run ended. They stay on disk, and earn credit only if the learner "
-        "resumes the run while they are not too old."
+        f"{counted(pending, 'group')} had no verdict when the run ended. {stays} credit only if the learner resumes "
+        f"the run while {too_old} not too old."
     )
 
 

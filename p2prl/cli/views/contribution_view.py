@@ -8,7 +8,7 @@ from typing import Any
 
 from p2prl.cli.views.quantities import age_text
 from p2prl.cli.views.small_curve import sparkline
-from p2prl.plain_text import cleaned, wrapped
+from p2prl.plain_text import cleaned, counted, wrapped
 
 _DAYS = 14
 
@@ -47,6 +47,6 @@ def _days(document: Mapping[str, Any]) -> list[str]:
     values = [document["days"].get(str(today - timedelta(days=back)), 0) for back in reversed(range(_DAYS))]
     curve = sparkline([float(value) for value in values], _DAYS) if any(values) else "nothing credited"
     return [
-        f"last {_DAYS} days  {curve}  {sum(values):,} tokens, {values[-1]:,} of them today (UTC)",
+        f"last {_DAYS} days  {curve}  {counted(sum(values), 'token')}, {values[-1]:,} of them today (UTC)",
         "Credit is petaFLOP of checked forward work. Groups in detail: p2prl receipts list RUN.",
     ]

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from p2prl.cli.views.quantities import downloads_line, received_text, version_text
 from p2prl.config.requirements import size_text
+from p2prl.plain_text import counted
 
 _BAR_COLUMNS = 30
 _RECENT_UPDATES = 10
@@ -27,8 +28,10 @@ def demo_panel(
         reward = sum(m["reward"] for m in recent) / len(recent)
         bar = f"[{'#' * (_BAR_COLUMNS * done // updates):<{_BAR_COLUMNS}}]".replace("[", "\\[")
         table.add_row("learner", f"{bar} update {done}/{updates}   policy v{last['version']}")
-        table.add_row("reward", f"{reward:.3f} (mean of {_RECENT_UPDATES} updates), from {metrics[0]['reward']:.3f}")
-        table.add_row("staleness", f"p50 {last['staleness_p50']:.0f}   max {last['staleness_max']:.0f} updates")
+        table.add_row(
+            "reward", f"{reward:.3f} (mean of {counted(len(recent), 'update')}), from {metrics[0]['reward']:.3f}"
+        )
+        table.add_row("staleness", f"p50 {last['staleness_p50']:.0f}   max {counted(last['staleness_max'], 'update')}")
     else:
         table.add_row("learner", "waiting for the first groups")
     for name, status in statuses:
@@ -55,8 +58,8 @@ def summary_lines(document: Mapping[str, Any], directory: Path, *, prompts: int)
     return [
         "",
         f"reward     {document['reward_before']:.3f} -> {document['reward_after']:.3f}  on {prompts:,} fresh prompts",
-        f"updates    {document['updates']:,}, {document['versions_published']:,} policy versions published",
-        f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {largest:.0f} updates",
+        f"updates    {document['updates']:,}, {counted(document['versions_published'], 'policy version')} published",
+        f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {counted(largest, 'update')}",
         f"weights    {share:.0%} of the bytes volunteers received came from other volunteers",
         downloads_line(document["patch_bytes"], document["whole_bytes"], document["brought_bytes"]),
         *(f"groups     {name:<14} {count:,} verified" for name, count in document["groups_by_contributor"].items()),

@@ -14,7 +14,7 @@ from rich.text import Text
 from p2prl.cli.views.quantities import rate_text, state_text, version_text
 from p2prl.cli.views.worker_screen import has_ended, hints_of
 from p2prl.errors import IdentityError
-from p2prl.plain_text import cleaned
+from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.scoreboard.display_names import display_name
 
@@ -75,8 +75,8 @@ class DevicesScreen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         run = next((str(row.status["run"]) for row in self._rows if row.status.get("run")), "")
-        total = sum(row.tokens_per_s for row in self._rows)
-        yield Text.assemble((cleaned(run), "bold"), "  " * bool(run), f"{len(self._rows)} workers   {rate_text(total)}")
+        total, workers = sum(row.tokens_per_s for row in self._rows), counted(len(self._rows), "worker")
+        yield Text.assemble((cleaned(run), "bold"), "  " * bool(run), f"{workers}   {rate_text(total)}")
         columns = _columns(options.max_width)
         table = Table.grid(padding=(0, 2, 0, 0))
         widths = {title: max(len(title), *(len(cell(row)) for row in self._rows)) for title, cell in columns.items()}

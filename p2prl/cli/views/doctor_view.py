@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from p2prl.plain_text import counted
+
 _COLUMN = 16
 
 
@@ -37,10 +39,6 @@ def summary_line(failures: int, warnings: int) -> str:
     """The end of the list."""
     if not failures and not warnings:
         return "All is well. This machine can join a run."
-    counted = [
-        f"{count} {word}{'' if count == 1 else 's'}"
-        for count, word in ((failures, "failure"), (warnings, "warning"))
-        if count
-    ]
+    counted = [counted(count, word) for count, word in ((failures, "failure"), (warnings, "warning")) if count]
     hint = "To ask for help, show what p2prl doctor --bundle FILE writes: no keys, no addresses."
     return f"{' and '.join(counted)}. {hint}"

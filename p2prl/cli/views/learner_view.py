@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from p2prl.learner.learning_watch import SUMMARY
+from p2prl.plain_text import counted
 
 _IDLE = {
     "training/waiting_groups": "waiting for volunteers",
@@ -31,7 +32,7 @@ def update_line(name: str, metrics: Mapping[str, Any], *, planned: int, first: b
     return (
         f"{name}  step {step}  reward {metrics['reward']:.3f}  loss {metrics['loss']:+.4f}"
         f"  staleness p50/max {metrics['staleness_p50']:.0f}/{metrics['staleness_max']:.0f}"
-        f"  from {metrics['peers']} {'volunteer' if metrics['peers'] == 1 else 'volunteers'}{pace}"
+        f"  from {counted(metrics['peers'], 'volunteer')}{pace}"
         + "".join(f"  warning: {text}" for text in warning_texts(metrics))
     )
 
@@ -43,10 +44,10 @@ def update_panel(name: str, metrics: Mapping[str, Any], *, planned: int, first: 
     table.add_row(name, f"{step}   policy v{metrics['version']:.0f}")
     table.add_row("reward", f"{metrics['reward']:.3f}, mean of the newest batch   loss {metrics['loss']:+.4f}")
     median, largest = metrics["staleness_p50"], metrics["staleness_max"]
-    table.add_row("staleness", f"median {median:.0f}, largest {largest:.0f} updates")
+    table.add_row("staleness", f"median {median:.0f}, largest {counted(largest, 'update')}")
     pace = "" if first else f"   {metrics['seconds']:.2f} s an update"
-    volunteers = f"{metrics['peers']} volunteer{'' if metrics['peers'] == 1 else 's'}"
-    table.add_row("batch", f"{metrics['groups']} groups of {volunteers}{pace}")
+    volunteers = counted(metrics["peers"], "volunteer")
+    table.add_row("batch", f"{counted(metrics['groups'], 'group')} of {volunteers}{pace}")
     if limit := _idle(metrics):
         table.add_row("training", limit)
     for text in evaluation_texts(metrics):

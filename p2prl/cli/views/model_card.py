@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2prl.plain_text import cleaned
+from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals
@@ -138,7 +138,7 @@ def _introduction(facts: CardFacts) -> str:
     return (
         f"# {code(facts.manifest.name)}\n\n"
         f"A policy after {facts.step:,} updates of reinforcement learning in a p2prl run. Volunteers sampled the "
-        f"rollouts on their own machines ({people:,} contributor{'' if people == 1 else 's'}), and one learner "
+        f"rollouts on their own machines ({counted(people, 'contributor')}), and one learner "
         f"verified them and trained on them.\n\n"
         f"Goal: {code(facts.manifest.goal)}\n\n"
         f"These are the weights {which}."

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2prl.config.requirements import size_text
+from p2prl.plain_text import counted
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 _NONE = "–"
@@ -43,8 +44,7 @@ def reward_text(reward: float | None) -> str:
 
 def peers_text(peers: Mapping[str, int]) -> str:
     """Linked peers by role."""
-    counted = (f"{count} {role}{'' if count == 1 else 's'}" for role, count in peers.items())
-    return ", ".join(counted) or "none yet"
+    return ", ".join(counted(count, role) for role, count in peers.items()) or "none yet"
 
 
 _REACH = {

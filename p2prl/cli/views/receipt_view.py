@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli.views.receipt_advice import advice
+from p2prl.plain_text import counted
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState
 from p2prl.scoreboard.display_names import display_name
@@ -82,7 +83,7 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
     """Why a group earned what it earned, by what this machine knows."""
     why, what_to_do = advice(group.state, group.reason)
     scored = "" if group.reward is None else f", mean reward {group.reward:.3f} by this machine's own scoring"
-    slot = f"slot {group.slot} of version {group.version}, {group.tokens:,} tokens"
+    slot = f"slot {group.slot} of version {group.version}, {counted(group.tokens, 'token')}"
     lines = [
         f"Group      {document['group']}",
         f"Sampled    {_spoken(group.created)}: {slot}{scored}",
@@ -93,7 +94,7 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
     if (receipt := group.receipt) is not None:
         figures = ""
         if document["credited_tokens"]:
-            figures = f", {receipt.completions} completions, mean reward {receipt.reward:.3f}"
+            figures = f", {counted(receipt.completions, 'completion')}, mean reward {receipt.reward:.3f}"
         lines.append(
             f"Judged     {_spoken(receipt.sent_ms / 1000)} by the run's learner, at its step {receipt.step}{figures}"
         )
@@ -101,9 +102,8 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
         escrow = ""
         if document["in_escrow"]:
             escrow = f"; in escrow until {escrow_groups} further groups are credited or the run ends"
-        lines.append(
-            f"Credit     {document['credited_tokens']:,} tokens, {document['credit']:.3g} petaFLOP of the board{escrow}"
-        )
+        tokens = counted(document["credited_tokens"], "token")
+        lines.append(f"Credit     {tokens}, {document['credit']:.3g} petaFLOP of the board{escrow}")
     else:
         lines.append("Credit     none")
     return lines
@@ -132,21 +132,23 @@ def record_document(record: GroupRecord) -> dict[str, Any]:
 def record_lines(document: dict[str, Any], source: str) -> list[str]:
     """What a ledger says about a group."""
     receipt = document["receipt"]
-    lines = [f"Ledger     {source}: {document['entries']:,} entries, every signature and link checked"]
+    lines = [
+        f"Ledger     {source}: {counted(document['entries'], 'entry', 'entries')}, every signature and link checked"
+    ]
     if receipt is None:
         lines.append("Receipt    none in these entries: the group is not judged yet, or its receipt came later")
     else:
         reason = f" ({receipt['reason']})" if receipt["reason"] else ""
         lines.append(
             f"Receipt    entry {receipt['entry']}, signed {receipt['signed_at']} at step {receipt['step']}:"
-            f" {receipt['state']}{reason}, {receipt['tokens']:,} tokens"
+            f" {receipt['state']}{reason}, {counted(receipt['tokens'], 'token')}"
         )
     if not document["verdicts"]:
         lines.append("Verdicts   none: no validator drew this group for a replay of its own")
     for each in document["verdicts"]:
-        found = "right" if each["passed"] else f"wrong ({each['reason']}), {each['mismatched']:,} tokens off"
+        found = "right" if each["passed"] else f"wrong ({each['reason']}), {counted(each['mismatched'], 'token')} off"
         lines.append(
-            f"Verdict    {each['name']} …{each['validator'][-8:]} found it {found}: {each['tokens']:,} tokens,"
+            f"Verdict    {each['name']} …{each['validator'][-8:]} found it {found}: {counted(each['tokens'], 'token')},"
             f" worst margin {each['worst_margin']:.3g} nats; {_OUTCOMES[each['outcome']]}"
         )
     return lines

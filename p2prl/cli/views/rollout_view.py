@@ -8,7 +8,7 @@ from typing import Any
 
 from p2prl.cli.views.quantities import age_text, reward_text
 from p2prl.cli.views.receipt_advice import advice
-from p2prl.plain_text import cleaned
+from p2prl.plain_text import cleaned, counted
 
 _MOST_SHOWN = 4
 """Answers shown: the best, the worst and others between them tell what the policy is rewarded for."""
@@ -24,7 +24,8 @@ def rollout_lines(rollout: Mapping[str, Any], *, now: float, width: int) -> list
     pace = f", {tokens / rollout['seconds']:,.0f} tokens/s" if rollout["seconds"] > 0 else ""
     heading = (
         f"{rollout['run']}  {rollout['task']}  slot {rollout['slot']:,} of v{rollout['version']:,}, sampled "
-        f"{age_text(now - rollout['sampled_at'])} ago: {len(answers)} answers, {tokens:,} tokens{pace}"
+        f"{age_text(now - rollout['sampled_at'])} ago: "
+        f"{counted(len(answers), 'answer')}, {counted(tokens, 'token')}{pace}"
     )
     lines = [*_wrapped("", cleaned(heading), width), *_wrapped("prompt   ", rollout["prompt"], width)]
     shown = _chosen(answers)
@@ -34,7 +35,7 @@ def rollout_lines(rollout: Mapping[str, Any], *, now: float, width: int) -> list
         end = "" if answer["finished"] else " … (cut off at the run's longest answer)"
         lines += _wrapped(label, answer["text"] + end, width)
     if len(shown) < len(answers):
-        lines.append(f"         and {len(answers) - len(shown)} more answers: --json shows all")
+        lines.append(f"         and {counted(len(answers) - len(shown), 'more answer')}: --json shows all")
     return [*lines, *_wrapped("reward   ", _reward(rollout), width), *_wrapped("now      ", _state(rollout), width)]
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from p2prl.cli.views.quantities import peers_text, reach_text, version_text
 from p2prl.client.seeder import Seeding
 from p2prl.config.requirements import size_text
+from p2prl.plain_text import counted
 
 
 def seeding_line(seeding: Seeding) -> str:
@@ -35,5 +36,5 @@ def seeding_panel(name: str, seeding: Seeding) -> RenderableType:
 
 
 def _state(seeding: Seeding) -> str:
-    chunks = f" {seeding.chunks_held:,} of {seeding.chunks:,} chunks" if seeding.chunks else ""
+    chunks = f" {seeding.chunks_held:,} of {counted(seeding.chunks, 'chunk')}" if seeding.chunks else ""
     return seeding.state + chunks

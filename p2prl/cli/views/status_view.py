@@ -20,6 +20,7 @@ from p2prl.cli.views.quantities import (
 from p2prl.cli.views.rejections import rejection_lines
 from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
+from p2prl.plain_text import counted
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.scoreboard.display_names import display_name
 
@@ -63,7 +64,7 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of a volunteer or a validator."""
     rows = [("policy", _policy(worker)), ("groups", _groups(worker))]
     if worker.get("verified_tokens"):
-        rows.append(("credit", f"{worker['verified_tokens']:,} tokens"))
+        rows.append(("credit", counted(worker["verified_tokens"], "token")))
     if (reward := worker.get("reward_recent")) is not None:
         rows.append(("reward", f"{reward_text(reward)}, mean of your recent groups"))
     if reasons := worker.get("reasons"):
@@ -89,12 +90,12 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("reward", f"{worker['reward']:.3f}, mean of the newest batch"))
     if "staleness_p50" in worker:
         median, largest = worker["staleness_p50"], worker.get("staleness_max", worker["staleness_p50"])
-        rows.append(("staleness", f"median {median:.0f}, largest {largest:.0f} updates"))
+        rows.append(("staleness", f"median {median:.0f}, largest {counted(largest, 'update')}"))
     if lost := lost_text(worker):
         rows.append(("dropped", lost))
     if "peers" in worker:
-        volunteers = f"{worker['peers']} volunteer{'' if worker['peers'] == 1 else 's'}"
-        rows.append(("batch", f"{worker.get('groups', 0)} groups of {volunteers}"))
+        volunteers = counted(worker["peers"], "volunteer")
+        rows.append(("batch", f"{counted(worker.get('groups', 0), 'group')} of {volunteers}"))
     rows += [("measured", text) for text in evaluation_texts(worker)]
     rows += [("warning", text) for text in warning_texts(worker)]
     return rows
@@ -104,7 +105,7 @@ def lost_text(worker: Mapping[str, Any]) -> str:
     """What was dropped for its age, and how it differs from what was trained on; empty when nothing was."""
     if not worker.get("lost/groups"):
         return ""
-    text = f"{worker['lost/groups']:,.0f} groups too old, {worker.get('lost/share', 0.0):.0%} of the newest work"
+    text = f"{counted(worker['lost/groups'], 'group')} too old, {worker.get('lost/share', 0.0):.0%} of the newest work"
     if "lost/reward_difference" not in worker:
         return text
     return (

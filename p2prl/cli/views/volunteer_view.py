@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli.views.quantities import rate_text, reward_text, share_text, state_text, version_text
+from p2prl.plain_text import counted
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
@@ -37,12 +38,15 @@ def startup_phase(progress: Progress) -> tuple[str, str] | None:
     linked = sum(progress.peers.values())
     match progress.state:
         case "looking for the run":
-            return "finding the run", f"{linked} peers answered" if linked else ""
+            return "finding the run", f"{counted(linked, 'peer')} answered" if linked else ""
         case "fetching the run's files":
             return "downloading the run's files", share_text(*progress.files)
         case "waiting for the first weights":
             _, held, total = progress.fetching
-            return "downloading the weights", f"{held:,} of {total:,} chunks" if total else "waiting for a peer"
+            return (
+                "downloading the weights",
+                f"{held:,} of {counted(total, 'chunk')}" if total else "waiting for a peer",
+            )
         case "sampling" if progress.tokens_per_s <= 0.0:
             return "sampling the first groups", ""
     return None
@@ -54,13 +58,13 @@ def progress_line(progress: Progress, tokens_per_s: float) -> str:
     version = version_text(progress.version)
     if progress.announced_version > progress.version >= 0:
         _, held, total = progress.fetching
-        version += f" (v{progress.announced_version} {held}/{total} chunks)" if total else ""
+        version += f" (v{progress.announced_version} {held}/{counted(total, 'chunk')})" if total else ""
     # Answers to rows of data are scored elsewhere: no reward is no news.
     reward = "" if progress.reward_recent is None else f"  reward {reward_text(progress.reward_recent)}"
     reach = f"  {progress.reach}" if progress.reach and progress.reach != "local" else ""
     return (
         f"{version}  {_state(progress)}  verified {groups.get('verified', 0):,}"
-        f" ({progress.verified_tokens:,} tokens)  waiting {_waiting(progress):,}"
+        f" ({counted(progress.verified_tokens, 'token')})  waiting {_waiting(progress):,}"
         f"  rejected {groups.get('rejected', 0):,}{reward}"
         f"  {rate_text(tokens_per_s)}  peers {sum(progress.peers.values())}{reach}"
     )

@@ -34,9 +34,9 @@ def volunteer_introduction(
         *_run_lines(manifest, needs, disk_bytes),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
         f"  Engine    {engine.name}, {engine.reason}",
-        "  Sent      generated tokens, their log-probs and timing, signed by the key below. No host name, no files.",
+        "  Sent      generated tokens, log-probs, timing, signed. No host name, no files.",
         *_identity_lines(identity, folder),
-        "  Credit    for groups that the learner verifies; see your rank with p2prl board and the same link",
+        "  Credit    for verified groups; your rank: p2prl board and the same link",
     ]
 
 
@@ -106,7 +106,7 @@ def _identity_lines(identity: Identity, folder: Path) -> list[str]:
     named = None if membership is None else membership.team
     team = [] if named is None else [f"  Team      {named.name}: work counts for it too"]
     return [
-        f"  You are   {display_name(identity.public_key)} on the board, {identity.peer_id}",
+        f"  You are   {display_name(identity.public_key)} on the board ({identity.peer_id[-8:]})",
         *owner,
         *team,
         f"  Your key  back it up on paper: {_backup_command(folder)}",

@@ -28,7 +28,7 @@ from p2prl.cli.views.rejections import rejection_lines
 from p2prl.cli.views.small_curve import plot, sparkline
 from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
-from p2prl.plain_text import cleaned
+from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
@@ -134,8 +134,11 @@ class WorkerScreen:
             return []  # what was heard last says nothing about now, and after its end a run has no next version
         if (announced := worker.get("announced_version", -1)) > worker.get("version", -1):
             held, total = [*(worker.get("fetching") or ()), 0, 0][:2]
-            here = f"{_bar(held / total, ascii_only=ascii_only)} {held:,} of {total:,} chunks here" if total else ""
-            return [("next", f"v{announced} is out   {here}".rstrip())]
+            text = f"v{announced} is out"
+            if total:
+                bar = _bar(held / total, ascii_only=ascii_only)
+                text += f"   {bar} {held:,} of {counted(total, 'chunk')} here"
+            return [("next", text)]
         share: float | None = self._run.get("next_share")
         if share is None or announced < 0:
             return []
@@ -170,10 +173,11 @@ class WorkerScreen:
         worker = self._worker
         groups = worker.get("groups", {})
         verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
-        rows: Rows = [("credit", f"{verified:,} groups verified, {worker.get('verified_tokens', 0):,} tokens credited")]
+        tokens = counted(worker.get("verified_tokens", 0), "token")
+        rows: Rows = [("credit", f"{counted(verified, 'group')} verified, {tokens} credited")]
         if verified and not has_ended(worker):
-            newest = min(verified, ESCROW_GROUPS)
-            rows.append(("", f"the newest {newest:,} in escrow until more are verified or the run ends"))
+            newest = "the newest" if verified == 1 else f"the newest {min(verified, ESCROW_GROUPS):,}"
+            rows.append(("", f"{newest} in escrow until more are verified or the run ends"))
         rows += [("board", text) for text in [self._board(verified, rejected)] if text]
         waiting = groups.get("generated", 0) + groups.get("delivered", 0)
         late = f"   {groups['expired']:,} too old" if groups.get("expired") else ""
@@ -193,9 +197,10 @@ class WorkerScreen:
         parts = []
         if (rank := self._run.get("rank")) is not None:
             since = time.strftime("%H:%M", time.localtime(self._run.get("since") or self._now))
-            parts.append(f"rank {rank:,} of {self._run.get('machines', rank):,} machines since {since}")
+            machines = counted(self._run.get("machines", rank), "machine")
+            parts.append(f"rank {rank:,} of {machines} since {since}")
         if judged := verified + rejected:
-            parts.append(f"{verified / judged:.0%} of {judged:,} judged groups passed")
+            parts.append(f"{verified / judged:.0%} of {counted(judged, 'judged group')} passed")
         return "   ".join(parts)
 
     def _given_rows(self) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 
+from p2prl.plain_text import counted
 from p2prl.scoreboard.certificate import MAX_BYTES, Certificate, Signed
 from p2prl.scoreboard.web.drawing import ACCENT, CARD, INK, LINE, SOFT, Picture, png_text
 from p2prl.scoreboard.web.text_format import count, credit, quantity
@@ -85,7 +86,7 @@ def _proof(picture: Picture, signed: Signed) -> None:
         ("Run", f"{certificate.name}  {certificate.run}"),
         ("Contributor", certificate.contributor),
         ("Root of receipts", certificate.receipts_root),
-        (f"Ledger, {count(certificate.ledger_height)} entries", certificate.ledger_head),
+        (f"Ledger, {counted(certificate.ledger_height, 'entry', 'entries')}", certificate.ledger_head),
         ("Signed by", f"{who}  {certificate.signer}"),
         ("Signature", signed.signature[:half]),
         ("", signed.signature[half:]),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from p2prl.plain_text import counted
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_schema import MetricsDocument
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.drawing import ACCENT, CARD, INK, LINE, SOFT, Picture, Point
-from p2prl.scoreboard.web.text_format import count, quantity
+from p2prl.scoreboard.web.text_format import quantity
 
 WIDTH, HEIGHT = 1200, 630
 """The size that link previews expect."""
@@ -31,7 +32,8 @@ def share_picture(snapshot: Snapshot) -> bytes:
         picture.text((_LEFT, 104 + 62 * row), line, size=46, bold=True)
     _curve(picture, metrics)
     people = run.totals.contributors
-    facts = f"{count(people)} contributor{'' if people == 1 else 's'} · {quantity(run.totals.verified_tokens)} tokens"
+    tokens = run.totals.verified_tokens
+    facts = f"{counted(people, 'contributor')} · {quantity(tokens)} {'token' if tokens == 1 else 'tokens'}"
     picture.text((_LEFT, 556), facts, size=28, color=INK)
     invitation = "p2prl" if run.finished else "Lend your machine · p2prl join"
     width = picture.text_width(invitation, size=28, bold=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from p2prl.plain_text import counted
 from p2prl.protocol.rejection_reasons import RejectionReason
 
 _SHORT_ID = 6
@@ -98,6 +99,6 @@ def _significant(value: float) -> str:
 
 FILTERS = {
     function.__name__: function
-    for function in (count, quantity, credit, percent, rejection, ignored_line, short_id, moment, quoted)
+    for function in (count, counted, quantity, credit, percent, rejection, ignored_line, short_id, moment, quoted)
 }
 """Filters by their name in templates."""

@@ -317,3 +317,15 @@ def test_no_reward_gives_no_chart() -> None:
         )
         is None
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"finished": True}], ids=["trains", "ended"])
+def test_one_of_a_kind_is_not_written_as_several(changes: dict[str, Any]) -> None:
+    """The first minute of every run: one contributor, one group, one token, one entry."""
+    writer = LedgerWriter()
+    writer.receipts(1, receipt(0, identity("ann"), tokens=1, completions=1))
+    html = render_page(MemorySource(writer, learner_step=1, **changes).snapshot(), PageRequest())
+    text = " ".join(tags(html).text)
+    words = "contributor|group|token|entrie|machine|learner step|step|completion|matche|attempt"
+    assert re.findall(rf"\b1\s+(?:verified\s+)?(?:{words})s\b", text) == []
+    assert "1 contributor" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -99,3 +100,19 @@ def test_hostile_names_print_no_control_characters() -> None:
     Console(file=output, width=80, force_terminal=True, color_system=None).print(WorkerScreen(worker, now=NOW))
     assert "[red]x[/red][2J" in output.getvalue()
     assert not {"\x1b", "\x07"} & set(output.getvalue())
+
+
+@pytest.mark.parametrize("columns", [60, *WIDTHS])
+def test_one_of_a_kind_is_not_written_as_several(columns: int) -> None:
+    """The first minute of every volunteer: one group, one token, one machine, one chunk."""
+    groups = {"verified": 1, "generated": 1, "rejected": 1, "expired": 1}
+    run = {**SAMPLING["run_progress"], "rank": 1, "machines": 1}
+    one = {**SAMPLING, "groups": groups, "verified_tokens": 1, "peers": {"learner": 1, "volunteer": 1}}
+    output = io.StringIO()
+    console = Console(file=output, width=columns, color_system=None)
+    console.print(WorkerScreen({**one, "fetching": [0, 1], "run_progress": run}, now=NOW))
+    text = " ".join(output.getvalue().split())
+    assert not re.findall(r"\b1 (?:judged )?(?:group|token|machine|chunk|peer|learner|volunteer)s\b", text)
+    assert "1 group verified, 1 token credited" in text
+    assert "the newest in escrow" in text
+    assert "rank 1 of 1 machine since" in text

@@ -18,6 +18,7 @@ from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
 from p2prl.models.engine_registry import ChosenEngine
+from p2prl.plain_text import wrapped
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, blob_of
 from p2prl.scoreboard.display_names import display_name
@@ -186,7 +187,7 @@ def test_introductions_name_run_cost_identity_and_key() -> None:
             for cost in ("1.5 MB", "9.0 MB at most", "9.0 MB for the first policy, 3.0 MB for a newer one", "3.1 GB")
         )
         assert display_name(IDENTITY.public_key) in text
-        assert IDENTITY.peer_id in text
+        assert f"({IDENTITY.peer_id[-8:]})" in text, "as on the screen that follows"
         assert f"p2prl key backup --seat {seat} --home '/my home'" in text
     default = volunteer_introduction(run, NEEDS, DISK, IDENTITY, platform_home() / "seat-1", "cpu", ENGINE)
     assert any(line.endswith("p2prl key backup --seat seat-1") for line in default)
@@ -206,3 +207,10 @@ def test_the_shown_rate_is_smooth() -> None:
     shown = [rate.update(1000.0, 5.25 + second) for second in range(1, 121)]
     assert shown == sorted(shown)
     assert shown[-1] == pytest.approx(1000.0, rel=1e-3)
+
+
+def test_what_a_volunteer_is_told_first_fits_a_terminal_of_80_by_24() -> None:
+    """With two lines about confinement and self-test and four phases of the start below it, all of it can be read."""
+    run, home = manifest(), Path("/home/ada/p2prl/seat-1")
+    told = [wrapped(line, 80) for line in volunteer_introduction(run, NEEDS, DISK, IDENTITY, home, "cpu", ENGINE)]
+    assert sum(map(len, told)) <= 24 - 2 - 4
