@@ -1,8 +1,10 @@
-"""Ctrl-C in three steps: finish, stop now, end the process."""
+"""Ctrl-C in three steps: finish, stop now, end the process. A terminal that is closed stops at once."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,12 +13,14 @@ from p2prl.cli.views.console import say
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM: the first finishes current work, the second stops now, the third kills."""
+    """Handles SIGINT and SIGTERM: the first finishes current work, the second stops now, the third kills. SIGHUP stops
+    now, unless it is ignored as under `nohup`."""
 
     def __init__(self, finish: Callable[[], None], stop_now: Callable[[], None], *, finishing: str) -> None:
         """`finishing` is the message shown at the first signal."""
         self._steps = [finish, stop_now]
         self._finishing = finishing
+        self._terminals: list[int] = []
         self.count = 0
         self.asked = False
         """Whether a command asked for the end."""
@@ -25,6 +29,9 @@ class Interrupts:
     def handled(self) -> Iterator[Interrupts]:
         """Handle the signals inside this block."""
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+            previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
         try:
             yield self
         finally:
@@ -45,3 +52,13 @@ class Interrupts:
         if self.count == 1:
             say(self._finishing)
         self._steps[self.count - 1]()
+
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        """The terminal was closed. Writing to it fails from now on, in the middle of whatever is being stored."""
+        del number, frame
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in self._terminals:
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
+        self.count = len(self._steps)
+        self._steps[-1]()

@@ -21,6 +21,7 @@ from p2prl.controls.quantities import (
     read_schedule,
     read_share,
     read_size_gb,
+    read_temperature_c,
 )
 from p2prl.errors import ConfigError
 
@@ -58,7 +59,7 @@ SPECS = (
     LimitSpec("share", read_share, OFF, "50%", "Most of the time that it computes: the rest is for other work."),
     LimitSpec("gpu.memory", read_size_gb, OFF, "8GB", "Most memory of the device for weights and samples."),
     LimitSpec("gpu.power", _amount("W"), OFF, "200W", "Most power of the device, kept by resting between steps."),
-    LimitSpec("gpu.temp", _amount("C", "°C"), OFF, "75C", "Highest temperature, kept by resting between steps."),
+    LimitSpec("gpu.temp", read_temperature_c, OFF, "75C", "Highest temperature, kept by resting between steps."),
     LimitSpec("ram", read_size_gb, OFF, "8GB", "Most memory of all its processes together."),
     LimitSpec("idle", read_duration_s, OFF, "10m", "Work only after you have been away this long."),
     LimitSpec(

@@ -26,6 +26,9 @@ MOST_DURATION_S = 366 * 86_400.0
 LEAST_SHARE = 0.05
 """Of the time: a worker that computes less keeps its weights in memory for next to nothing."""
 
+COOLEST_C, HOTTEST_C = 30.0, 110.0
+"""A card at rest in a warm room, and above what any card lets itself reach."""
+
 _MOST = 1e6
 """A petabyte, a megawatt, a terabit: more is a typing error."""
 
@@ -45,6 +48,18 @@ def read_amount(text: str, *units: str) -> float:
     if match is None or match[2].casefold() not in legal or not 0.0 < float(match[1]) <= _MOST:
         raise ValueError(f"a number above 0 in {units[0]}, as 20{units[0]}, or off")
     return float(match[1])
+
+
+def read_temperature_c(text: str) -> float:
+    """Degrees Celsius; 0 for `off`. Fahrenheit, or a digit too many, would never act; below a room's, nothing works."""
+    expected = f"degrees Celsius from {COOLEST_C:g}C to {HOTTEST_C:g}C, or off"
+    try:
+        found = read_amount(text, "C", "°C")
+    except ValueError:
+        raise ValueError(expected) from None
+    if found and not COOLEST_C <= found <= HOTTEST_C:
+        raise ValueError(expected)
+    return found
 
 
 def read_size_gb(text: str) -> float:

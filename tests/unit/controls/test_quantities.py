@@ -18,6 +18,7 @@ from p2prl.controls.quantities import (
     read_schedule,
     read_share,
     read_size_gb,
+    read_temperature_c,
 )
 
 
@@ -48,11 +49,18 @@ def test_no_sizes(text: str) -> None:
 
 def test_amounts_and_their_units() -> None:
     assert read_amount("200W", "W") == read_amount(" 200 ", "W") == 200
-    assert read_amount("75°C", "C", "°C") == 75
     assert read_amount("off", "W") == 0
     for text in ("200C", "0W", "W", "-3W"):
         with pytest.raises(ValueError, match="in W"):
             read_amount(text, "W")
+
+
+def test_temperatures_that_would_never_act_or_always_are_refused() -> None:
+    """167 is 75 °C in Fahrenheit, and 750 a slip of the finger: neither would ever cool the card."""
+    assert [read_temperature_c(text) for text in ("off", "30C", "75°C", " 75 ", "110c")] == [0, 30, 75, 75, 110]
+    for text in ("29.9C", "110.1C", "167", "750C", "75F", "0", "-5C", "C", "nanC", ""):
+        with pytest.raises(ValueError, match="30C to 110C"):
+            read_temperature_c(text)
 
 
 def test_share() -> None:
