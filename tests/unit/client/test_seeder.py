@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from p2prl.client.progress import NO_STATUS
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.controls.rules import Order
 from p2prl.errors import UnreachableError
@@ -36,7 +37,7 @@ class Script:
     """A network port that returns scripted messages, one batch per poll; each poll takes five seconds."""
 
     addresses: tuple[str, ...] = ()
-    status = None
+    status: control.Status | None = None
 
     def __init__(self, clock: Clock, *batches: list[control.FromNetwork]) -> None:
         self._clock = clock
@@ -99,6 +100,7 @@ def test_reports_a_reached_monthly_limit() -> None:
 def test_an_unknown_run_fails_after_a_minute() -> None:
     clock = Clock()
     script = Script(clock)
+    script.status = NO_STATUS
     with pytest.raises(UnreachableError):
         seeder(clock, []).run(script)
     assert script.closed

@@ -58,7 +58,7 @@ def test_every_number_of_the_leaderboard_is_that_of_the_recounted_dump(tmp_path:
         page = render_contributor(source.snapshot(), person.id, PageRequest())
         assert page is not None
         assert person.receipts_root in page
-        assert f"<b>{count(groups)}</b><span>verified groups" in page
+        assert f"<b>{count(groups)}</b><span>verified group{'s' if groups != 1 else ''}</span>" in page
     assert f"<b>{quantity(counted.totals.verified_tokens)}</b><span>verified tokens</span>" in html
     assert counted.root in html
 
