@@ -20,7 +20,9 @@ Engine = Annotated[
         help="auto, transformers, vllm (extra `vllm`), or one from an installed package. auto takes vLLM on CUDA.",
     ),
 ]
-Threads = Annotated[int, typer.Option("--threads", min=0, help="CPU threads for the model; 0 leaves it to torch.")]
+Threads = Annotated[
+    int, typer.Option("--threads", min=0, max=1024, help="CPU threads for the model; 0 leaves it to torch.")
+]
 Listen = Annotated[
     list[str] | None,
     typer.Option("--listen", help="Multiaddr to listen on; may be repeated. Default: any TCP port, IPv4 and IPv6."),

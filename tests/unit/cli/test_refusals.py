@@ -158,3 +158,12 @@ def test_a_ledger_without_a_signed_head_says_what_that_means(run: Path, tmp_path
         refused = invoke("ledger", *arguments)
         assert refused.exit_code == 1
         assert "no head signed by the learner: entries may be missing" in refused.stderr
+
+
+@pytest.mark.parametrize("role", ["join", "validate"])
+def test_a_million_threads_are_refused_where_they_are_asked_for(role: str, tmp_path: Path) -> None:
+    """torch would begin them all at the first product of matrices, and OpenMP abort the process."""
+    done = invoke(role, SOME_LINK, "--threads", "1000000", "--home", tmp_path / "home")
+    assert done.exit_code == 2
+    assert "--threads" in done.stderr
+    assert list(tmp_path.iterdir()) == []
