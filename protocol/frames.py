@@ -2,7 +2,7 @@
 
 A frame is `kind byte ‖ uint32 length ‖ body`, repeated. Several small messages to one peer share a frame, because one
 transport call costs far more than one message (milliseconds of CPU against microseconds). A weight chunk is sent alone,
-as raw bytes after its header, and is never copied through msgpack.
+as `root ‖ uint32 index ‖ uint8 digests of the proof ‖ proof ‖ bytes`, and is never copied through msgpack.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from collections.abc import Iterable, Iterator
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.protocol import limits
+from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.link_messages import LINK_MESSAGES, Chunk
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 _HEADER = struct.Struct("<BI")
+_CHUNK_HEADER = struct.Struct(f"<{DIGEST_BYTES}sIB")
+
+CHUNK_OVERHEAD_BYTES = _HEADER.size + _CHUNK_HEADER.size
+"""What a chunk's frame has besides its proof and its bytes."""
+
 _KIND_OF = {body: kind for kind, body in LINK_MESSAGES.items()}
 _NUMBERS = frozenset(int(kind) for kind in LINK_MESSAGES)
 
@@ -26,7 +32,12 @@ def pack(message: Wire) -> bytes:
     kind = _KIND_OF.get(type(message))
     if kind is None:
         raise LocalProtocolError(f"{type(message).__name__} is not a link message")
-    body = message.data if isinstance(message, Chunk) else encode(message)
+    if isinstance(message, Chunk):
+        proof = message.proof
+        size = _CHUNK_HEADER.size + len(proof) + len(message.data)
+        place = _CHUNK_HEADER.pack(message.root, message.index, len(proof) // DIGEST_BYTES)
+        return b"".join((_HEADER.pack(kind, size), place, proof, message.data))
+    body = encode(message)
     return _HEADER.pack(kind, len(body)) + body
 
 
@@ -73,10 +84,20 @@ def unpack(frame: bytes) -> Iterator[Wire]:
         body = memoryview(frame)[offset : offset + size]
         offset += size
         if number == Kind.CHUNK:
-            if size > limits.MAX_CHUNK_BYTES:
-                raise RemoteProtocolError(f"chunk of {size} bytes exceeds {limits.MAX_CHUNK_BYTES}")
-            yield Chunk(bytes(body))
+            yield _chunk(body)
         else:
             yield decode(body, LINK_MESSAGES[Kind(number)], limit_bytes=limits.MAX_CONTROL_FRAME_BYTES)
     if offset != len(frame):
         raise RemoteProtocolError(f"frame: more than {limits.MAX_MESSAGES_PER_FRAME} messages")
+
+
+def _chunk(body: memoryview) -> Chunk:
+    if len(body) < _CHUNK_HEADER.size:
+        raise RemoteProtocolError("chunk: truncated header")
+    root, index, digests = _CHUNK_HEADER.unpack_from(body)
+    begin = _CHUNK_HEADER.size + digests * DIGEST_BYTES
+    if digests * DIGEST_BYTES > limits.MAX_PROOF_BYTES or begin > len(body):
+        raise RemoteProtocolError(f"chunk: no room for a proof of {digests} digests")
+    if len(body) - begin > limits.MAX_CHUNK_BYTES:
+        raise RemoteProtocolError(f"chunk of {len(body) - begin} bytes exceeds {limits.MAX_CHUNK_BYTES}")
+    return Chunk(root, index, bytes(body[_CHUNK_HEADER.size : begin]), bytes(body[begin:]))

@@ -4,7 +4,7 @@ A limit is checked before the work it bounds: size first, then signature, then s
 changes what honest peers may send, so each is part of the wire version.
 """
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Independent of the package version. Peers of different versions do not work together."""
 
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
@@ -22,20 +22,20 @@ MAX_FRAME_BYTES = MAX_CHUNK_BYTES + 64 * 1024
 MAX_ENVELOPE_BYTES = MAX_CONTROL_FRAME_BYTES - 8 * 1024
 """One signed envelope; must fit a control frame together with the frame's own header."""
 
-MAX_CHUNKS = 6_000
-"""Chunks in one blob: their hashes (32 B each) must fit an envelope. 6,000 × 4 MiB = 23 GiB, a 12B model in bf16."""
+MAX_CHUNKS = 1 << 18
+"""Chunks in one blob: a HAVE with a bit for each has 32 KiB, and a proof 18 digests. Of 4 MiB each they make 1 TiB."""
+
+MAX_PROOF_BYTES = 18 * 32
+"""Proof of one chunk: a digest for each level of the tree of the largest blob."""
 
 MAX_WEIGHT_BYTES = MAX_CHUNKS * MAX_CHUNK_BYTES
-"""Weights of one version: what the chunks of one blob can carry."""
+"""Weights of one version: what the chunks of one blob can carry. 405B parameters in bf16 have three quarters of it."""
 
 MAX_PATCHES = 8
 """Patches in one policy manifest: from 1, 4, 16 and 64 versions back, from version 0, a keyframe, and two spare."""
 
 MAX_PATCH_SHARE = 2
 """All patches of one policy manifest together, in sizes of the weights: a seeder stores all of them."""
-
-MAX_PATCH_CHUNKS = 1_400
-"""Chunks of all patches of one manifest: their hashes must fit the envelope beside those of the weights."""
 
 MAX_HEAD_EDGES = 2_048
 """Patches that one policy head lists: about 100 KiB, enough for a window of 1,500 versions."""
@@ -65,7 +65,7 @@ MAX_EVIDENCE_BYTES_PER_TOKEN = 16
 """Evidence of one group, for each of its tokens: an activation fingerprint. More would only fill disks."""
 
 GROUP_PART_BYTES = 128 * 1024
-"""One part of a group too large for an envelope: 1 s of a 1 Mbit/s uplink. Its name in the header costs .03 %."""
+"""One part of a group too large for an envelope: 1 s of a 1 Mbit/s uplink. Its proof, of 7 digests, costs .2 %."""
 
 MAX_PROMPT_TOKENS = 8_192
 """Tokens in one prompt: bounds the prefill one envelope can demand."""
@@ -108,10 +108,6 @@ MAX_DATA_ROWS = 1 << 32
 
 MAX_DATA_BYTES = 4 * 1024**3
 """All data sets of a run together, packed: what a stranger may store on a volunteer's disk for them."""
-
-MAX_REPEATED_BYTES = 1024 * 1024
-"""Of a data blob, in chunks that repeat an earlier one; or an eighth of the blob, if that is more. A repeated chunk
-travels once and is written many times, so that more would let a learner fill a volunteer's disk through a thin wire."""
 
 MAX_SCORING_CHARS = 8_192
 """Description of a data set's scorers."""

@@ -6,6 +6,9 @@ Greeting (`Hello`, `LinkRates`), meetings (`MeetingRequest`, `Meeting`), gossip 
 
 from __future__ import annotations
 
+from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
+from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.wire_codec import Wire
 
@@ -82,28 +85,39 @@ class GrantDeclined(Wire, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class ChunkRequest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Request for the chunk of this name."""
+    """Request for one chunk of a blob."""
 
-    chunk: bytes
+    root: bytes
+    index: int
 
 
 class Chunk(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Bytes of one chunk. Their BLAKE3 is the chunk's name, so no other field is needed."""
+    """Bytes of one chunk, and what shows that they are: the siblings on its way to the top of the blob's tree."""
 
+    root: bytes
+    index: int
+    proof: bytes
+    """Digests, lowest first (`hash_tree`)."""
     data: bytes
+
+
+Place = tuple[Digest, int]
+"""A chunk by its blob's root and its index: its name between peers."""
 
 
 class ChunkRefused(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Refusal of a request. `retry_ms` = 0: the sender does not have the chunk."""
 
-    chunk: bytes
+    root: bytes
+    index: int
     retry_ms: int
 
 
 class ChunkCancel(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Cancels a request. A chunk that is already on its way may still arrive."""
 
-    chunk: bytes
+    root: bytes
+    index: int
 
 
 class LedgerQuery(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -134,6 +148,13 @@ class Meeting(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Multiaddr that its connections come from, as the sender sees it."""
     dials: bool
     """True: wait until the other has knocked, then dial. False: knock at once, so that the own router lets it in."""
+
+
+def place_of(message: ChunkRequest | Chunk | ChunkRefused | ChunkCancel) -> Place:
+    """The chunk that a peer's message is about. Raises `RemoteProtocolError` when no blob has it."""
+    if not 0 <= message.index < limits.MAX_CHUNKS:
+        raise RemoteProtocolError(f"no blob has a chunk {message.index}")
+    return received_digest(message.root), message.index
 
 
 LINK_MESSAGES: dict[Kind, type[Wire]] = {

@@ -1,18 +1,20 @@
 """Run manifests and policy manifests: the two documents that define a run and its policy versions.
 
 A *run manifest* is the root of trust: the join link carries its digest, so no peer can substitute another model, task,
-license or learner key. A *policy manifest* names one version of the weights by the hashes of its chunks. The learner
-signs both. Both are checked here before anything is allocated for them.
+license or learner key. A *policy manifest* names one version of the weights by the hash of a tree over its chunks. The
+learner signs both. Both are checked here before anything is allocated for them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
+from p2prl.protocol.hash_tree import TreeBuilder, bound_top, leaf_of, top_by_proof, top_of
 from p2prl.protocol.wire_codec import Wire, encode
 
 _PACKED_HEADER_BYTES = 16
@@ -56,21 +58,44 @@ class TensorSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
 
 
 class BlobRef(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A byte string, named by the BLAKE3 digests of its chunks. Every chunk but the last has `chunk_bytes`."""
+    """A byte string of any size, named by a hash tree over its chunks. Every chunk but the last has `chunk_bytes`."""
 
     size_bytes: int
     chunk_bytes: int
-    chunks: tuple[bytes, ...]
+    tree: bytes | tuple[bytes, ...]
+    """Hash of the tree (`hash_tree.bound_top`). In documents that were signed under a wire version below 7: the digests
+    of all chunks, from which it follows."""
+
+    @property
+    def total(self) -> int:
+        """Number of chunks."""
+        return -(-self.size_bytes // self.chunk_bytes)
 
     @property
     def root(self) -> Digest:
-        """The blob's name: a digest over its size, chunk size and chunk digests."""
-        return digest("p2prl/blob-root/v1", encode(self))
+        """The blob's name: a digest over its sizes and its tree."""
+        return digest("p2prl/blob-root/v2" if isinstance(self.tree, bytes) else "p2prl/blob-root/v1", encode(self))
+
+    @property
+    def tree_hash(self) -> bytes:
+        """Hash of the tree."""
+        if isinstance(self.tree, bytes):
+            return self.tree
+        return bound_top(self.size_bytes, self.chunk_bytes, top_of(listed_nodes(self.tree)))
 
     def span(self, index: int) -> tuple[int, int]:
         """(offset, length) of chunk `index`, in bytes."""
         offset = index * self.chunk_bytes
         return offset, min(self.chunk_bytes, self.size_bytes - offset)
+
+    def proves(self, index: int, data: bytes | memoryview, proof: bytes) -> bool:
+        """Whether these are the bytes of chunk `index`, which must be one of the blob's."""
+        return len(data) == self.span(index)[1] and self.proves_name(index, chunk_digest(data), proof)
+
+    def proves_name(self, index: int, name: bytes, proof: bytes) -> bool:
+        """Whether chunk `index` has this digest."""
+        top = top_by_proof(leaf_of(name), index, self.total, proof)
+        return top is not None and bound_top(self.size_bytes, self.chunk_bytes, top) == self.tree_hash
 
     def check(self, *, max_bytes: int) -> None:
         """Raise `RemoteProtocolError` unless sizes, counts and digests agree and stay within `max_bytes`."""
@@ -78,20 +103,32 @@ class BlobRef(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
             raise RemoteProtocolError(f"blob of {self.size_bytes} bytes is outside 1..{max_bytes}")
         if not limits.MIN_CHUNK_BYTES <= self.chunk_bytes <= limits.MAX_CHUNK_BYTES:
             raise RemoteProtocolError(f"chunk size {self.chunk_bytes} is outside the limits")
-        if len(self.chunks) != -(-self.size_bytes // self.chunk_bytes) or len(self.chunks) > limits.MAX_CHUNKS:
-            raise RemoteProtocolError(f"{len(self.chunks)} chunks cannot make {self.size_bytes} bytes")
-        if any(len(chunk) != DIGEST_BYTES for chunk in self.chunks):
-            raise RemoteProtocolError("a chunk digest does not have 32 bytes")
+        if self.total > limits.MAX_CHUNKS:
+            raise RemoteProtocolError(f"blob of {self.total} chunks; at most {limits.MAX_CHUNKS}")
+        names = (self.tree,) if isinstance(self.tree, bytes) else self.tree
+        if not isinstance(self.tree, bytes) and len(names) != self.total:
+            raise RemoteProtocolError(f"{len(names)} chunks cannot make {self.size_bytes} bytes")
+        if any(len(name) != DIGEST_BYTES for name in names):
+            raise RemoteProtocolError("a blob's digests do not have 32 bytes")
+
+
+@lru_cache(maxsize=64)
+def listed_nodes(chunk_names: tuple[bytes, ...]) -> bytes:
+    """Nodes of the tree over listed digests. The lists fit envelopes, so that those remembered have 16 MB at most."""
+    return TreeBuilder(chunk_names).nodes
+
+
+def tree_of(data: bytes | memoryview, chunk_bytes: int) -> tuple[BlobRef, bytes]:
+    """Cut `data` into chunks of `chunk_bytes`: (their blob, the nodes of its tree)."""
+    view = memoryview(data)
+    names = (chunk_digest(view[start : start + chunk_bytes]) for start in range(0, len(view), chunk_bytes))
+    nodes = TreeBuilder(names).nodes
+    return BlobRef(len(view), chunk_bytes, bound_top(len(view), chunk_bytes, top_of(nodes))), nodes
 
 
 def blob_of(data: bytes | memoryview, chunk_bytes: int) -> BlobRef:
-    """Split `data` into chunks of `chunk_bytes` and name them."""
-    view = memoryview(data)
-    return BlobRef(
-        size_bytes=len(view),
-        chunk_bytes=chunk_bytes,
-        chunks=tuple(chunk_digest(view[i : i + chunk_bytes]) for i in range(0, len(view), chunk_bytes)),
-    )
+    """Cut `data` into chunks of `chunk_bytes` and name them."""
+    return tree_of(data, chunk_bytes)[0]
 
 
 def chunk_bytes_for(size_bytes: int, *, pieces: int = 256) -> int:
@@ -140,10 +177,6 @@ class DataSet(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
         frame = _PACKED_HEADER_BYTES + 8 * (self.rows + 1)
         for blob in (self.prompts, self.answers):
             blob.check(max_bytes=limits.MAX_DATA_BYTES)
-            repeated = (len(blob.chunks) - len(set(blob.chunks))) * blob.chunk_bytes
-            _require(
-                repeated <= max(blob.size_bytes // 8, limits.MAX_REPEATED_BYTES), "data repeats too many of its chunks"
-            )
         least, most = frame + 4 * self.rows, frame + 4 * limits.MAX_PROMPT_TOKENS * self.rows
         _require(least <= self.prompts.size_bytes <= most, "the size of the prompts does not fit the rows")
         _require(frame + 2 * self.rows <= self.answers.size_bytes, "the size of the answers does not fit the rows")
@@ -345,8 +378,8 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
     def check(self, *, weight_bytes: int) -> None:
         """Raise `RemoteProtocolError` for the first impossible field.
 
-        `weight_bytes` is the size that the run's manifest gives all weights (`RunManifest.weight_bytes`). With another
-        size, a few repeated chunks would travel once and be written thousands of times.
+        `weight_bytes` is the size that the run's manifest gives all weights (`RunManifest.weight_bytes`): no version
+        takes more room than its owner was told.
         """
         _require(
             0 <= self.version < 1 << 48 and self.version <= self.step < 1 << 48,
@@ -379,8 +412,6 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
             patch.blob.check(max_bytes=self.weights.size_bytes - 1)
         together = sum(patch.blob.size_bytes for patch in self.patches)
         _require(together <= limits.MAX_PATCH_SHARE * weight_bytes, "the patches are too large together")
-        chunks = sum(len(patch.blob.chunks) for patch in self.patches)
-        _require(chunks <= limits.MAX_PATCH_CHUNKS, "the patches have too many chunks")
 
 
 def layout_digest(layout: Sequence[TensorSpec]) -> Digest:

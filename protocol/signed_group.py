@@ -62,7 +62,8 @@ def assemble_group(opened: Opened, body: bytes) -> SignedGroup:
         return SignedGroup(opened, group, size_bytes)
     header = opened.body
     header.check()
-    if blob_of(body, limits.GROUP_PART_BYTES) != header.body:
+    made = blob_of(body, limits.GROUP_PART_BYTES)
+    if (made.size_bytes, made.tree_hash) != (header.body.size_bytes, header.body.tree_hash):
         raise RemoteProtocolError("group: not the body that its header names")
     group = decode(body, RolloutGroup, limit_bytes=limits.MAX_GROUP_BYTES)
     group.check()

@@ -36,7 +36,8 @@ from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
-from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of
+from p2prl.protocol.hash_tree import proof_among
+from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of, tree_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 
@@ -106,7 +107,7 @@ def kept_versions_on(folder: Path) -> list[PolicyManifest]:
     """The complete versions on this disk, oldest first, as loaded by a starting node."""
     blobs = DiskBlobStore(folder)
     manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in KeptVersions(folder).found(RUN_RAW)]
-    whole = [held for held in manifests if holds(blobs, held.weights) == len(held.weights.chunks)]
+    whole = [held for held in manifests if holds(blobs, held.weights) == held.weights.total]
     blobs.close()
     return whole
 
@@ -127,9 +128,11 @@ def follow(folder: Path, source: Source) -> None:
         present = blobs.begin(patch.blob)
         tell("download", target.version, len(present))
         data = source.patch(target.version)
-        for index in sorted(set(range(len(patch.blob.chunks))) - present):
+        nodes = tree_of(data, PATCH_CHUNK_BYTES)[1]
+        for index in sorted(set(range(patch.blob.total)) - present):
             offset, length = patch.blob.span(index)
-            blobs.write(patch.blob, index, data[offset : offset + length])
+            proof = proof_among(nodes, index, patch.blob.total)
+            blobs.write(patch.blob, index, data[offset : offset + length], proof)
             tell("chunk", target.version, index + 1)
         blobs.finish(patch.blob)
         tell("rebuild", target.version, 0)
@@ -145,7 +148,7 @@ def follow(folder: Path, source: Source) -> None:
             )
         )
         tell("keep", target.version, 0)
-        assert holds(blobs, target.weights) == len(target.weights.chunks)
+        assert holds(blobs, target.weights) == target.weights.total
         holdings.keep(raw, target)
         tell("held", target.version, 0)
         held.append(target)
@@ -233,10 +236,10 @@ class KillTest:
             blobs = DiskBlobStore(disk)
             present = holds(blobs, patch.blob)
             blobs.close()
-            wanted = count if said in ("download", "chunk") else len(patch.blob.chunks)
+            wanted = count if said in ("download", "chunk") else patch.blob.total
             assert present >= wanted, f"{present} chunks of {wanted} after {said} of {number}"
             self.report.resumed_chunks += present
-        left = {path.suffix for path in disk.iterdir()} - {"", ".part", ".policy"}
+        left = {path.suffix for path in disk.iterdir()} - {"", ".part", ".policy", ".tree"}
         assert not left, f"{left} left behind"
 
 

@@ -14,6 +14,7 @@ from p2prl.protocol import frames, limits
 from p2prl.protocol.delegation import sign_delegation, sign_revocation
 from p2prl.protocol.digests import Digest, chunk_digest, digest
 from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
+from p2prl.protocol.hash_tree import proof_among
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
@@ -60,6 +61,7 @@ from p2prl.protocol.manifests import (
     TensorSpec,
     blob_of,
     layout_digest,
+    tree_of,
 )
 from p2prl.protocol.membership import invite_text, sign_membership, sign_team_name
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
@@ -74,7 +76,7 @@ LEARNER = Identity(bytes(range(16)))
 VOLUNTEER = Identity(bytes(range(16, 32)))
 TEAM_NAME = sign_team_name(Identity(bytes(range(32, 48))), "Red Pandas", serial=1_800_000_000_000)
 NOW = 1_800_000_000.125
-BLOB = blob_of(bytes(range(256)) * 40, 4096)
+BLOB, NODES = tree_of(bytes(range(256)) * 40, 4096)
 LAYOUT = (TensorSpec("embed.weight", "bfloat16", (18, 48)), TensorSpec("norm.weight", "float32", (48,)))
 RUN_MANIFEST = RunManifest(
     name="vectors",
@@ -145,14 +147,14 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         Want((name,)),
         Push(b"envelope"),
         Have(BLOB.root, b"\x05"),
-        ChunkRequest(BLOB.chunks[0]),
-        Chunk(b"chunk"),
-        ChunkRefused(BLOB.chunks[0], 500),
+        ChunkRequest(BLOB.root, 0),
+        Chunk(BLOB.root, 1, proof_among(NODES, 1, BLOB.total), b"chunk"),
+        ChunkRefused(BLOB.root, 0, 500),
         BlobQuery(BLOB.root),
         LinkRates(20_000, 100_000),
         ChunkGrant(BLOB.root, b"\x02"),
         GrantDeclined(BLOB.root, 500),
-        ChunkCancel(BLOB.chunks[0]),
+        ChunkCancel(BLOB.root, 0),
         LedgerQuery(2),
         LedgerPage(0, (b"one", b"two")),
         MeetingRequest(VOLUNTEER.public_key),
@@ -252,6 +254,8 @@ def vectors() -> dict[str, object]:
             "two_parts": digest("p2prl/vector/v1", b"a", b"bc").hex(),
             "chunk": chunk_digest(b"chunk").hex(),
             "blob_root": BLOB.root.hex(),
+            "blob_tree": BLOB.tree_hash.hex(),
+            "blob_proofs": [proof_among(NODES, index, BLOB.total).hex() for index in range(BLOB.total)],
             "layout": layout_digest(LAYOUT).hex(),
             "directory_key": digest("p2prl/directory/v1", run).hex(),
         },

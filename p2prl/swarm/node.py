@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits
-from p2prl.protocol.digests import Digest, received_digest
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind
@@ -27,6 +27,7 @@ from p2prl.protocol.link_messages import (
     Offer,
     Push,
     Want,
+    place_of,
 )
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.awaiting_manifest import AwaitingManifest
@@ -366,10 +367,10 @@ def _is_of_group(core: NodeCore, message: Wire, source: PeerId, now: float) -> b
     """Handle a chunk message about a part of a group; False for every other message."""
     groups, link = core.groups, core.connections.links.get(source)
     match message:
-        case ChunkRequest(chunk=part) if link is not None and link.role is not None:
-            return groups.on_request(source, received_digest(part), now)
-        case Chunk(data=data):
-            return groups.on_part(source, data, now)
-        case ChunkRefused(chunk=part, retry_ms=retry_ms):
-            return groups.on_refused(source, received_digest(part), retry_ms, now)
+        case ChunkRequest() if link is not None and link.role is not None:
+            return groups.on_request(source, place_of(message), now)
+        case Chunk():
+            return groups.on_part(source, message, now)
+        case ChunkRefused(retry_ms=retry_ms):
+            return groups.on_refused(source, place_of(message), retry_ms, now)
     return False

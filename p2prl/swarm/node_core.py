@@ -11,6 +11,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.events import (
     Command,
@@ -35,7 +36,6 @@ from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.download import UnrequestedChunkError
 
 
 class NodeCore:
@@ -115,9 +115,9 @@ class NodeCore:
 
     def punish(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
         """Count a peer's fault, and ban it if the fault proves malice or exceeds the limit."""
-        if isinstance(error, UnrequestedChunkError) and error.is_leftover:
+        if isinstance(error, BadChunkError) and error.is_leftover:
             return
-        if self.connections.fault(peer, now, proven=isinstance(error, UnrequestedChunkError) and error.is_proof):
+        if self.connections.fault(peer, now, proven=isinstance(error, BadChunkError) and error.is_proof):
             self.remove_peer(peer)
             self.events.append(PeerBanned(peer, str(error)))
 

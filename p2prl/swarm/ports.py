@@ -13,11 +13,11 @@ class BlobStore(Protocol):
     """Content-addressed chunks, by blob. `p2prl.net.storage.disk_blobs` keeps them on disk, the simulator in memory."""
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
-        """Make room for a blob; return the chunks of it that are present and hash to their names."""
+        """Make room for a blob; return the chunks of it that are present and can be proved."""
         ...
 
-    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
-        """Store a chunk whose hash the caller has checked. Raises `MachineError` when the disk is full."""
+    def write(self, ref: BlobRef, index: int, data: bytes, proof: bytes) -> None:
+        """Store a chunk and its proof, which the caller has checked. Raises `MachineError` when the disk is full."""
         ...
 
     def ready(self, ref: BlobRef, index: int) -> bool:
@@ -27,6 +27,10 @@ class BlobStore(Protocol):
 
     def read(self, ref: BlobRef, index: int) -> bytes:
         """Read a chunk that `begin` or `write` reported present. Takes its time unless it is `ready`."""
+        ...
+
+    def proof(self, ref: BlobRef, index: int) -> bytes:
+        """The proof of a chunk that `begin` or `write` reported present, for the peers that it is sent to."""
         ...
 
     def finish(self, ref: BlobRef) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.hash_tree import TreeBuilder, proof_among
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.link_messages import Hello, Push
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunManifest
@@ -18,25 +19,23 @@ from p2prl.swarm.node import Node
 _HEAD_LIFE_MS = 900_000
 
 
-class NamedChunks:
-    """A `BlobStore` that has every blob whose chunks it knows by name: gigabytes of one chunk cost one chunk."""
+class RepeatedBytes:
+    """A `BlobStore` whose blobs repeat a few bytes: gigabytes cost no more than those."""
 
     def __init__(self) -> None:
-        self._chunks: dict[bytes, bytes] = {}
+        self._blobs: dict[Digest, bytes] = {}
+        self._nodes: dict[Digest, bytes] = {}
 
-    def add(self, data: bytes, chunk_bytes: int) -> None:
-        """Add the chunks of a byte string."""
-        for start in range(0, len(data), chunk_bytes):
-            piece = data[start : start + chunk_bytes]
-            self._chunks[chunk_digest(piece)] = piece
+    def add(self, ref: BlobRef, data: bytes) -> None:
+        """Add a blob that is `data`, again and again: a number of whole chunks, or the whole blob."""
+        self._blobs[ref.root] = data
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`."""
-        return {index for index, chunk in enumerate(ref.chunks) if chunk in self._chunks}
+        return frozenset(range(ref.total)) if ref.root in self._blobs else frozenset()
 
-    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
-        """See `BlobStore.write`."""
-        self._chunks[ref.chunks[index]] = data
+    def write(self, ref: BlobRef, index: int, data: bytes, proof: bytes) -> None:
+        """Nothing is fetched."""
 
     def ready(self, ref: BlobRef, index: int) -> bool:  # noqa: ARG002 - memory
         """See `BlobStore.ready`."""
@@ -44,7 +43,16 @@ class NamedChunks:
 
     def read(self, ref: BlobRef, index: int) -> bytes:
         """See `BlobStore.read`."""
-        return self._chunks[ref.chunks[index]]
+        data = self._blobs[ref.root]
+        offset, length = ref.span(index)
+        return data[offset % len(data) :][:length]
+
+    def proof(self, ref: BlobRef, index: int) -> bytes:
+        """See `BlobStore.proof`."""
+        root = ref.root
+        if root not in self._nodes:
+            self._nodes[root] = TreeBuilder(chunk_digest(self.read(ref, each)) for each in range(ref.total)).nodes
+        return proof_among(self._nodes[root], index, ref.total)
 
     def finish(self, ref: BlobRef) -> None:
         """Nothing to do."""
@@ -65,11 +73,11 @@ class HostileRun:
     """(version, base, claimed bytes) of the patches that its policy head lists; no head when empty."""
     blobs: list[BlobRef] = field(default_factory=list)
     """Blobs that it serves: run files, data, weights, patches."""
-    store: NamedChunks = field(default_factory=NamedChunks)
+    store: RepeatedBytes = field(default_factory=RepeatedBytes)
 
     def serve(self, data: bytes, ref: BlobRef) -> BlobRef:
-        """Serve a blob made of the chunks of `data`."""
-        self.store.add(data, ref.chunk_bytes)
+        """Serve a blob that is `data`, again and again."""
+        self.store.add(ref, data)
         self.blobs.append(ref)
         return ref
 

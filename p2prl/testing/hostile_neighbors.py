@@ -51,7 +51,7 @@ class SilentGranter(HostileNeighbor):
     def receive(self, message: Wire, source: PeerId, now: float) -> None:  # noqa: ARG002
         """Answer a query with all chunks."""
         if isinstance(message, BlobQuery):
-            total = len(self.ref.chunks)
+            total = self.ref.total
             self.outbox.append((source, Have(self.ref.root, to_bitmap((1 << total) - 1, total))))
             self._victims[source] = None
 
@@ -85,7 +85,7 @@ class NeverAcknowledges(HostileNeighbor):
 
     def receive(self, message: Wire, source: PeerId, now: float) -> None:  # noqa: ARG002
         """Use every grant."""
-        total = len(self.ref.chunks)
+        total = self.ref.total
         if isinstance(message, Have):
             self._held[source] = of_bitmap(message.bitmap, total)
         elif isinstance(message, ChunkGrant):
@@ -93,4 +93,4 @@ class NeverAcknowledges(HostileNeighbor):
             index = next(indices_of(offered), None)
             if index is not None:
                 self._asked[source] = self._asked.get(source, 0) | 1 << index
-                self.outbox.append((source, ChunkRequest(self.ref.chunks[index])))
+                self.outbox.append((source, ChunkRequest(self.ref.root, index)))

@@ -14,6 +14,7 @@ from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.words import FP32
 from p2prl.protocol import limits
 from p2prl.protocol.digests import chunk_digest
+from p2prl.protocol.hash_tree import TreeBuilder, bound_top, top_of
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import (
     NO_BASE,
@@ -54,7 +55,7 @@ def honest(run: HostileRun, rng: random.Random) -> None:
 
 
 def oversized_weights(run: HostileRun, rng: random.Random) -> None:
-    """Weights of 1.2 GB that are one chunk, many times: 256 kB travel."""
+    """Weights of 1.2 GB that are one chunk, many times."""
     chunk = rng.randbytes(_CHUNK_BYTES)
     run.versions.append(_version(run.serve(chunk, repeated(1_200_000_000, chunk)), b""))
 
@@ -62,7 +63,8 @@ def oversized_weights(run: HostileRun, rng: random.Random) -> None:
 def largest_weights(run: HostileRun, rng: random.Random) -> None:
     """As large as the chunks of a blob allow."""
     chunk = rng.randbytes(limits.MAX_CHUNK_BYTES)
-    run.versions.append(_version(run.serve(chunk, repeated(limits.MAX_WEIGHT_BYTES, chunk)), b""))
+    ref = BlobRef(limits.MAX_WEIGHT_BYTES, len(chunk), rng.randbytes(32))
+    run.versions.append(_version(run.serve(chunk, ref), b""))
 
 
 def undersized_weights(run: HostileRun, rng: random.Random) -> None:
@@ -76,7 +78,6 @@ def repeated_chunks(run: HostileRun, rng: random.Random) -> None:
     chunk = rng.randbytes(chunk_bytes_for(size))
     for _ in range(3):
         ref = run.serve(chunk, repeated(size, chunk))
-        run.store.add((chunk * -(-size // len(chunk)))[:size], len(chunk))
         run.versions.append(_version(ref, (chunk * -(-size // len(chunk)))[:size]))
 
 
@@ -130,23 +131,13 @@ def many_versions(run: HostileRun, rng: random.Random) -> None:
 
 
 def huge_data(run: HostileRun, rng: random.Random) -> None:
-    """A data set as large as the wire allows, in chunks that differ."""
+    """A data set as large as the wire allows."""
     chunk, count = limits.MAX_CHUNK_BYTES, limits.MAX_DATA_BYTES // limits.MAX_CHUNK_BYTES - 1
-    prompts = BlobRef(chunk * count, chunk, tuple(rng.randbytes(32) for _ in range(count)))
+    prompts = BlobRef(chunk * count, chunk, rng.randbytes(32))
     answers = blob_of(rng.randbytes(4_000_000), _CHUNK_BYTES)
     rows = 300_000
     tasks = (*run.manifest.tasks, TaskShare("rows", 1.0))
     data = DataSet("rows", rows, prompts, answers, "{}")
-    run.manifest = msgspec.structs.replace(run.manifest, tasks=tasks, data_sets=(data,))
-    honest(run, rng)
-
-
-def repeated_data(run: HostileRun, rng: random.Random) -> None:
-    """A data set that is one chunk, many times."""
-    chunk = rng.randbytes(limits.MAX_CHUNK_BYTES)
-    ref = run.serve(chunk, repeated(limits.MAX_DATA_BYTES // 4, chunk))
-    tasks = (*run.manifest.tasks, TaskShare("rows", 1.0))
-    data = DataSet("rows", 300_000, ref, ref, "{}")
     run.manifest = msgspec.structs.replace(run.manifest, tasks=tasks, data_sets=(data,))
     honest(run, rng)
 
@@ -185,7 +176,6 @@ ATTACKS: dict[str, Callable[[HostileRun, random.Random], None]] = {
         patches_that_decode_to_more,
         many_versions,
         huge_data,
-        repeated_data,
         oversized_file,
         larger_config,
         impossible_model,
@@ -196,7 +186,7 @@ ATTACKS: dict[str, Callable[[HostileRun, random.Random], None]] = {
 REFUSED = frozenset(
     {
         "oversized_weights", "largest_weights", "undersized_weights", "oversized_patch", "many_patches",
-        "repeated_data", "oversized_file", "larger_config", "impossible_model",
+        "oversized_file", "larger_config", "impossible_model",
     }
 )  # fmt: skip
 """Attacks that a signature proves: the run is refused. The others only have to stay within what was told."""
@@ -210,7 +200,8 @@ def repeated(size_bytes: int, chunk: bytes) -> BlobRef:
     """A blob that repeats one chunk."""
     whole, rest = divmod(size_bytes, len(chunk))
     names = [chunk_digest(chunk)] * whole + ([chunk_digest(chunk[:rest])] if rest else [])
-    return BlobRef(size_bytes, len(chunk), tuple(names))
+    top = top_of(TreeBuilder(names).nodes)
+    return BlobRef(size_bytes, len(chunk), bound_top(size_bytes, len(chunk), top))
 
 
 def _ship_model(run: HostileRun, **changes: int) -> None:

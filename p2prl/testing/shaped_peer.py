@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from blake3 import blake3
 
 from p2prl.clock import SystemClock
@@ -52,7 +53,8 @@ class Corrupt(Node):
             return command
         (message,) = frames.unpack(command.frame)
         assert isinstance(message, Chunk)
-        return replace(command, frame=frames.pack(Chunk(bytes((message.data[0] ^ 1,)) + message.data[1:])))
+        spoiled = bytes((message.data[0] ^ 1,)) + message.data[1:]
+        return replace(command, frame=frames.pack(msgspec.structs.replace(message, data=spoiled)))
 
 
 def say(**what: Any) -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
-from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.link_messages import Chunk
+from p2prl.protocol.link_messages import Chunk, place_of
 from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.protocol.signed_group import read_group
@@ -22,6 +22,7 @@ from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
 from p2prl.testing.protocol_swarm import group_of
+from tests.unit.swarm.relays import chunk
 
 KEY, NOW, PART = Identity(b"k" * 16), 1_800_000_000.0, limits.GROUP_PART_BYTES
 PEERS = [Identity(bytes([number]) * 16).peer_id for number in range(3)]
@@ -42,7 +43,10 @@ def test_any_body_is_a_group_or_an_error(start: bytes, kind: int) -> None:
 
 digests = st.binary(min_size=0, max_size=33)
 refs = st.builds(
-    BlobRef, st.integers(-1, 1 << 62), st.sampled_from([0, 1, PART, PART + 1]), st.lists(digests, max_size=4).map(tuple)
+    BlobRef,
+    st.integers(-1, 1 << 62),
+    st.sampled_from([0, 1, PART, PART + 1]),
+    digests | st.lists(digests, max_size=4).map(tuple),
 )
 
 
@@ -54,13 +58,14 @@ def test_any_header_is_legal_or_an_error(version: int, policy: bytes, slot: int,
         header.check()
         assert ref.size_bytes <= limits.MAX_GROUP_BYTES
         assert ref.chunk_bytes == PART
-        assert len(ref.chunks) == -(-ref.size_bytes // PART)
-        assert (len(policy), {len(chunk) for chunk in ref.chunks}) == (32, {32})
+        assert ref.total == -(-ref.size_bytes // PART)
+        names = (ref.tree,) if isinstance(ref.tree, bytes) else ref.tree
+        assert (len(policy), {len(name) for name in names}) == (32, {32})
 
 
 BODIES = [bytes([number]) * (2 * PART + number) for number in range(4)]
 HEADERS = [open_envelope(header_of(body), now=NOW) for body in BODIES]
-PARTS = [body[start : start + PART] for body in BODIES for start in range(0, len(body), PART)]
+PARTS = [chunk(body, blob_of(body, PART), index) for body in BODIES for index in range(blob_of(body, PART).total)]
 CONFIG = GroupBodyConfig(
     known=3, known_per_source=2, sources=2, window=2, author_bytes=3 * PART, disk_bytes=3 * PART, sending=3,
     sending_per_peer=2, queued_per_peer=2, pulled=2, own_bytes=3 * PART,
@@ -100,11 +105,11 @@ def test_no_order_of_messages_exceeds_a_budget(steps: list[tuple[str, PeerId, in
             case "release":
                 bodies.release(HEADERS[number].digest, now)
             case "request":
-                bodies.on_request(peer, chunk_digest(PARTS[number]), now)
+                bodies.on_request(peer, place_of(PARTS[number]), now)
             case "part":
                 bodies.on_part(peer, PARTS[number], now)
             case "refuse":
-                bodies.on_refused(peer, chunk_digest(PARTS[number]), number * 100 - 100, now)
+                bodies.on_refused(peer, place_of(PARTS[number]), number * 100 - 100, now)
             case "lose":
                 bodies.remove_peer(peer)
             case "wait":
@@ -114,7 +119,7 @@ def test_no_order_of_messages_exceeds_a_budget(steps: list[tuple[str, PeerId, in
         bodies.flush(now)
         for target, message in bodies.outbox:
             if isinstance(message, Chunk):
-                assert message.data in PARTS
+                assert message in PARTS
                 sending[target] += 1
         bodies.outbox.clear()
         assert max(sending.values()) <= CONFIG.sending_per_peer

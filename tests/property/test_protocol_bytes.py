@@ -61,14 +61,20 @@ link_messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(Want, st.lists(names, max_size=5).map(tuple)),
     st.builds(Push, st.binary(max_size=300)),
     st.builds(Have, names, st.binary(max_size=40)),
-    st.builds(ChunkRequest, names),
-    st.builds(Chunk, st.binary(max_size=3000)),
-    st.builds(ChunkRefused, names, number),
+    st.builds(ChunkRequest, names, number),
+    st.builds(
+        Chunk,
+        st.binary(min_size=32, max_size=32),
+        st.integers(0, (1 << 32) - 1),
+        st.integers(0, 18).map(lambda digests: bytes(range(32)) * digests),
+        st.binary(max_size=3000),
+    ),
+    st.builds(ChunkRefused, names, number, number),
     st.builds(BlobQuery, names),
     st.builds(LinkRates, number, number),
     st.builds(ChunkGrant, names, st.binary(max_size=3)),
     st.builds(GrantDeclined, names, number),
-    st.builds(ChunkCancel, names),
+    st.builds(ChunkCancel, names, number),
     st.builds(MeetingRequest, names),
     st.builds(Meeting, names, st.text(max_size=40), st.booleans()),
     st.builds(LedgerQuery, number),
@@ -167,10 +173,16 @@ def test_depth_is_bounded() -> None:
 
 
 def test_frame_limits() -> None:
-    chunk = Chunk(bytes(limits.MAX_CHUNK_BYTES))
+    chunk = Chunk(bytes(32), limits.MAX_CHUNKS - 1, bytes(limits.MAX_PROOF_BYTES), bytes(limits.MAX_CHUNK_BYTES))
     assert list(frames.unpack(frames.pack(chunk))) == [chunk]
     with pytest.raises(RemoteProtocolError, match="chunk"):
-        list(frames.unpack(frames.pack(Chunk(bytes(limits.MAX_CHUNK_BYTES + 1)))))
+        list(frames.unpack(frames.pack(Chunk(bytes(32), 0, b"", bytes(limits.MAX_CHUNK_BYTES + 1)))))
+    for proof in (bytes(limits.MAX_PROOF_BYTES + 32), bytes(64)):
+        packed = frames.pack(Chunk(bytes(32), 0, proof, b""))
+        with pytest.raises(RemoteProtocolError, match="chunk"):
+            list(frames.unpack(packed[:1] + (37 + 63).to_bytes(4, "little") + packed[5:105]))
+    with pytest.raises(RemoteProtocolError, match="truncated"):
+        list(frames.unpack(bytes((Kind.CHUNK,)) + (36).to_bytes(4, "little") + bytes(36)))
     with pytest.raises(RemoteProtocolError, match="frame of"):
         list(frames.unpack(bytes(limits.MAX_FRAME_BYTES + 1)))
     query = frames.pack(LedgerQuery(0))

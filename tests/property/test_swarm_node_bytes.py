@@ -57,7 +57,7 @@ FORGED = [
 ]
 GOOD = [POLICY, seal(LIAR, group_of(1), run=RUN, now=START)]
 
-names = st.sampled_from([RUN, REF.root, *REF.chunks[:3], envelope_digest(POLICY), bytes(32), b"short"])
+names = st.sampled_from([RUN, REF.root, envelope_digest(POLICY), bytes(32), b"short"])
 number = st.integers(-(1 << 63), (1 << 63) - 1)
 messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(
@@ -73,14 +73,20 @@ messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(Want, st.lists(names, max_size=4).map(tuple)),
     st.builds(Push, st.sampled_from([*FORGED, *GOOD, b"junk"])),
     st.builds(Have, names, st.binary(max_size=3)),
-    st.builds(ChunkRequest, names),
-    st.builds(Chunk, st.sampled_from([bytes(range(256)) * 16, b"poison"])),
-    st.builds(ChunkRefused, names, number),
+    st.builds(ChunkRequest, names, number),
+    st.builds(
+        Chunk,
+        st.sampled_from([REF.root, bytes(32)]),
+        st.integers(0, 3),
+        st.binary(max_size=2).map(lambda data: 32 * data),
+        st.sampled_from([bytes(range(256)) * 16, b"poison"]),
+    ),
+    st.builds(ChunkRefused, names, number, number),
     st.builds(BlobQuery, names),
     st.builds(LinkRates, number, number),
     st.builds(ChunkGrant, names, st.binary(max_size=3)),
     st.builds(GrantDeclined, names, number),
-    st.builds(ChunkCancel, names),
+    st.builds(ChunkCancel, names, number),
     st.builds(MeetingRequest, names),
     st.builds(Meeting, names, st.sampled_from(["/ip4/44.131.7.1/tcp/4001", "/ip4/127.0.0.1/tcp/1"]), st.booleans()),
     st.builds(LedgerQuery, number),

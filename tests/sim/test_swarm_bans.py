@@ -59,7 +59,7 @@ def test_an_unrequested_chunk_bans_at_once() -> None:
     made = swarm()
     learner = made.members["learner"]
     poisoner = identity_of("poisoner").peer_id
-    made.network.inject(poisoner, learner.peer, hello_of(made.run) + frames.pack(Chunk(b"poison")))
+    made.network.inject(poisoner, learner.peer, hello_of(made.run) + frames.pack(Chunk(bytes(32), 0, b"", b"poison")))
     made.network.run_for(1)
     assert [event.peer for event in learner.events if isinstance(event, PeerBanned)] == [poisoner]
 

@@ -21,6 +21,7 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.testing.protocol_swarm import ProtocolSwarm, group_of
+from tests.unit.swarm.relays import poisoned
 
 
 class Invariants:
@@ -47,9 +48,7 @@ class Invariants:
             for version in member.ready_at:
                 raw, manifest, _ = self.swarm.published[version]
                 if member.store.holds(manifest.weights.root):
-                    assert len(member.store.begin(manifest.weights)) == len(manifest.weights.chunks), envelope_digest(
-                        raw
-                    )
+                    assert len(member.store.begin(manifest.weights)) == manifest.weights.total, envelope_digest(raw)
 
 
 def build(
@@ -202,7 +201,7 @@ class Poisoner(Node):
                 (message,) = frames.unpack(command.frame)
                 assert isinstance(message, Chunk)
                 Poisoner.poisoned += 1
-                command = replace(command, frame=frames.pack(Chunk(bytes((message.data[0] ^ 1,)) + message.data[1:])))
+                command = replace(command, frame=frames.pack(poisoned(message)))
             out.append(command)
         return out
 
@@ -239,7 +238,9 @@ def test_a_flood_of_junk() -> None:
             for member in list(swarm.members.values()):
                 junk = dice.choice([dice.randbytes(200), frames.pack(Push(dice.randbytes(90))), have])
                 network.inject(flooder, member.peer, hello)
-                network.inject(flooder, member.peer, junk + frames.pack(ChunkRequest(dice.randbytes(32))))
+                network.inject(
+                    flooder, member.peer, junk + frames.pack(ChunkRequest(dice.randbytes(32), dice.randrange(4)))
+                )
         network.after(0.5, flood)
 
     flood()

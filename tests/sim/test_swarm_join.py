@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from p2prl.protocol import frames, limits
+from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Push
-from p2prl.protocol.manifests import RunFile, blob_of
+from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunFile, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.memory_blobs import MemoryBlobs
@@ -63,6 +64,35 @@ def test_run_files_arrive_by_name() -> None:
     made.network.run_for(20)
     assert events_of(joiner, FileReady) == [FileReady("config.json", ref.root)]
     assert joiner.store.whole(ref) == text
+
+
+def listed(data: bytes) -> BlobRef:
+    """A blob as documents of wire versions below 7 name it."""
+    starts = range(0, len(data), 4096)
+    return BlobRef(len(data), 4096, tuple(chunk_digest(data[start : start + 4096]) for start in starts))
+
+
+def test_a_run_that_began_under_an_earlier_wire_version_goes_on() -> None:
+    """Its manifests list their chunks; peers prove the chunks to each other all the same."""
+    text, weights = b'{"model_type": "tiny"}' * 500, bytes(range(256)) * 234 + bytes(96)
+    file, ref = listed(text), listed(weights)
+    bare = run_manifest_of(identity_of("learner"), weight_bytes=len(weights))
+    made = ProtocolSwarm(
+        VirtualNetwork(2), manifest=msgspec.structs.replace(bare, files=(RunFile("config.json", file),))
+    )
+    store = MemoryBlobs()
+    store.add(file, text)
+    store.add(ref, weights)
+    learner = made.add("learner", Role.LEARNER, store=store)
+    made.say(PolicyManifest(0, 0, ref, chunk_digest(weights), b"", bytes(32), int(START * 1000)))
+    first = made.add("first", bootstrap=("learner",))
+    made.network.run_for(20)
+    made.network.crash(learner.peer)
+    second = made.add("second", bootstrap=("first",))
+    made.network.run_for(20)
+    for joiner in (first, second):
+        assert joiner.store.whole(file) == text
+        assert joiner.store.whole(ref) == weights
 
 
 def test_a_newcomer_is_served_without_the_learner() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from p2prl.errors import RemoteProtocolError
@@ -257,7 +258,7 @@ class Poisoner(Node):
     def _corrupted(self, command: Send) -> Send:
         (chunk,) = frames.unpack(command.frame)
         assert isinstance(chunk, Chunk)
-        return Send(command.peer, frames.pack(Chunk(bytes(len(chunk.data)))), bulk=True)
+        return Send(command.peer, frames.pack(msgspec.structs.replace(chunk, data=bytes(len(chunk.data)))), bulk=True)
 
 
 def test_corrupt_patch_chunks_ban_and_are_not_decoded() -> None:

@@ -280,8 +280,8 @@ async def _serve(directory: Path, manifests: Sequence[PolicyManifest]) -> tuple[
                 store.begin(ref)
                 await asyncio.sleep(0)
         last = manifests[-1].weights
-        asked = [(each.weights, each.version % len(each.weights.chunks)) for each in manifests[:-1]]
-        for ref, index in [*asked, *((last, index) for index in range(len(last.chunks)))]:
+        asked = [(each.weights, each.version % each.weights.total) for each in manifests[:-1]]
+        for ref, index in [*asked, *((last, index) for index in range(last.total))]:
             began = time.perf_counter()
             while not store.ready(ref, index):
                 await came.wait()

@@ -2,8 +2,8 @@
 
 No relay is told a link's rate: each finds its own while it sends, as over sockets, and introductions know none. The
 learner is linked to everybody, up to the product's limit of links. Control messages are charged to the uplinks with the
-bytes of their frames. A chunk is a few bytes that stand for many: links charge its full size, and the relay checks
-every hash.
+bytes of their frames. A chunk is a few bytes that stand for many: links charge its full size and its proof, and the
+relay checks every proof.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from p2prl.bench.spread.outcome import Outcome, Tell
 from p2prl.bench.spread.paced_links import PacedLink, PacedLinks
 from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.hash_tree import TreeBuilder, bound_top, proof_among, top_of
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import BlobRef
@@ -39,14 +40,15 @@ _WORST = 12.0
 class _TokenBlobs:
     """A `BlobStore` that knows every chunk in advance."""
 
-    def __init__(self, chunks: list[bytes], *, whole: bool) -> None:
+    def __init__(self, chunks: list[bytes], proofs: list[bytes], *, whole: bool) -> None:
         self._chunks = chunks
+        self._proofs = proofs
         self._whole = whole
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:  # noqa: ARG002 - one blob
         return set(range(len(self._chunks))) if self._whole else set()
 
-    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
+    def write(self, ref: BlobRef, index: int, data: bytes, proof: bytes) -> None:
         """Do nothing: `read` knows the bytes of every verified chunk."""
 
     def ready(self, ref: BlobRef, index: int) -> bool:  # noqa: ARG002 - memory
@@ -55,11 +57,19 @@ class _TokenBlobs:
     def read(self, ref: BlobRef, index: int) -> bytes:  # noqa: ARG002 - one blob
         return self._chunks[index]
 
+    def proof(self, ref: BlobRef, index: int) -> bytes:  # noqa: ARG002 - one blob
+        return self._proofs[index]
+
     def finish(self, ref: BlobRef) -> None:
         """Do nothing."""
 
     def drop(self, root: Digest) -> None:
         """Do nothing."""
+
+
+def _proves(ref: BlobRef, index: int, data: bytes, proof: bytes) -> bool:
+    """As in life, but for the length of the bytes."""
+    return ref.proves_name(index, chunk_digest(data), proof)
 
 
 class _Swarm:
@@ -75,17 +85,21 @@ class _Swarm:
         )
         self.names = [PeerId(str(number)) for number in range(len(everyone))]
         tokens = [f"{population.seed}/{index}".encode() for index in range(population.chunks)]
-        self.ref = BlobRef(population.size_bytes, population.chunk_bytes, tuple(chunk_digest(t) for t in tokens))
+        nodes = TreeBuilder(map(chunk_digest, tokens)).nodes
+        size, chunk_bytes = population.size_bytes, population.chunk_bytes
+        self.ref = BlobRef(size, chunk_bytes, bound_top(size, chunk_bytes, top_of(nodes)))
         self.root = self.ref.root
-        self.sizes = {token: self.ref.span(index)[1] for index, token in enumerate(tokens)}
+        proofs = [proof_among(nodes, index, len(tokens)) for index in range(len(tokens))]
         self.relays = [
             Relay(
-                _TokenBlobs(tokens, whole=number == self.source),
+                _TokenBlobs(tokens, proofs, whole=number == self.source),
                 random.Random(f"relay/{population.seed}/{number}"),  # noqa: S311
                 RelayConfig(),
             )
             for number in range(len(everyone))
         ]
+        for relay in self.relays:
+            relay.check_with(_proves)
         self.finished_at: dict[int, float] = {}
         self.arrived_bytes = 0
 
@@ -159,7 +173,7 @@ class _Swarm:
             self._pump(other)
 
     def _send_chunk(self, peer: int, other: int, message: Chunk) -> None:
-        size = self.sizes[message.data]
+        size = self.ref.span(message.index)[1]
 
         def arrived() -> None:
             self.arrived_bytes += size
@@ -170,7 +184,8 @@ class _Swarm:
             self.relays[peer].upload_done(self.names[other])
             self._pump(peer)
 
-        self.network.send(peer, other, size, arrived, acknowledged)
+        overhead = frames.CHUNK_OVERHEAD_BYTES + len(message.proof)
+        self.network.send(peer, other, size + overhead, arrived, acknowledged)
 
 
 def spread_by_relay(population: Population, tell: Tell) -> Outcome:

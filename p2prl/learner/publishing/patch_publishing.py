@@ -17,7 +17,7 @@ from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.patches.words import Words, WordType
 from p2prl.protocol import limits
-from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, blob_of, chunk_bytes_for
+from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, chunk_bytes_for, tree_of
 
 SPANS = (1, 4, 16, 64)
 """Versions a patch spans. A version has the patch of a span when its number is divisible by it."""
@@ -81,24 +81,20 @@ def chosen_patches(
     `made` are the files of the patches from `bases`. Those of the others are deleted.
     """
     patches: list[Patch] = []
-    chunks = together = 0
+    together = 0
     for base, path in zip(bases, made, strict=True):
         size = path.stat().st_size
         fits = size < weight_bytes and len(patches) < limits.MAX_PATCHES
         if not fits or together + size > limits.MAX_PATCH_SHARE * weight_bytes:
             path.unlink()
             continue
-        ref = _blob_of_file(path, chunk_pieces)
-        if chunks + len(ref.chunks) > limits.MAX_PATCH_CHUNKS:
-            path.unlink()
-            continue
-        chunks += len(ref.chunks)
+        ref, nodes = _tree_of_file(path, chunk_pieces)
         together += size
-        blobs.adopt(ref, path)
+        blobs.adopt(ref, nodes, path)
         patches.append(Patch(base.version, base.digest, ref))
     return tuple(patches)
 
 
-def _blob_of_file(path: Path, chunk_pieces: int) -> BlobRef:
+def _tree_of_file(path: Path, chunk_pieces: int) -> tuple[BlobRef, bytes]:
     data = np.memmap(path, dtype=np.uint8, mode="r")
-    return blob_of(data.data, chunk_bytes_for(len(data), pieces=chunk_pieces))
+    return tree_of(data.data, chunk_bytes_for(len(data), pieces=chunk_pieces))

@@ -30,6 +30,7 @@ from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.stream_format import MAGIC, PREAMBLE, segment_spans, words_digest
 from p2prl.patches.words import Words, WordType
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
+from p2prl.protocol.hash_tree import TreeBuilder, bound_top, top_of
 from p2prl.protocol.manifests import BlobRef, Patch, chunk_bytes_for
 
 _MOST_THREADS = 8
@@ -106,6 +107,7 @@ def _write(job: VersionJob, weights: memoryview) -> VersionFiles:
     names = _Names(weights, chunk_bytes_for(len(weights), pieces=job.chunk_pieces))
     made, changed, complete = _write_patches(job, words, names, chained=chained)
     ref, digest = names.blob, names.digest
+    job.blobs.trees.save(ref.root, names.nodes)
     if chained:
         complete(ref.root)
     else:
@@ -121,23 +123,32 @@ class _Names:
     def __init__(self, weights: memoryview, chunk_bytes: int) -> None:
         self._weights, self._chunk_bytes = weights, chunk_bytes
         self._whole, self._hashed = blake3(), 0
-        self._chunks: list[Digest] = []
+        self._begun = 0
+        """Bytes of the chunks that the tree has."""
+        self._tree = TreeBuilder()
 
     def add(self, end: int) -> None:
         """The weights up to this byte are final."""
         self._whole.update(self._weights[self._hashed : end])
         self._hashed = end
-        while (start := len(self._chunks) * self._chunk_bytes) < len(self._weights):
-            stop = min(start + self._chunk_bytes, len(self._weights))
+        while self._begun < len(self._weights):
+            stop = min(self._begun + self._chunk_bytes, len(self._weights))
             if stop > end:
                 break
-            self._chunks.append(chunk_digest(self._weights[start:stop]))
+            self._tree.add(chunk_digest(self._weights[self._begun : stop]))
+            self._begun = stop
 
     @property
     def blob(self) -> BlobRef:
         """The weights as a blob."""
         assert self._hashed == len(self._weights), "all weights are final"
-        return BlobRef(size_bytes=len(self._weights), chunk_bytes=self._chunk_bytes, chunks=tuple(self._chunks))
+        size = len(self._weights)
+        return BlobRef(size, self._chunk_bytes, bound_top(size, self._chunk_bytes, top_of(self.nodes)))
+
+    @property
+    def nodes(self) -> bytes:
+        """Nodes of the blob's tree."""
+        return self._tree.nodes
 
     @property
     def digest(self) -> Digest:

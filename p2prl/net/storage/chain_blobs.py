@@ -1,7 +1,7 @@
 """Blob store of a learner: blobs in files, and the weights of published versions out of the weight chain.
 
 A version's weights are never a file of their own: a chunk is read from the weights file, or computed from it. Whatever
-is read is checked against the chunk's name then, and not before, which takes seconds a gigabyte: so a version that is
+is read is checked with the chunk's proof then, and not before, which takes seconds a gigabyte: so a version that is
 written at the same moment is never mixed in.
 """
 
@@ -18,7 +18,8 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.reading_thread import ReadingThread
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.protocol.digests import Digest, chunk_digest
-from p2prl.protocol.manifests import BlobRef
+from p2prl.protocol.hash_tree import TreeBuilder
+from p2prl.protocol.manifests import BlobRef, listed_nodes
 
 CHAIN_FOLDER = "chain"
 """The weight chain's folder in the folder of blobs."""
@@ -43,18 +44,20 @@ class ChainBlobs(DiskBlobStore):
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
         """See `BlobStore.begin`. Versions of the chain and complete files are not hashed here: each chunk is when it is
         read."""
-        everything = frozenset(range(len(ref.chunks)))
+        everything = frozenset(range(ref.total))
         path = self.path(ref.root)
         if path.exists() and path.stat().st_size == ref.size_bytes:
             if ref.root not in self._files:
                 self._files[ref.root] = os.open(path, os.O_RDWR)
             self._made.add(ref.root)
+            self._need_tree(ref)
             return everything
         state = self._chain.state
         version = None if state is None or state.size_bytes != ref.size_bytes else state.version_of(ref.root)
         if version is None:
             return super().begin(ref)
         self._versions[ref.root] = version
+        self._need_tree(ref)
         return everything
 
     def ready(self, ref: BlobRef, index: int) -> bool:
@@ -82,6 +85,8 @@ class ChainBlobs(DiskBlobStore):
         self._made.discard(root)
         if self._versions.pop(root, None) is None:
             super().drop(root)
+        else:
+            self.trees.drop(root)
 
     def close(self) -> None:
         """See `DiskBlobStore.close`."""
@@ -89,21 +94,36 @@ class ChainBlobs(DiskBlobStore):
             self._thread.close()
         super().close()
 
+    def _need_tree(self, ref: BlobRef) -> None:
+        """Make the tree of a blob that has none: whoever made the blob has written it, in a folder of this version."""
+        if self.trees.is_whole(ref):
+            return
+        if isinstance(ref.tree, tuple):
+            nodes = listed_nodes(ref.tree)
+        else:
+            nodes = TreeBuilder(chunk_digest(self._stored(ref, index)) for index in range(ref.total)).nodes
+        self._save_tree(ref, nodes)
+
     def _checked(self, ref: BlobRef, index: int) -> bytes:
         """A chunk with the bytes that its name promises. On the thread, while the loop may drop the blob."""
-        version = self._versions.get(ref.root)
-        where = self.path(ref.root) if version is None else self._chain.directory
-        offset, length = ref.span(index)
         try:
-            if version is None:
-                with where.open("rb") as file:
-                    data = os.pread(file.fileno(), length, offset)
-            else:
-                data = self._chain.read_file(offset, length)
-                if chunk_digest(data) != ref.chunks[index]:
-                    data = self._chain.read(version, offset, length)
+            proof = self.trees.proof(ref, index)
+            if ref.root in self._versions:
+                data = self._chain.read_file(*ref.span(index))
+                if ref.proves(index, data, proof):
+                    return data
+            data = self._stored(ref, index)
         except OSError as error:
-            raise IntegrityError(f"{where} cannot be read: {error.strerror}") from error
-        if chunk_digest(data) != ref.chunks[index]:
-            raise IntegrityError(f"published weights in {where} are damaged")
+            raise IntegrityError(f"a file of {self.directory} cannot be read: {error.strerror}") from error
+        if not ref.proves(index, data, proof):
+            raise IntegrityError(f"published weights in {self.directory} are damaged")
         return data
+
+    def _stored(self, ref: BlobRef, index: int) -> bytes:
+        """A chunk as it is on disk, or computed from what is."""
+        version = self._versions.get(ref.root)
+        offset, length = ref.span(index)
+        if version is not None:
+            return self._chain.read(version, offset, length)
+        with self.path(ref.root).open("rb") as file:
+            return os.pread(file.fileno(), length, offset)

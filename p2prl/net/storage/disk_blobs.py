@@ -1,7 +1,7 @@
 """Blob store on disk: weights and patches chunk by chunk, one file per blob, named by its root.
 
 The file of an incomplete blob ends in `.part`; it gets its final name once its last chunk is verified and on disk.
-After a restart nothing is trusted: every chunk is hashed again.
+Beside each is its hash tree. After a restart nothing is trusted: every chunk is hashed again, and its proof followed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 
 from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError
-from p2prl.protocol.digests import Digest, chunk_digest
-from p2prl.protocol.manifests import BlobRef
+from p2prl.net.storage.tree_files import TreeFiles
+from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
+from p2prl.protocol.hash_tree import TreeBuilder, bound_top, proof_among, top_of
+from p2prl.protocol.manifests import BlobRef, listed_nodes, tree_of
 
 _BLOB_FILE = re.compile(r"[0-9a-f]{64}(\.[a-z-]+)?")
 """A blob's file name, with the suffix of an unfinished blob or of a file kept beside it."""
@@ -27,6 +29,8 @@ class DiskBlobStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.trees = TreeFiles(directory)
+        """Hash trees of the blobs."""
         self._files: dict[Digest, int] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -37,10 +41,14 @@ class DiskBlobStore:
         """Path of a complete blob."""
         return self.directory / root.hex()
 
-    def adopt(self, ref: BlobRef, made: Path) -> Path:
-        """Take a file made on this machine, already on disk, as a complete blob, and return the blob's path."""
+    def adopt(self, ref: BlobRef, nodes: bytes, made: Path) -> Path:
+        """Take a file made on this machine, already on disk, as a complete blob, and return the blob's path.
+
+        `nodes` are those of its tree.
+        """
         path = self.path(ref.root)
         try:
+            self.trees.save(ref.root, nodes)
             made.rename(path)
         except OSError as error:
             raise write_error(error, f"in {self.directory}") from error
@@ -51,6 +59,7 @@ class DiskBlobStore:
         path = self.path(ref.root)
         part = path.with_suffix(".new")
         try:
+            self.trees.save(ref.root, tree_of(data, ref.chunk_bytes)[1])
             with part.open("wb") as file:
                 file.write(data)
                 file.flush()
@@ -81,14 +90,14 @@ class DiskBlobStore:
         path = self.path(ref.root)
         try:
             with source.open("rb") as file:
-                same = os.fstat(file.fileno()).st_size == ref.size_bytes and all(
-                    chunk_digest(file.read(ref.span(index)[1])) == chunk for index, chunk in enumerate(ref.chunks)
-                )
+                fits = os.fstat(file.fileno()).st_size == ref.size_bytes
+                nodes = _nodes_of(file.fileno(), ref) if fits else b""
             linked = path.exists() and path.samefile(source)
         except OSError as error:
             raise IntegrityError(f"{source} cannot be read: {error.strerror}") from error
-        if not same:
+        if not _is_tree_of(ref, nodes):
             raise IntegrityError(f"{source} is not the file that the run's manifest names")
+        self._save_tree(ref, nodes)
         if not linked:
             self._link(source, path)
         return path
@@ -115,7 +124,10 @@ class DiskBlobStore:
         path = self.path(ref.root)
         part = path.with_suffix(".part")
         empty = not path.exists() and not part.exists()
+        complete = path.exists() and path.stat().st_size == ref.size_bytes
         try:
+            if isinstance(ref.tree, tuple) and not self.trees.is_whole(ref):
+                self.trees.save(ref.root, listed_nodes(ref.tree))
             file = os.open(path if path.exists() else part, os.O_RDWR | os.O_CREAT, 0o600)
             os.truncate(file, ref.size_bytes)
         except OSError as error:
@@ -124,16 +136,38 @@ class DiskBlobStore:
         if before is not None:
             os.close(before)
         self._files[ref.root] = file
+        if empty:
+            return set()  # gigabytes of holes need no hashing
+        return self._verified(ref, file, complete=complete)
+
+    def _verified(self, ref: BlobRef, file: int, *, complete: bool) -> AbstractSet[int]:
+        """The chunks that are intact and can be proved. A complete blob needs no tree for that: it gives one."""
+        if complete:
+            nodes = _nodes_of(file, ref)
+            if _is_tree_of(ref, nodes):
+                if self.trees.nodes(ref.root) != nodes:
+                    self._save_tree(ref, nodes)
+                return frozenset(range(ref.total))
+        known = self.trees.nodes(ref.root)
         present: set[int] = set()
-        for index, chunk in enumerate(() if empty else ref.chunks):  # gigabytes of holes need no hashing
-            if chunk_digest(self.read(ref, index)) == chunk:
-                present.add(index)
+        for index in range(ref.total):
+            if any(known[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]):
+                proof = proof_among(known, index, ref.total)
+                if ref.proves(index, self.read(ref, index), proof):
+                    present.add(index)
         return present
 
-    def write(self, ref: BlobRef, index: int, data: bytes) -> None:
+    def _save_tree(self, ref: BlobRef, nodes: bytes) -> None:
+        try:
+            self.trees.save(ref.root, nodes)
+        except OSError as error:
+            raise write_error(error, f"in {self.directory}") from error
+
+    def write(self, ref: BlobRef, index: int, data: bytes, proof: bytes) -> None:
         """See `BlobStore.write`."""
         try:
             os.pwrite(self._files[ref.root], data, ref.span(index)[0])
+            self.trees.note(ref, index, chunk_digest(data), proof)
         except OSError as error:
             raise write_error(error, f"in {self.directory}") from error
 
@@ -145,6 +179,10 @@ class DiskBlobStore:
         """See `BlobStore.read`."""
         offset, length = ref.span(index)
         return os.pread(self._files[ref.root], length, offset)
+
+    def proof(self, ref: BlobRef, index: int) -> bytes:
+        """See `BlobStore.proof`."""
+        return self.trees.proof(ref, index)
 
     def finish(self, ref: BlobRef) -> None:
         """See `BlobStore.finish`."""
@@ -164,6 +202,7 @@ class DiskBlobStore:
             os.close(file)
         self.path(root).unlink(missing_ok=True)
         self.path(root).with_suffix(".part").unlink(missing_ok=True)
+        self.trees.drop(root)
 
     def keep_only(self, names: AbstractSet[bytes]) -> None:
         """Delete every other blob, complete or not, that an earlier process left here.
@@ -181,3 +220,13 @@ class DiskBlobStore:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
+
+
+def _nodes_of(file: int, ref: BlobRef) -> bytes:
+    """Nodes of the tree over the chunks of a file with the blob's size."""
+    spans = map(ref.span, range(ref.total))
+    return TreeBuilder(chunk_digest(os.pread(file, length, offset)) for offset, length in spans).nodes
+
+
+def _is_tree_of(ref: BlobRef, nodes: bytes) -> bool:
+    return bool(nodes) and bound_top(ref.size_bytes, ref.chunk_bytes, top_of(nodes)) == ref.tree_hash

@@ -10,6 +10,7 @@ import contextlib
 from pathlib import Path
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.net.storage.tree_files import NEW_TREE_SUFFIX, TREE_SUFFIX
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
@@ -17,7 +18,7 @@ from p2prl.protocol.run_blobs import blobs_for
 
 _SUFFIX = ".policy"
 
-_HALF_WRITTEN = frozenset({".new", ".new-policy", ".rebuilt"})
+_HALF_WRITTEN = frozenset({".new", ".new-policy", ".rebuilt", NEW_TREE_SUFFIX})
 """Suffixes of files that only a killed process leaves behind."""
 
 _MAX_MANIFESTS = 256
@@ -69,6 +70,8 @@ class KeptVersions:
         for path in self._directory.iterdir():
             # An incomplete download of a version not known yet may be resumed; it is no larger than one version.
             if path.name in needed or path.suffix == ".part" or not path.is_file():
+                continue
+            if path.suffix == TREE_SUFFIX and (path.stem in needed or path.with_suffix(".part").exists()):
                 continue
             if path.suffix in (*_HALF_WRITTEN, _SUFFIX) or path.stat().st_mtime < newest_at:
                 path.unlink(missing_ok=True)

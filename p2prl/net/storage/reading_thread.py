@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.link_messages import Place
 from p2prl.protocol.manifests import BlobRef
 
 _MOST_ASKED = 64
@@ -14,9 +15,6 @@ _MOST_ASKED = 64
 
 _MOST_READ = 8
 """Chunks in memory that nobody has taken yet: 32 MiB. The oldest goes first; its request may have been cancelled."""
-
-Place = tuple[Digest, int]
-"""A blob's root and the index of a chunk."""
 
 
 class ReadingThread:

@@ -15,7 +15,7 @@ class GroupBodyConfig:
     """
 
     known: int = 256
-    """Headers of other peers remembered, oldest dropped first, and as many own ones: about 3 MB with 97 parts each."""
+    """Headers of other peers remembered, oldest dropped first, and as many own ones: half a MB."""
     known_per_source: int = 32
     """The same for headers that one peer sent first, so that a flood through one link drops only its own."""
     sources: int = 16

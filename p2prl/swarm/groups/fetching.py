@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.link_messages import Chunk
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader, KnownHeaders
@@ -61,7 +62,7 @@ class BodyFetching:
         if body is None and header is not None and self._make_room(header, now):
             self._quota.reserve(_reservation(header), header.ref.size_bytes)
             present = self._store.begin(header.ref)
-            missing = set(range(len(header.ref.chunks))) - present
+            missing = set(range(header.ref.total)) - present
             body = self._bodies[name] = Body(header, missing, began_at=now, progressed_at=now)
             self._headers.hold(name)
             if not missing:
@@ -76,29 +77,26 @@ class BodyFetching:
         if name in self._bodies:
             self._bodies[name].released_at = now
 
-    def read(self, name: Digest, index: int) -> bytes | None:
+    def read(self, name: Digest, index: int) -> Chunk | None:
         """A part that is on disk."""
-        body = self._bodies.get(name)
-        return None if body is None or index in body.missing else self._store.read(body.header.ref, index)
+        if not self.holds(name, index):
+            return None
+        ref = self._bodies[name].header.ref
+        return Chunk(ref.root, index, self._store.proof(ref, index), self._store.read(ref, index))
 
     def holds(self, name: Digest, index: int) -> bool:
         """Whether a part is on disk."""
         body = self._bodies.get(name)
-        return body is not None and index not in body.missing
+        return body is not None and 0 <= index < body.header.ref.total and index not in body.missing
 
-    def fill(self, part: Digest, data: bytes, now: float) -> None:
-        """Write a part, whose hash was checked, wherever it is missing. Delete a body that gives it another size."""
-        for header, _ in self._headers.bodies_with(part):
+    def fill(self, part: Chunk, now: float) -> None:
+        """Write a part, whose proof was checked, wherever it is missing: a copied header has the body of another."""
+        for header in self._headers.of_body(Digest(part.root)):
             body = self._bodies.get(header.name)
-            places = [] if body is None else [i for i in sorted(body.missing) if header.ref.chunks[i] == part]
-            if body is None or not places:
+            if body is None or part.index not in body.missing:
                 continue
-            if any(header.ref.span(index)[1] != len(data) for index in places):
-                self._drop(header.name)
-                continue
-            for index in places:
-                self._store.write(header.ref, index, data)
-            body.missing.difference_update(places)
+            self._store.write(header.ref, part.index, part.data, part.proof)
+            body.missing.discard(part.index)
             body.progressed_at = now
             if not body.missing:
                 self._store.finish(header.ref)
@@ -113,7 +111,7 @@ class BodyFetching:
         for body in self._bodies.values():
             sources = self._requests.sources(body.header, now)
             for index in sorted(body.missing):
-                part = Digest(body.header.ref.chunks[index])
+                part = body.header.root, index
                 if self._requests.on_its_way(part, sources):
                     continue
                 source = self._requests.least_busy(sources)
@@ -175,19 +173,19 @@ class BodyFetching:
         if not body.missing:
             return not math.isinf(body.released_at)
         age_s = now - body.began_at
-        arrived = body.size_bytes * (1 - len(body.missing) / len(body.header.ref.chunks))
+        arrived = body.size_bytes * (1 - len(body.missing) / body.header.ref.total)
         slow = age_s > self._config.stalled_s and arrived < self._config.least_bytes_s * age_s
         return slow or now - body.progressed_at > self._config.stalled_s
 
     def _drop(self, name: Digest) -> None:
         body = self._bodies.pop(name)
         self._headers.release(name)
-        root = body.header.ref.root
-        if not any(other.header.ref.root == root for other in self._bodies.values()):  # a copied header shares it
+        root = body.header.root
+        if not any(other.header.root == root for other in self._bodies.values()):  # a copied header shares it
             self._store.drop(root)
             self._quota.release(_reservation(body.header))
 
 
 def _reservation(header: KnownHeader) -> bytes:
     """A body's name in the quota; weights with the same bytes have another."""
-    return b"group/" + header.ref.root
+    return b"group/" + header.root

@@ -1,7 +1,7 @@
 """Transfer of large groups: the header gossips like any envelope, its body moves only where it is requested.
 
 The owner of a node decides which bodies it wants: a learner those it will store, a validator those it audits. Parts
-are chunks named by their hash, so bytes that were never requested prove a fault of their sender. They travel as bulk
+come with a proof that they are the body's, so wrong ones prove a fault of their sender. They travel as bulk
 frames, which delay no other message. Relays between a volunteer and the learner pass requested parts on and store none.
 
 Pure: the owner passes messages and `now` in, and drains `outbox` after `flush`.
@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from p2prl.errors import RemoteProtocolError
-from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import ChunkRefused
+from p2prl.protocol.link_messages import Chunk, ChunkRefused, Place, place_of
+from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.fetching import BodyFetching
@@ -101,38 +102,37 @@ class GroupBodies:
 
     # --- messages: each returns False for a chunk that belongs to no group ---------------------------------------
 
-    def on_request(self, source: PeerId, part: Digest, now: float) -> bool:
+    def on_request(self, source: PeerId, part: Place, now: float) -> bool:
         """A peer requests a part."""
         return self._serving.on_request(source, part, now)
 
-    def on_part(self, source: PeerId, data: bytes, now: float) -> bool:
-        """Bytes from a peer: a part, if they hash to one that was requested from it.
+    def on_part(self, source: PeerId, message: Chunk, now: float) -> bool:
+        """A part from a peer, if it was requested from it.
 
-        Raises `RemoteProtocolError` for a part of another size than its header gives it: its author signed a hash of
-        more bytes than the header counts, and they must fill neither a disk nor a relay.
+        Raises `BadChunkError` when it is wrong. One of another size than its header gives it is: its author signed a
+        hash of more bytes than the header counts, and they must fill neither a disk nor a relay.
         """
-        if not self._requests.has_asked(source):
-            return False
-        part = chunk_digest(data)
+        part = place_of(message)
         if not self._requests.has_asked(source, part):
             return False
-        sizes = {size for header, _ in self._headers.bodies_with(part) for size in header.sizes_of(part)}
-        if sizes and len(data) not in sizes:
-            for request in self._requests.of_part(part):
-                self._pause(request, now, for_good=True)
-                self._fail(request, retry_ms=0)
-            raise RemoteProtocolError(f"part of {len(data)} bytes; its header gives it {min(sizes)}")
+        headers = self._headers.of_body(part[0])
+        requests = self._requests.of_part(part)
+        if headers and not _proves(headers[0].ref, message):
+            raise BadChunkError("part: its proof does not lead to the body's hash")
         waiting: dict[PeerId, None] = {}
-        for request in self._requests.of_part(part):
+        for request in requests:
             self._requests.end(request)
             waiting |= request.waiting
         self._requests.heard(source, now)
-        self._fetching.fill(part, data, now)
+        self._fetching.fill(message, now)
         for peer in waiting:
-            self._serving.pass_part(peer, part, data)
+            if headers:
+                self._serving.pass_part(peer, message)
+            else:  # nothing is left to check it with
+                self.outbox.append((peer, ChunkRefused(*part, 0)))
         return True
 
-    def on_refused(self, source: PeerId, part: Digest, retry_ms: int, now: float) -> bool:
+    def on_refused(self, source: PeerId, part: Place, retry_ms: int, now: float) -> bool:
         """A peer refuses a part: for a while, or with 0 because it cannot get it."""
         if not self._requests.has_asked(source, part):
             return False
@@ -171,7 +171,7 @@ class GroupBodies:
 
     def _pause(self, request: PartRequest, until: float, *, for_good: bool) -> None:
         """Do not ask the peer of a failed request for this body before `until`, or not before it announces it again."""
-        for header, _ in self._headers.bodies_with(request.part):
+        for header in self._headers.of_body(request.part[0]):
             if request.peer in header.sources:
                 if for_good:
                     del header.sources[request.peer]
@@ -183,4 +183,8 @@ class GroupBodies:
         self._requests.end(request)
         self._fetching.due = True
         for peer in request.waiting:
-            self.outbox.append((peer, ChunkRefused(request.part, retry_ms)))
+            self.outbox.append((peer, ChunkRefused(*request.part, retry_ms)))
+
+
+def _proves(ref: BlobRef, part: Chunk) -> bool:
+    return part.index < ref.total and ref.proves(part.index, part.data, part.proof)

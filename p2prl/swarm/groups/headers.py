@@ -1,10 +1,10 @@
-"""Group headers a node has accepted: the parts each one names, and the linked peers that can send them."""
+"""Group headers a node has accepted: the body each one names, and the linked peers that can send its parts."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p2prl.protocol.digests import Digest
@@ -14,9 +14,9 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.swarm.groups.config import GroupBodyConfig
 
-HEADERS_PER_PART = 16
-"""Headers of other peers remembered for one part. Honest groups share parts only by chance, and copies of a header are
-attacks: every request for the part costs a look at each."""
+HEADERS_PER_BODY = 16
+"""Headers of other peers remembered for one body. Copies of a header are attacks: every request for a part of the body
+costs a look at each."""
 
 
 @dataclass(slots=True)
@@ -28,24 +28,17 @@ class KnownHeader:
     author: PeerId
     first_source: PeerId | None
     """The peer that sent it first; None for this node's own group."""
+    root: Digest = field(init=False)
+    """The body's name."""
     sources: dict[PeerId, float] = field(default_factory=dict)
     """Linked peers that announced the header → time from which they may be asked for parts."""
+
+    def __post_init__(self) -> None:
+        self.root = self.ref.root
 
     @property
     def name(self) -> Digest:
         return self.opened.digest
-
-    @property
-    def parts(self) -> dict[Digest, int]:
-        """Each part that the header names, and its first index."""
-        last_first = reversed(list(enumerate(map(Digest, self.ref.chunks))))
-        return {part: index for index, part in last_first}
-
-    def sizes_of(self, part: Digest) -> set[int]:
-        """Sizes that the header gives to a part. The last part may be shorter than an equal one before it."""
-        chunks = self.ref.chunks
-        last = len(chunks) - 1
-        return {self.ref.span(index)[1] for index in (chunks.index(part), last) if chunks[index] == part}
 
 
 class KnownHeaders:
@@ -55,9 +48,8 @@ class KnownHeaders:
         self._config = config
         self._headers: OrderedDict[Digest, KnownHeader] = OrderedDict()
         self._by_source: Counter[PeerId | None] = Counter()
-        self._bodies: dict[Digest, dict[Digest, int]] = {}
-        """Part → header → the first index it has there. A copied header names the parts of another, and a header may
-        name one part many times: the completions of a degenerate policy are all the same."""
+        self._bodies: dict[Digest, dict[Digest, None]] = {}
+        """Body's root → its headers: a copied header names the body of another."""
         self._held: set[Digest] = set()
 
     def get(self, name: Digest) -> KnownHeader | None:
@@ -65,24 +57,18 @@ class KnownHeaders:
         return self._headers.get(name)
 
     def hold(self, name: Digest) -> None:
-        """Do not drop a known header, nor forget it for any of its parts."""
+        """Do not drop a known header, nor forget it for its body."""
         self._held.add(name)
-        for part, index in self._headers[name].parts.items():
-            self._bodies.setdefault(part, {})[name] = index
+        self._bodies.setdefault(self._headers[name].root, {})[name] = None
 
     def release(self, name: Digest) -> None:
         """Let a header be dropped again."""
         self._held.discard(name)
-        for part in self._headers[name].parts:
-            self._bound_bodies(part)
+        self._bound_headers(self._headers[name].root)
 
-    def names(self, part: Digest) -> bool:
-        """Whether a known body contains this part."""
-        return part in self._bodies
-
-    def bodies_with(self, part: Digest) -> Sequence[tuple[KnownHeader, int]]:
-        """Bodies that contain this part, each once, and its first index there."""
-        return [(self._headers[name], index) for name, index in self._bodies.get(part, {}).items()]
+    def of_body(self, root: Digest) -> list[KnownHeader]:
+        """Headers of the body with this root."""
+        return [self._headers[name] for name in self._bodies.get(root, ())]
 
     def add(self, opened: Opened, source: PeerId | None) -> None:
         """Remember an accepted header and who sent it; `source` is None for one of this node's own."""
@@ -92,7 +78,8 @@ class KnownHeaders:
             known = KnownHeader(opened, ref, peer_id_of(opened.author), source)
             self._headers[opened.digest] = known
             self._by_source[source] += 1
-            self._add_parts(known)
+            self._bodies.setdefault(known.root, {})[known.name] = None
+            self._bound_headers(known.root)
             if self._by_source[source] > self._config.known_per_source and source is not None:
                 self._drop_oldest(header for header in self._headers.values() if header.first_source == source)
             foreign = len(self._headers) - self._by_source[None]
@@ -123,29 +110,23 @@ class KnownHeaders:
         self._by_source[oldest.first_source] -= 1
         if not self._by_source[oldest.first_source]:
             del self._by_source[oldest.first_source]
-        for part in oldest.parts:
-            self._forget_part(part, oldest.name)
+        self._forget(oldest)
 
-    def _add_parts(self, header: KnownHeader) -> None:
-        for part, index in header.parts.items():
-            self._bodies.setdefault(part, {})[header.name] = index
-            self._bound_bodies(part)
-
-    def _bound_bodies(self, part: Digest) -> None:
-        """Past `HEADERS_PER_PART` forget the oldest of the peer that sent most of them: copies that come through one
+    def _bound_headers(self, root: Digest) -> None:
+        """Past `HEADERS_PER_BODY` forget the oldest of the peer that sent most of them: copies that come through one
         link must not displace the original. Own and held headers do not count."""
-        known = [self._headers[name] for name in self._bodies.get(part, {})]
+        known = self.of_body(root)
         foreign = [each for each in known if each.first_source is not None and each.name not in self._held]
         counts = Counter(header.first_source for header in foreign)
-        while len(foreign) > HEADERS_PER_PART:
+        while len(foreign) > HEADERS_PER_BODY:
             most = max(counts.values())
             oldest = next(header for header in foreign if counts[header.first_source] == most)
             foreign.remove(oldest)
             counts[oldest.first_source] -= 1
-            self._forget_part(part, oldest.name)
+            self._forget(oldest)
 
-    def _forget_part(self, part: Digest, name: Digest) -> None:
-        bodies = self._bodies.get(part, {})
-        bodies.pop(name, None)
-        if not bodies:
-            self._bodies.pop(part, None)
+    def _forget(self, header: KnownHeader) -> None:
+        headers = self._bodies.get(header.root, {})
+        headers.pop(header.name, None)
+        if not headers:
+            self._bodies.pop(header.root, None)

@@ -11,9 +11,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import ChunkRequest
+from p2prl.protocol.link_messages import ChunkRequest, Place
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader
@@ -29,7 +28,7 @@ _REMEMBERED_PEERS = 256
 class PartRequest:
     """One part on its way from one peer."""
 
-    part: Digest
+    part: Place
     peer: PeerId
     at: float
     waiting: dict[PeerId, None] = field(default_factory=dict)
@@ -42,12 +41,12 @@ class PartRequests:
     def __init__(self, config: GroupBodyConfig, outbox: list[tuple[PeerId, Wire]]) -> None:
         self._config = config
         self._outbox = outbox
-        self._in_flight: dict[Digest, dict[PeerId, PartRequest]] = {}
+        self._in_flight: dict[Place, dict[PeerId, PartRequest]] = {}
         self._count: Counter[PeerId] = Counter()
         self._heard: dict[PeerId, float] = {}
-        self._history: OrderedDict[PeerId, OrderedDict[Digest, None]] = OrderedDict()
+        self._history: OrderedDict[PeerId, OrderedDict[Place, None]] = OrderedDict()
 
-    def of_part(self, part: Digest) -> list[PartRequest]:
+    def of_part(self, part: Place) -> list[PartRequest]:
         """Requests for a part."""
         return list(self._in_flight.get(part, {}).values())
 
@@ -64,7 +63,7 @@ class PartRequests:
         able = [peer for peer, free_at in header.sources.items() if free_at <= now and peer != besides]
         return [header.author] if header.author in able else able
 
-    def on_its_way(self, part: Digest, sources: Iterable[PeerId]) -> bool:
+    def on_its_way(self, part: Place, sources: Iterable[PeerId]) -> bool:
         """Whether a part was requested from one of these peers."""
         return not self._in_flight.get(part, {}).keys().isdisjoint(sources)
 
@@ -73,7 +72,7 @@ class PartRequests:
         able = [peer for peer in sources if self._count[peer] < self._config.window]
         return min(able, key=lambda peer: self._count[peer], default=None)
 
-    def send(self, part: Digest, peer: PeerId, now: float) -> PartRequest:
+    def send(self, part: Place, peer: PeerId, now: float) -> PartRequest:
         """Request a part that is not on its way from this peer."""
         request = PartRequest(part, peer, now)
         self._in_flight.setdefault(part, {})[peer] = request
@@ -86,10 +85,10 @@ class PartRequests:
             asked.popitem(last=False)
         if len(self._history) > _REMEMBERED_PEERS:
             self._history.popitem(last=False)
-        self._outbox.append((peer, ChunkRequest(part)))
+        self._outbox.append((peer, ChunkRequest(*part)))
         return request
 
-    def has_asked(self, peer: PeerId, part: Digest | None = None) -> bool:
+    def has_asked(self, peer: PeerId, part: Place | None = None) -> bool:
         """Whether this part, or any, was ever requested from a peer."""
         asked = self._history.get(peer)
         return asked is not None and (part is None or part in asked)

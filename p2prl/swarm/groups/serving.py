@@ -10,9 +10,12 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.hash_tree import proof_among
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import Chunk, ChunkRefused
+from p2prl.protocol.link_messages import Chunk, ChunkRefused, Place, place_of
+from p2prl.protocol.manifests import tree_of
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.fetching import BodyFetching
@@ -31,10 +34,20 @@ _SUPPLY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Queued:
-    """A part to send. `data` is empty for one that is read when its turn comes."""
+    """A part to send."""
 
-    part: Digest
-    data: bytes = b""
+    part: Place
+    message: Chunk | None = None
+    """None for one that is read when its turn comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnBody:
+    """The body of an own group."""
+
+    data: bytes
+    nodes: bytes
+    """Of its tree."""
 
 
 class PartServing:
@@ -56,7 +69,7 @@ class PartServing:
         self._config = config
         self._outbox = outbox
         self._is_learner = is_learner
-        self._own: OrderedDict[Digest, bytes] = OrderedDict()
+        self._own: OrderedDict[Digest, _OwnBody] = OrderedDict()
         self._queues: OrderedDict[PeerId, deque[_Queued]] = OrderedDict()
         self._sending: Counter[PeerId] = Counter()
         self._supply_asked: dict[Digest, float] = {}
@@ -67,15 +80,15 @@ class PartServing:
 
     def hold(self, name: Digest, body: bytes) -> None:
         """Keep the body of an own group, within the memory budget; the one supplied longest ago is dropped first."""
-        self._own[name] = body
+        self._own[name] = _OwnBody(body, tree_of(body, limits.GROUP_PART_BYTES)[1])
         self._own.move_to_end(name)
-        while sum(map(len, self._own.values())) > self._config.own_bytes:
+        while sum(len(own.data) for own in self._own.values()) > self._config.own_bytes:
             self._own.popitem(last=False)
         self._supply_asked.pop(name, None)
 
-    def on_request(self, source: PeerId, part: Digest, now: float) -> bool:
+    def on_request(self, source: PeerId, part: Place, now: float) -> bool:
         """Queue a part, request it elsewhere, or refuse. False when no known body contains it."""
-        if not self._headers.names(part):
+        if all(part[1] >= header.ref.total for header in self._headers.of_body(part[0])):
             return False
         queue = self._queues.get(source, ())
         if any(queued.part == part for queued in queue):
@@ -90,9 +103,9 @@ class PartServing:
             self._refuse(source, part, _SUPPLY_MS)
         return True
 
-    def pass_part(self, peer: PeerId, part: Digest, data: bytes) -> None:
+    def pass_part(self, peer: PeerId, message: Chunk) -> None:
         """Send a part that arrived for a peer which waited for it."""
-        self._enqueue(peer, _Queued(part, data))
+        self._enqueue(peer, _Queued(place_of(message), message))
 
     def upload_done(self, peer: PeerId) -> None:
         """The shell has sent one part to a peer, or failed to."""
@@ -113,10 +126,10 @@ class PartServing:
             self._queues.move_to_end(peer)
             if not queue:
                 del self._queues[peer]
-            data = queued.data or self._read(queued.part)
-            if data:
+            message = queued.message or self._read(queued.part)
+            if message is not None:
                 self._sending[peer] += 1
-                self._outbox.append((peer, Chunk(data)))
+                self._outbox.append((peer, message))
             else:
                 self._refuse(peer, queued.part, _BUSY_MS)
 
@@ -124,24 +137,28 @@ class PartServing:
         able = [peer for peer in self._queues if self._sending[peer] < self._config.sending_per_peer]
         return next(filter(self._is_learner, able), able[0] if able else None)
 
-    def _is_here(self, part: Digest) -> bool:
+    def _is_here(self, part: Place) -> bool:
+        root, index = part
         return any(
             header.name in self._own or (self.relays and self._fetching.holds(header.name, index))
-            for header, index in self._headers.bodies_with(part)
+            for header in self._headers.of_body(root)
         )
 
-    def _read(self, part: Digest) -> bytes | None:
-        for header, index in self._headers.bodies_with(part):
-            if header.name in self._own:
+    def _read(self, part: Place) -> Chunk | None:
+        root, index = part
+        for header in self._headers.of_body(root):
+            own = self._own.get(header.name)
+            if own is not None:
                 offset, length = header.ref.span(index)
-                return self._own[header.name][offset : offset + length]
-            if (data := self._fetching.read(header.name, index)) is not None:
-                return data
+                proof = proof_among(own.nodes, index, header.ref.total)
+                return Chunk(root, index, proof, own.data[offset : offset + length])
+            if (message := self._fetching.read(header.name, index)) is not None:
+                return message
         return None
 
-    def _ask_owner(self, part: Digest, now: float) -> bool:
+    def _ask_owner(self, part: Place, now: float) -> bool:
         """Whether this is part of an own group whose body is no longer in memory; the owner is asked for it then."""
-        for header, _ in self._headers.bodies_with(part):
+        for header in self._headers.of_body(part[0]):
             if header.first_source is None:
                 if now - self._supply_asked.get(header.name, -_SUPPLY_S) >= _SUPPLY_S:
                     self._supply_asked[header.name] = now
@@ -151,14 +168,14 @@ class PartServing:
                 return True
         return False
 
-    def _pass_on(self, source: PeerId, part: Digest, now: float) -> None:
+    def _pass_on(self, source: PeerId, part: Place, now: float) -> None:
         """Request a part for another peer from where its header came from."""
         request = next((other for other in self._requests.of_part(part) if other.peer != source), None)
-        headers = [header for header, _ in self._headers.bodies_with(part)]
+        headers = self._headers.of_body(part[0])
         if not self.relays or not any(set(header.sources) - {source} for header in headers):
             self._refuse(source, part, 0)
             return
-        held = sum(bool(queued.data) for queue in self._queues.values() for queued in queue)
+        held = sum(queued.message is not None for queue in self._queues.values() for queued in queue)
         full = self._requests.passed_on() + held >= self._config.pulled
         if request is None and not full and self._requests.passed_on(source) < self._config.window:
             sources = (self._requests.sources(header, now, besides=source) for header in headers)
@@ -172,5 +189,5 @@ class PartServing:
     def _enqueue(self, peer: PeerId, queued: _Queued) -> None:
         self._queues.setdefault(peer, deque()).append(queued)
 
-    def _refuse(self, peer: PeerId, part: Digest, retry_ms: int) -> None:
-        self._outbox.append((peer, ChunkRefused(part, retry_ms)))
+    def _refuse(self, peer: PeerId, part: Place, retry_ms: int) -> None:
+        self._outbox.append((peer, ChunkRefused(*part, retry_ms)))

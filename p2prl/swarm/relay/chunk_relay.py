@@ -3,8 +3,8 @@
 A node that downloads a blob asks its neighbors which chunks they have and announces its own. A node with a free
 upload slot *grants* one neighbor a chunk (`upload`); the neighbor answers with a request for the locally rarest chunk
 it can get there, or declines (`download`). So the sender chooses the peer, the receiver chooses the chunk, and neither
-waits for a round trip, since grants are sent ahead of free slots. A chunk is named by its BLAKE3 hash, so a chunk that
-was never requested proves a fault of its sender.
+waits for a round trip, since grants are sent ahead of free slots. A chunk comes with a proof that it belongs to the
+blob, so a wrong one proves a fault of its sender.
 
 Pure: the owner passes messages, `now` and a random source, and drains `outbox` after `flush`.
 """
@@ -27,6 +27,7 @@ from p2prl.protocol.link_messages import (
     GrantDeclined,
     Have,
     LinkRates,
+    place_of,
 )
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
@@ -85,6 +86,10 @@ class Relay:
         self.completed: list[Digest] = []
         """Roots of completed blobs, for the owner to take and clear."""
 
+    def check_with(self, proves: Callable[[BlobRef, int, bytes, bytes], bool]) -> None:
+        """Check chunks by this instead of `BlobRef.proves`: for simulations in which few bytes stand for many."""
+        self._state.proves = proves
+
     def use_circuits_last(self, is_relayed: Callable[[PeerId], bool]) -> None:
         """Grant chunks to the peers for which this holds only when they get none from elsewhere."""
         self._state.is_relayed = is_relayed
@@ -134,11 +139,6 @@ class Relay:
         self.quota.release(root)
         transfer = self._state.transfers.pop(root, None)
         if transfer is not None:
-            for index, chunk in enumerate(transfer.ref.chunks):
-                places = self._state.places[Digest(chunk)]
-                del places[root, index]
-                if not places:
-                    del self._state.places[Digest(chunk)]
             for neighbor in self._state.neighbors.values():
                 neighbor.held.pop(root, None)
                 neighbor.late_haves.pop(root, None)
@@ -227,25 +227,25 @@ class Relay:
                     self._note_have(source, neighbor, received_digest(root), bitmap, now)
                 elif received_digest(root) in self._state.transfers:
                     check_have(self._state.transfers[Digest(root)], bitmap)
-                    neighbor.late_haves[Digest(root)] = bitmap
+                    neighbor.note_late(Digest(root), bitmap)
                     self._late[source] = None
                     self._late_at = min(self._late_at, now + _LATE_S)
             case ChunkGrant(root=root, bitmap=bitmap):
                 self._downloads.on_grant(source, neighbor, received_digest(root), bitmap, now)
-            case ChunkRequest(chunk=chunk):
-                self._uploads.on_request(source, received_digest(chunk), now)
-            case Chunk(data=data):
-                if self._downloads.on_chunk(source, neighbor, data, now):
+            case ChunkRequest():
+                self._uploads.on_request(source, place_of(message), now)
+            case Chunk():
+                if self._downloads.on_chunk(source, neighbor, message, now):
                     self._finish_completed()
                     self._uploads.on_chunk_gained()
             case BlobQuery(root=root):
                 self._uploads.on_query(source, received_digest(root), now)
             case GrantDeclined(root=root, retry_ms=retry_ms):
                 self._uploads.on_declined(source, received_digest(root), retry_ms, now)
-            case ChunkCancel(chunk=chunk):
-                self._uploads.on_cancel(source, received_digest(chunk))
-            case ChunkRefused(chunk=chunk, retry_ms=retry_ms):
-                self._downloads.on_refused(source, neighbor, received_digest(chunk), retry_ms, now)
+            case ChunkCancel():
+                self._uploads.on_cancel(source, place_of(message))
+            case ChunkRefused(retry_ms=retry_ms):
+                self._downloads.on_refused(source, neighbor, place_of(message), retry_ms, now)
             case LinkRates(upload_kbit_s=upload, download_kbit_s=download):
                 neighbor.rates = Rates(max(0, upload) * _KBIT_BYTES, max(0, download) * _KBIT_BYTES)
 
@@ -324,18 +324,7 @@ class Relay:
             for index in state.store.begin(ref):
                 transfer.have |= 1 << index
             state.transfers[root] = transfer
-            for index, chunk in enumerate(ref.chunks):
-                state.places.setdefault(Digest(chunk), {})[root, index] = None
-            self._adopt(transfer, now)
         return transfer
-
-    def _adopt(self, transfer: Transfer, now: float) -> None:
-        """Copy chunks that another blob on disk shares with a new one instead of downloading them again."""
-        for index, chunk in enumerate(transfer.ref.chunks):
-            held = None if transfer.have >> index & 1 else self._state.find(Digest(chunk))
-            if held is not None:
-                self._downloads.fill(Digest(chunk), self._state.store.read(held[0].ref, held[1]), now)
-        self._downloads.completed.clear()  # `fetch` finishes blobs that are complete from the start
 
     def _finish_completed(self) -> None:
         for transfer in self._downloads.completed:

@@ -7,30 +7,34 @@ simulation. Local rarity is close to ideal without global knowledge of the swarm
 from __future__ import annotations
 
 from p2prl.swarm.ports import Randomness
-from p2prl.swarm.random_choice import draw_one
-from p2prl.swarm.relay.chunk_sets import indices_of
+from p2prl.swarm.relay.chunk_sets import draw_index
 
 
 class Rarity:
     """Copies of each chunk of one blob among the neighboring volunteers."""
 
     def __init__(self, total: int) -> None:
-        self._copies = [0] * total
+        self._with_copies: list[int] = [(1 << total) - 1]
+        """The set of chunks with 0, 1, 2 … copies."""
 
     def change(self, before: int, after: int) -> None:
         """Update the counts for a neighbor that held the set `before` and now holds `after`."""
-        for index in indices_of(after & ~before):
-            self._copies[index] += 1
-        for index in indices_of(before & ~after):
-            self._copies[index] -= 1
+        sets = self._with_copies
+        gained, carried = after & ~before, 0
+        for copies, chunks in enumerate(sets):
+            moved = chunks & gained
+            sets[copies] = (chunks ^ moved) | carried
+            carried = moved
+        if carried:
+            sets.append(carried)
+        lost = before & ~after
+        for copies in range(1, len(sets)):
+            moved = sets[copies] & lost
+            sets[copies] ^= moved
+            sets[copies - 1] |= moved
+        while len(sets) > 1 and not sets[-1]:
+            sets.pop()
 
     def rarest(self, candidates: int, rng: Randomness) -> int:
         """One of the rarest chunks of a set that is not empty."""
-        least, ties = len(self._copies) + 1_000_000, [0]
-        for index in indices_of(candidates):
-            copies = self._copies[index]
-            if copies < least:
-                least, ties = copies, [index]
-            elif copies == least:
-                ties.append(index)
-        return draw_one(ties, rng)
+        return draw_index(next(found for chunks in self._with_copies if (found := chunks & candidates)), rng)

@@ -1,16 +1,42 @@
-"""Sets of chunks as integers: bit i stands for chunk i, so differences and counts cost next to nothing."""
+"""Sets of chunks as integers: bit i stands for chunk i, so differences and counts cost next to nothing.
+
+A blob may have hundreds of thousands of chunks, so nothing here takes time in proportion to their square.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from p2prl.swarm.ports import Randomness
+
+_WORD_BITS = 256
+"""Members are searched in pieces of this size: shifting a large integer once for each would take the square."""
+
 
 def indices_of(bits: int) -> Iterator[int]:
     """The chunk indices of a set, lowest first."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
+    data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+    for start in range(0, len(data), _WORD_BITS // 8):
+        word = int.from_bytes(data[start : start + _WORD_BITS // 8], "little")
+        while word:
+            low = word & -word
+            yield 8 * start + low.bit_length() - 1
+            word ^= low
+
+
+def draw_index(bits: int, rng: Randomness) -> int:
+    """One chunk of a set that is not empty, each as likely."""
+    rank = int(rng.random() * bits.bit_count())
+    first, size = 0, bits.bit_length()
+    while size > 1:
+        half = size // 2
+        lower = bits & ((1 << half) - 1)
+        count = lower.bit_count()
+        if rank < count:
+            bits, size = lower, half
+        else:
+            bits, first, size, rank = bits >> half, first + half, size - half, rank - count
+    return first
 
 
 def to_bitmap(bits: int, total: int) -> bytes:

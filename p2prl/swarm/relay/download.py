@@ -12,9 +12,19 @@ from collections import deque
 from collections.abc import Iterator
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import BlobQuery, ChunkCancel, ChunkRequest, GrantDeclined, Have
+from p2prl.protocol.link_messages import (
+    BlobQuery,
+    Chunk,
+    ChunkCancel,
+    ChunkRequest,
+    GrantDeclined,
+    Have,
+    Place,
+    place_of,
+)
+from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
@@ -29,20 +39,6 @@ _SAMPLES = 8
 """Shortest sample of the downlink's rate when it is not configured, and how many are kept."""
 
 
-class UnrequestedChunkError(RemoteProtocolError):
-    """A chunk that was not requested from its sender.
-
-    It proves wrong bytes, by their hash, unless this node may have forgotten a request: it may have restarted, and the
-    sender has not.
-    """
-
-    def __init__(self, message: str, *, is_proof: bool, is_leftover: bool) -> None:
-        """`is_leftover`: no fault at all, since no more such chunks came than a request may still be open for."""
-        super().__init__(message)
-        self.is_proof = is_proof
-        self.is_leftover = is_leftover
-
-
 def check_have(transfer: Transfer, bitmap: bytes) -> None:
     """Refuse a bitmap longer than the blob. Raises `RemoteProtocolError`."""
     if len(bitmap) > (transfer.total + 7) // 8:
@@ -54,7 +50,7 @@ class ChunkDownloads:
 
     def __init__(self, state: RelayState) -> None:
         self._state = state
-        self._in_flight: dict[Digest, list[PeerId]] = {}
+        self._in_flight: dict[Place, list[PeerId]] = {}
         """Chunk → peers it was requested from, the first request first."""
         self._window_from = -math.inf
         self._window_bytes = 0
@@ -80,9 +76,13 @@ class ChunkDownloads:
             return
         check_have(transfer, bitmap)
         before, held = neighbor.held.get(root, 0), of_bitmap(bitmap, transfer.total)
-        neighbor.held[root] = held
         if not neighbor.is_source:
             transfer.rarity.change(before, held)
+        for other, forgotten in neighbor.note_held(root, held):
+            transfers = self._state.transfers
+            if not neighbor.is_source:
+                transfers[other].rarity.change(forgotten, 0)
+            transfers[other].interested.pop(source, None)
         if held and transfer.downloading and source not in transfer.subscriptions:
             transfer.subscriptions[source] = Subscription()
             transfer.have_changed = True
@@ -100,64 +100,69 @@ class ChunkDownloads:
             self._send_have(source, transfer)
             state.outbox.append((source, GrantDeclined(root, int(state.config.declined_s * 1000))))
             return
-        name = Digest(transfer.ref.chunks[index])
-        neighbor.note_request(name, now, self._patience_s(neighbor, transfer))
-        self._in_flight.setdefault(name, []).append(source)
-        self._mark(name, requested=True)
-        state.outbox.append((source, ChunkRequest(name)))
+        chunk = root, index
+        neighbor.note_request(chunk, now, self._patience_s(neighbor, transfer))
+        self._in_flight.setdefault(chunk, []).append(source)
+        transfer.requested |= 1 << index
+        state.outbox.append((source, ChunkRequest(root, index)))
 
-    def on_chunk(self, source: PeerId, neighbor: Neighbor, data: bytes, now: float) -> list[Transfer]:
-        """Take in a chunk; returns the transfers that gained.
+    def on_chunk(self, source: PeerId, neighbor: Neighbor, message: Chunk, now: float) -> bool:
+        """Take in a chunk; returns whether a blob gained.
 
-        Raises `UnrequestedChunkError` when it was not requested from this peer.
+        Raises `BadChunkError` when it is wrong, or was not requested from this peer.
         """
-        name = chunk_digest(data)
-        if name not in neighbor.request_history:
-            # Before a restart this node may have asked for true chunks of a blob that it knows.
-            is_proof = name not in self._state.places
-            neighbor.leftovers += not is_proof
-            raise UnrequestedChunkError(
-                "chunk: bytes that match no chunk requested from this peer",
-                is_proof=is_proof,
-                is_leftover=not is_proof and neighbor.leftovers <= MOST_UNDER_WAY,
-            )
-        request = neighbor.pending.get(name)
+        chunk, data = place_of(message), message.data
+        transfer = self._check(chunk, neighbor, message)
+        request = neighbor.pending.get(chunk)
         if request is not None:
             neighbor.note_arrival(now - request.at, now)
-        self._measure(name, now)
-        self._release(source, neighbor, name)
+        self._measure(0 if transfer is None else transfer.ref.span(chunk[1])[1], now)
+        self._release(source, neighbor, chunk)
         stats = self._state.stats
-        filled = self.fill(name, data, now)
-        if not filled:
+        if transfer is None or transfer.have >> chunk[1] & 1:
             stats.wasted += len(data)
-            return filled
-        for loser in self._in_flight.get(name, [])[:]:
-            self._state.outbox.append((loser, ChunkCancel(name)))
-            self._release(loser, self._state.neighbors[loser], name)
+            return False
+        self._fill(transfer, message, now)
+        for loser in self._in_flight.get(chunk, [])[:]:
+            self._state.outbox.append((loser, ChunkCancel(*chunk)))
+            self._release(loser, self._state.neighbors[loser], chunk)
         if neighbor.is_source:
             stats.received_from_source += len(data)
         else:
             stats.received_from_peers += len(data)
         if self._state.is_relayed(source):
             stats.received_over_circuits += len(data)
-        return filled
+        return True
 
-    def fill(self, chunk: Digest, data: bytes, now: float) -> list[Transfer]:
-        """Write the chunk wherever it belongs and is missing; returns the transfers that gained."""
-        filled: dict[Digest, Transfer] = {}
-        for root, index in self._state.places.get(chunk, ()):
-            transfer = self._state.transfers[root]
-            if not transfer.have >> index & 1:
-                self._state.store.write(transfer.ref, index, data)
-                transfer.have |= 1 << index
-                transfer.progressed_at = now
-                transfer.have_changed = True
-                filled[root] = transfer
-                if transfer.complete:
-                    self.completed.append(transfer)
-        return list(filled.values())
+    def _check(self, chunk: Place, neighbor: Neighbor, message: Chunk) -> Transfer | None:
+        """The blob that a chunk belongs to; None for one that was requested, of a blob that was dropped since."""
+        transfer, index = self._state.transfers.get(chunk[0]), chunk[1]
+        is_true = (
+            transfer is not None
+            and index < transfer.total
+            and self._state.proves(transfer.ref, index, message.data, message.proof)
+        )
+        if chunk not in neighbor.request_history:
+            # Before a restart this node may have asked for true chunks of a blob that it knows.
+            neighbor.leftovers += is_true
+            raise BadChunkError(
+                "chunk: not requested from this peer",
+                is_proof=not is_true,
+                is_leftover=is_true and neighbor.leftovers <= MOST_UNDER_WAY,
+            )
+        if transfer is not None and not is_true:
+            raise BadChunkError("chunk: its proof does not lead to the blob's hash")
+        return transfer
 
-    def on_refused(self, source: PeerId, neighbor: Neighbor, chunk: Digest, retry_ms: int, now: float) -> None:
+    def _fill(self, transfer: Transfer, message: Chunk, now: float) -> None:
+        self._state.store.write(transfer.ref, message.index, message.data, message.proof)
+        transfer.have |= 1 << message.index
+        transfer.progressed_at = now
+        transfer.have_changed = True
+        if transfer.complete:
+            self.completed.append(transfer)
+
+    def on_refused(self, source: PeerId, neighbor: Neighbor, chunk: Place, retry_ms: int, now: float) -> None:
         """A neighbor refused a request."""
         if chunk not in neighbor.pending:
             return
@@ -165,12 +170,12 @@ class ChunkDownloads:
         if retry_ms > 0:
             self._snub(neighbor, now + min(retry_ms / 1000, self._state.config.snub_s))
             return
-        for root, index in self._state.places.get(chunk, ()):
-            held = neighbor.held.get(root, 0)
-            if held >> index & 1:
-                neighbor.held[root] = held & ~(1 << index)
-                if not neighbor.is_source:
-                    self._state.transfers[root].rarity.change(held, neighbor.held[root])
+        root, index = chunk
+        held, transfer = neighbor.held.get(root, 0), self._state.transfers.get(root)
+        if transfer is not None and held >> index & 1:
+            neighbor.held[root] = held & ~(1 << index)
+            if not neighbor.is_source:
+                transfer.rarity.change(held, neighbor.held[root])
 
     def remove_neighbor(self, peer: PeerId, neighbor: Neighbor) -> None:
         """Cancel the requests to a neighbor whose link is gone."""
@@ -191,7 +196,7 @@ class ChunkDownloads:
             # Chunks queued behind one that does not arrive will not arrive either.
             for chunk in list(neighbor.pending):
                 self._release(peer, neighbor, chunk)
-                self._state.outbox.append((peer, ChunkCancel(chunk)))
+                self._state.outbox.append((peer, ChunkCancel(*chunk)))
             neighbor.strikes += 1 if neighbor.has_delivered else config.strikes
             neighbor.delivered = 0
             # Let others go first: otherwise it would be asked for the same chunks again.
@@ -241,23 +246,23 @@ class ChunkDownloads:
         own_s = neighbor.chunk_s or self._mean_chunk_s()
         best, most_left_s = None, own_s / config.endgame_gain
         for index in indices_of(offered & transfer.requested):
-            name = Digest(transfer.ref.chunks[index])
-            requested_from = self._in_flight[name]
-            if len(requested_from) == 1 and name not in neighbor.pending and own_s:
-                left_s = self._left_s(requested_from[0], name, now)
-                if left_s > most_left_s and (not is_spent or self._is_silent(requested_from[0], name, now)):
+            chunk = transfer.root, index
+            requested_from = self._in_flight[chunk]
+            if len(requested_from) == 1 and chunk not in neighbor.pending and own_s:
+                left_s = self._left_s(requested_from[0], chunk, now)
+                if left_s > most_left_s and (not is_spent or self._is_silent(requested_from[0], chunk, now)):
                     best, most_left_s = index, left_s
         if best is not None:
-            chunk = Digest(transfer.ref.chunks[best])
+            chunk = transfer.root, best
             transfer.duplicates += not self._is_silent(self._in_flight[chunk][0], chunk, now)
         return best
 
-    def _is_silent(self, peer: PeerId, chunk: Digest, now: float) -> bool:
+    def _is_silent(self, peer: PeerId, chunk: Place, now: float) -> bool:
         """Whether a neighbor that never delivered anything lets a request lie."""
         neighbor = self._state.neighbors[peer]
         return not neighbor.has_delivered and now >= neighbor.pending[chunk].at + self._state.config.stall_s
 
-    def _left_s(self, peer: PeerId, chunk: Digest, now: float) -> float:
+    def _left_s(self, peer: PeerId, chunk: Place, now: float) -> float:
         """Time until a requested chunk arrives: by its sender's chunk time, or as long again as it is overdue."""
         neighbor = self._state.neighbors[peer]
         ends = neighbor.pending[chunk].at + (neighbor.chunk_s or self._mean_chunk_s())
@@ -294,10 +299,8 @@ class ChunkDownloads:
         most_s = max(config.request_timeout_s, 2 * transfer.ref.chunk_bytes / config.least_bytes_s)
         return min(most_s, config.stall_s + 3 * neighbor.chunk_s) if neighbor.delivered else most_s
 
-    def _measure(self, chunk: Digest, now: float) -> None:
+    def _measure(self, size: int, now: float) -> None:
         """Note bytes that arrived: the best rate of the last samples, of `_MEASURE_S` or more each."""
-        root, index = next(iter(self._state.places.get(chunk, ())), (None, 0))
-        size = 0 if root is None else self._state.transfers[root].ref.span(index)[1]
         span = now - self._window_from
         if span >= _MEASURE_S:
             if not math.isinf(span):
@@ -313,28 +316,25 @@ class ChunkDownloads:
         if transfer is not None:
             self._state.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
 
-    def _requests(self) -> Iterator[tuple[PeerId, Digest]]:
+    def _requests(self) -> Iterator[tuple[PeerId, Place]]:
         return ((peer, chunk) for chunk, peers in self._in_flight.items() for peer in peers)
 
-    def _deadline(self, peer: PeerId, chunk: Digest) -> float:
+    def _deadline(self, peer: PeerId, chunk: Place) -> float:
         return self._state.neighbors[peer].deadline(chunk)
 
     def _query_again_at(self, transfer: Transfer) -> float:
         return max(transfer.progressed_at, transfer.queried_at) + self._state.config.requery_s
 
-    def _release(self, peer: PeerId, neighbor: Neighbor, chunk: Digest) -> None:
+    def _release(self, peer: PeerId, neighbor: Neighbor, chunk: Place) -> None:
         request = neighbor.pending.pop(chunk, None)
         peers = self._in_flight.get(chunk)
         if request is not None and peers is not None:
             peers.remove(peer)
             if not peers:
                 del self._in_flight[chunk]
-                self._mark(chunk, requested=False)
-
-    def _mark(self, chunk: Digest, *, requested: bool) -> None:
-        for root, index in self._state.places.get(chunk, ()):
-            transfer = self._state.transfers[root]
-            transfer.requested = transfer.requested | 1 << index if requested else transfer.requested & ~(1 << index)
+                transfer = self._state.transfers.get(chunk[0])
+                if transfer is not None:
+                    transfer.requested &= ~(1 << chunk[1])
 
     def _snub(self, neighbor: Neighbor, until: float) -> None:
         neighbor.snubbed_until = until

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from p2prl.errors import StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import Chunk, Place
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import BlobStore, Randomness
@@ -21,6 +22,10 @@ from p2prl.swarm.relay.peer_selection import Pace, Rates
 
 _REMEMBERED_REQUESTS = 16_384
 """Requests remembered per neighbor (512 KiB): far more than can be late at once."""
+
+ANNOUNCED_BYTES = 64 * 1024
+"""Sets of chunks remembered of one neighbor: of fifteen blobs of 140 GB, or of two of the largest. On all links 64 MiB:
+keys are free, and each could name every chunk of every version."""
 
 _SMOOTHING = 0.3
 """Weight of the newest chunk in a neighbor's measured chunk time."""
@@ -112,7 +117,7 @@ class Transfer:
     paced_at: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.total = len(self.ref.chunks)
+        self.total = self.ref.total
         self.all_chunks = (1 << self.total) - 1
         self.rarity = Rarity(self.total)
 
@@ -146,13 +151,13 @@ class Neighbor:
 
     is_source: bool
     """Whether it is the learner, whose uplink is scarce."""
-    request_history: dict[Digest, None]
+    request_history: dict[Place, None]
     """Every chunk requested from it, oldest first, bounded: a late answer to a cancelled request is no fault."""
     held: dict[Digest, int] = field(default_factory=dict)
     """Chunks it announced, by blob."""
     late_haves: dict[Digest, bytes] = field(default_factory=dict)
     """Its newest announcement of each blob that came too fast after the one before."""
-    pending: dict[Digest, PendingRequest] = field(default_factory=dict)
+    pending: dict[Place, PendingRequest] = field(default_factory=dict)
     """Pending requests by chunk, oldest first."""
     rates: Rates = field(default_factory=Rates)
     chunk_s: float = 0.0
@@ -172,12 +177,32 @@ class Neighbor:
         """Whether a requested chunk ever came from it."""
         return self.heard_at > -math.inf
 
-    def deadline(self, chunk: Digest) -> float:
+    def note_held(self, root: Digest, held: int) -> list[tuple[Digest, int]]:
+        """It announced these chunks of a blob. Returns (root, its set) of the blobs that are forgotten for that, those
+        announced longest ago."""
+        self.held.pop(root, None)
+        self.held[root] = held
+        forgotten = []
+        excess = sum(chunks.bit_length() for chunks in self.held.values()) // 8 - ANNOUNCED_BYTES
+        while excess > 0 and len(self.held) > 1:
+            oldest = next(iter(self.held))
+            forgotten.append((oldest, self.held.pop(oldest)))
+            excess -= forgotten[-1][1].bit_length() // 8
+        return forgotten
+
+    def note_late(self, root: Digest, bitmap: bytes) -> None:
+        """Its newest announcement of a blob came too fast after the one before."""
+        self.late_haves.pop(root, None)
+        self.late_haves[root] = bitmap
+        while len(self.late_haves) > 1 and sum(map(len, self.late_haves.values())) > ANNOUNCED_BYTES:
+            del self.late_haves[next(iter(self.late_haves))]
+
+    def deadline(self, chunk: Place) -> float:
         """When a request to it is overdue: a neighbor that sends other chunks meanwhile is not silent."""
         request = self.pending[chunk]
         return max(request.at, self.heard_at) + request.patience_s
 
-    def note_request(self, chunk: Digest, now: float, patience_s: float) -> None:
+    def note_request(self, chunk: Place, now: float, patience_s: float) -> None:
         """A request is sent to it."""
         self.pending[chunk] = PendingRequest(now, patience_s)
         self.request_history[chunk] = None
@@ -213,14 +238,14 @@ class RelayState:
     config: RelayConfig
     transfers: dict[Digest, Transfer] = field(default_factory=dict)
     neighbors: dict[PeerId, Neighbor] = field(default_factory=dict)
-    former_requests: OrderedDict[PeerId, dict[Digest, None]] = field(default_factory=OrderedDict)
+    former_requests: OrderedDict[PeerId, dict[Place, None]] = field(default_factory=OrderedDict)
     """Request histories of former neighbors: their answers may outlive the link."""
-    places: dict[Digest, dict[tuple[Digest, int], None]] = field(default_factory=dict)
-    """Chunk → every (blob, index) it fills. Equal chunks, of one blob or of two versions, are sent once."""
     stats: RelayStats = field(default_factory=RelayStats)
     outbox: list[tuple[PeerId, Wire]] = field(default_factory=list)
     leaders: Leaders = field(default_factory=Leaders)
     send_rate: SendRate = field(default_factory=SendRate)
+    proves: Callable[[BlobRef, int, bytes, bytes], bool] = BlobRef.proves
+    """Whether bytes are those of a chunk of a blob, with a proof."""
     is_relayed: Callable[[PeerId], bool] = lambda _: False
     """Whether the link to a peer passes a circuit: its bytes cross the uplink of a third peer, twice."""
 
@@ -229,23 +254,24 @@ class RelayState:
         """This node's uplink: as configured or capped, else as found while sending; 0 while unknown."""
         return self.config.upload_bytes_s or self.send_rate.bytes_s
 
-    def is_ready(self, chunk: Digest) -> bool:
-        """Whether a request for a chunk can be answered at once. One for a chunk that this node lacks can."""
-        held = self.find(chunk)
-        return held is None or self.store.ready(held[0].ref, held[1])
+    def holder(self, chunk: Place) -> Transfer | None:
+        """The blob of a chunk, if this node holds the chunk."""
+        root, index = chunk
+        transfer = self.transfers.get(root)
+        return transfer if transfer is not None and transfer.have >> index & 1 else None
 
-    def read(self, transfer: Transfer, index: int) -> bytes | None:
-        """A chunk that this node holds. None when the store has just forgotten it: a learner forgets old versions
-        itself, and its network process a moment later."""
+    def is_ready(self, chunk: Place) -> bool:
+        """Whether a request for a chunk can be answered at once. One for a chunk that this node lacks can."""
+        held = self.holder(chunk)
+        return held is None or self.store.ready(held.ref, chunk[1])
+
+    def read(self, chunk: Place) -> Chunk | None:
+        """A chunk, if this node holds it. None also when the store has just forgotten it: a learner forgets old
+        versions itself, and its network process a moment later."""
+        held, (root, index) = self.holder(chunk), chunk
+        if held is None:
+            return None
         try:
-            return self.store.read(transfer.ref, index)
+            return Chunk(root, index, self.store.proof(held.ref, index), self.store.read(held.ref, index))
         except StaleWorkError:
             return None
-
-    def find(self, chunk: Digest) -> tuple[Transfer, int] | None:
-        """A blob and index where this node holds the chunk."""
-        for root, index in self.places.get(chunk, ()):
-            transfer = self.transfers[root]
-            if transfer.have >> index & 1:
-                return transfer, index
-        return None

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import Chunk, ChunkGrant, ChunkRefused, Have
-from p2prl.swarm.random_choice import draw_one
-from p2prl.swarm.relay.chunk_sets import indices_of, to_bitmap
+from p2prl.protocol.link_messages import ChunkGrant, ChunkRefused, Have, Place
+from p2prl.swarm.relay.chunk_sets import draw_index, indices_of, to_bitmap
 from p2prl.swarm.relay.leaders import FirstCopy
 from p2prl.swarm.relay.peer_selection import Rank, rank
 from p2prl.swarm.relay.progress import count_gains, pace_now
@@ -23,6 +22,9 @@ from p2prl.swarm.relay.send_reports import SendReports
 from p2prl.swarm.relay.source_order import SourceOrder
 from p2prl.swarm.relay.state import Interest, RelayState, Subscription, Transfer
 from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, in_flight, pipeline_for, slots_for
+
+_ANNOUNCED_CHUNKS = 4_096
+"""Chunks that an announcement names at the usual interval; of a blob with more, at an interval as much longer."""
 
 _IDLE_S = 0.05
 """After a search for somebody to serve found nobody, announcements start no other one for this long."""
@@ -95,22 +97,20 @@ class ChunkUploads:
             else:
                 self._timer_at = min(self._timer_at, self._idle_until)
 
-    def on_request(self, source: PeerId, chunk: Digest, now: float) -> None:
+    def on_request(self, source: PeerId, chunk: Place, now: float) -> None:
         """A neighbor uses a grant, or requests a chunk without one."""
-        state, held = self._state, self._state.find(chunk)
-        grant = self._redeem(source, chunk)
-        if held is None:
-            state.outbox.append((source, ChunkRefused(chunk, 0)))
-        elif grant is None or (grant.reserved and not grant.reserved & self._indices(chunk, grant.root)):
-            state.outbox.append((source, ChunkRefused(chunk, int(state.config.busy_retry_s * 1000))))
+        state, transfer, (root, index) = self._state, self._state.holder(chunk), chunk
+        grant = self._redeem(source, root)
+        if transfer is None:
+            state.outbox.append((source, ChunkRefused(root, index, 0)))
+        elif grant is None or (grant.reserved and not grant.reserved >> index & 1):
+            state.outbox.append((source, ChunkRefused(root, index, int(state.config.busy_retry_s * 1000))))
         else:
             self.queue.enqueue(Upload(source, chunk))
-            for root, index in state.places[chunk]:
-                transfer = state.transfers[root]
-                if transfer.unsent >> index & 1:
-                    transfer.first_holders[index] = source
-                    transfer.first_copies.setdefault(source, FirstCopy()).hand(1 << index, now)
-                transfer.unsent &= ~(1 << index)
+            if transfer.unsent >> index & 1:
+                transfer.first_holders[index] = source
+                transfer.first_copies.setdefault(source, FirstCopy()).hand(1 << index, now)
+            transfer.unsent &= ~(1 << index)
         self.due = True
 
     def on_declined(self, source: PeerId, root: Digest, retry_ms: int, now: float) -> None:
@@ -128,7 +128,7 @@ class ChunkUploads:
                 transfer.interested[source].pause(now + min(retry_ms / 1000, self._state.config.snub_s))
         self.due = True
 
-    def on_cancel(self, source: PeerId, chunk: Digest) -> None:
+    def on_cancel(self, source: PeerId, chunk: Place) -> None:
         """A neighbor cancelled a request."""
         self.queue.cancel(source, chunk)
         self.due = True
@@ -170,7 +170,7 @@ class ChunkUploads:
             yield self._timer_at
         for transfer in self._state.transfers.values():
             if transfer.have_changed:
-                yield transfer.announced_at + self._state.config.announce_s
+                yield self._announced_again_at(transfer)
 
     def serve(self, now: float) -> bool:
         """Send requested chunks, and grant while slots and interested peers remain. Returns whether it was due."""
@@ -202,11 +202,11 @@ class ChunkUploads:
         return True
 
     def announce(self, now: float) -> bool:
-        """Send `Have` messages, once per `announce_s` rather than once per chunk. Returns whether some were due."""
+        """Send `Have` messages, at intervals rather than once per chunk. Returns whether some were due."""
         config = self._state.config
         due = False
         for root, transfer in self._state.transfers.items():
-            if not transfer.have_changed or now < transfer.announced_at + config.announce_s:
+            if not transfer.have_changed or now < self._announced_again_at(transfer):
                 continue
             due = True
             transfer.announced_at, transfer.have_changed = now, False
@@ -229,6 +229,10 @@ class ChunkUploads:
             for peer in finished:
                 del transfer.subscriptions[peer]
         return due
+
+    def _announced_again_at(self, transfer: Transfer) -> float:
+        """Large blobs less often, since an announcement grows with the blob: 512 bytes for each `announce_s`."""
+        return transfer.announced_at + self._state.config.announce_s * max(1.0, transfer.total / _ANNOUNCED_CHUNKS)
 
     def _candidates(self, now: float) -> Iterator[tuple[Rank, float, PeerId, Digest]]:
         """Peers that may be granted a chunk, with their ranks."""
@@ -276,7 +280,7 @@ class ChunkUploads:
         if transfer.origin:
             free = transfer.unsent & ~self._state.neighbors[peer].held.get(transfer.root, 0)
             if free:
-                reserved = 1 << draw_one(list(indices_of(free)), self._state.rng)
+                reserved = 1 << draw_index(free, self._state.rng)
                 transfer.unsent &= ~reserved
         self._show(peer, transfer, reserved, now)
         self.queue.grant(Grant(peer, transfer.root, reserved, now + self._state.config.grant_s))
@@ -293,13 +297,13 @@ class ChunkUploads:
                 subscription.sent, subscription.sent_at = transfer.have, now
 
     def _send(self, upload: Upload, now: float) -> None:
-        state, held = self._state, self._state.find(upload.chunk)
-        data = None if held is None else state.read(*held)
-        if held is None or data is None:  # dropped meanwhile
-            state.outbox.append((upload.peer, ChunkRefused(upload.chunk, 0)))
+        state, (root, index) = self._state, upload.chunk
+        message = state.read(upload.chunk)
+        if message is None:  # dropped meanwhile
+            state.outbox.append((upload.peer, ChunkRefused(root, index, 0)))
             return
-        transfer, index = held
-        state.stats.sent += len(data)
+        transfer = state.transfers[root]
+        state.stats.sent += len(message.data)
         transfer.chunks_sent += 1
         if upload.peer in transfer.interested:
             transfer.interested[upload.peer].uploaded |= 1 << index
@@ -309,22 +313,16 @@ class ChunkUploads:
         if rate:
             turn_s = min(turn_s, max(2 * (self.queue.pipeline + 1) * chunk_bytes / rate, state.config.stall_s))
         self._reports.began(upload.peer, chunk_bytes, now + state.config.stall_s + turn_s, now)
-        state.outbox.append((upload.peer, Chunk(data)))
+        state.outbox.append((upload.peer, message))
 
-    def _redeem(self, peer: PeerId, chunk: Digest) -> Grant | None:
-        """The grant that covers a request: one of a blob the chunk belongs to."""
-        for root, _ in self._state.places.get(chunk, ()):
-            grant = self.queue.redeem(peer, root)
-            if grant is not None:
-                self._release(grant)
-                return grant
-        return None
+    def _redeem(self, peer: PeerId, root: Digest) -> Grant | None:
+        """The grant that covers a request."""
+        grant = self.queue.redeem(peer, root)
+        if grant is not None:
+            self._release(grant)
+        return grant
 
     def _release(self, grant: Grant) -> None:
         transfer = self._state.transfers.get(grant.root)
         if transfer is not None:
             transfer.unsent |= grant.reserved
-
-    def _indices(self, chunk: Digest, root: Digest) -> int:
-        """Every index of a chunk in a blob: zeros repeat, and any of them may be the one that was granted."""
-        return sum(1 << index for where, index in self._state.places[chunk] if where == root)

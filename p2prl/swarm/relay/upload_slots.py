@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
+from p2prl.protocol.link_messages import Place
 
 BYTES_S_PER_SLOT = 1.25e6
 """10 Mbit/s: with slots of 2.5, 5, 10 and 20 Mbit/s the last of 512 peers finished at 1.73, 1.16, 1.08, 1.11 times
@@ -87,7 +88,7 @@ class Upload:
     """A requested chunk."""
 
     peer: PeerId
-    chunk: Digest
+    chunk: Place
 
 
 class UploadSlots:
@@ -175,14 +176,14 @@ class UploadSlots:
         self._waiting.append(upload)
         _change(self._ahead, upload.peer, 1)
 
-    def cancel(self, peer: PeerId, chunk: Digest) -> None:
+    def cancel(self, peer: PeerId, chunk: Place) -> None:
         """Remove a waiting request. A chunk that is being sent already is not stopped."""
         upload = Upload(peer, chunk)
         if upload in self._waiting:
             self._waiting.remove(upload)
             _change(self._ahead, peer, -1)
 
-    def next_upload(self, is_ready: Callable[[Digest], bool]) -> Upload | None:
+    def next_upload(self, is_ready: Callable[[Place], bool]) -> Upload | None:
         """Take the next request whose chunk is ready, if a slot is free. Call `began` once the shell has it.
 
         As many chunks are asked for as slots are free: each that is ready early is in memory until it is sent.

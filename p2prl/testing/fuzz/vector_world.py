@@ -98,7 +98,7 @@ class VectorWorld:
         """Names and keys that mean something in this run."""
         names = (envelope_digest(raw) for raw in self.envelopes.values())
         weights = msgspec.msgpack.decode(self.bodies[Kind.POLICY_MANIFEST], type=PolicyManifest).weights
-        return (*names, weights.root, *weights.chunks, LEARNER.public_key, VOLUNTEER.public_key, self.run, bytes(32))
+        return (*names, weights.root, weights.tree_hash, LEARNER.public_key, VOLUNTEER.public_key, self.run, bytes(32))
 
     def sealed(self, kind: Kind, payload: bytes) -> bytes:
         """Any bytes as the body of a correctly signed envelope, which `envelope.seal` refuses to make."""

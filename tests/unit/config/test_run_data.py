@@ -112,7 +112,7 @@ def test_data_is_served_without_a_second_copy(run: RunOnDisk, tmp_path: Path) ->
     assert own.code is not None
     for ref, file in ((own.prompts, "prompts.packed"), (own.answers, "rows.packed"), (own.code, "scorer.py")):
         assert blobs.path(ref.root).samefile(run.place("own") / file)
-        assert blobs.begin(ref) == set(range(len(ref.chunks)))
+        assert blobs.begin(ref) == set(range(ref.total))
     blobs.close()
     assert told == []
 

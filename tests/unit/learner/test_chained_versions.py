@@ -173,12 +173,12 @@ def test_the_network_serves_every_version_of_the_window(tmp_path: Path) -> None:
     store = ChainBlobs(publishing.small_run.blobs.directory)
     for manifest, weights in zip(publishing.port.manifests(), publishing.training, strict=True):
         ref = manifest.weights
-        assert set(store.begin(ref)) == set(range(len(ref.chunks)))
-        assert b"".join(store.read(ref, index) for index in range(len(ref.chunks))) == weights
+        assert set(store.begin(ref)) == set(range(ref.total))
+        assert b"".join(store.read(ref, index) for index in range(ref.total)) == weights
         store.finish(ref)
     gone = publishing.port.manifests()[3].weights
     store.drop(gone.root)
-    assert set(store.begin(gone)) == set(range(len(gone.chunks))), "only the learner forgets versions"
+    assert set(store.begin(gone)) == set(range(gone.total)), "only the learner forgets versions"
     store.close()
     publishing.small_run.close()
 
@@ -194,7 +194,7 @@ def test_chunks_are_read_by_a_thread_and_taken_once(tmp_path: Path) -> None:
     blobs.append((patch, publishing.small_run.blobs.path(patch.root).read_bytes()))
     for ref, data in blobs:
         store.begin(ref)
-        for index in range(len(ref.chunks)):
+        for index in range(ref.total):
             offset, length = ref.span(index)
             assert not store.ready(ref, index)
             assert came.acquire(timeout=30)
@@ -276,7 +276,7 @@ def test_a_version_is_announced_when_its_files_are_durable(tmp_path: Path) -> No
     assert publishing.published() == [*publishing.training, copy], "and can be read at once"
     store, ref = ChainBlobs(publishing.small_run.blobs.directory), publishing.port.manifests()[-1].weights
     store.begin(ref)
-    assert b"".join(store.read(ref, index) for index in range(len(ref.chunks))) == copy
+    assert b"".join(store.read(ref, index) for index in range(ref.total)) == copy
     store.close()
     shares.append(publishing.publisher.written_share)
     stage.end()

@@ -11,8 +11,9 @@ import pytest
 
 from p2prl.errors import IntegrityError, MachineError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import BlobRef, blob_of
+from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.hash_tree import proof_among
+from p2prl.protocol.manifests import BlobRef, blob_of, tree_of
 
 DATA = random.Random(1).randbytes(10_000)
 REF = blob_of(DATA, 4096)
@@ -21,6 +22,10 @@ REF = blob_of(DATA, 4096)
 def piece(ref: BlobRef, data: bytes, index: int) -> bytes:
     start, size = ref.span(index)
     return data[start : start + size]
+
+
+def proof(index: int) -> bytes:
+    return proof_among(tree_of(DATA, 4096)[1], index, 3)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def test_chunks_arrive_in_any_order_and_the_file_gets_its_name_last(blobs: DiskB
     assert blobs.begin(REF) == set()
     for index in (2, 0, 1):
         assert not blobs.path(REF.root).exists()
-        blobs.write(REF, index, piece(REF, DATA, index))
+        blobs.write(REF, index, piece(REF, DATA, index), proof(index))
     blobs.finish(REF)
     blobs.finish(REF)
     assert blobs.path(REF.root).read_bytes() == DATA
@@ -50,8 +55,8 @@ def test_chunks_arrive_in_any_order_and_the_file_gets_its_name_last(blobs: DiskB
 def test_after_a_restart_only_chunks_that_hash_are_present(tmp_path: Path) -> None:
     first = DiskBlobStore(tmp_path)
     first.begin(REF)
-    first.write(REF, 0, piece(REF, DATA, 0))
-    first.write(REF, 2, piece(REF, DATA, 2))
+    first.write(REF, 0, piece(REF, DATA, 0), proof(0))
+    first.write(REF, 2, piece(REF, DATA, 2), proof(2))
     first.close()
     part = first.path(REF.root).with_suffix(".part")
     torn = bytearray(part.read_bytes())
@@ -63,13 +68,74 @@ def test_after_a_restart_only_chunks_that_hash_are_present(tmp_path: Path) -> No
     second.close()
 
 
+def test_a_restarted_store_proves_what_it_holds(tmp_path: Path) -> None:
+    first = DiskBlobStore(tmp_path)
+    first.begin(REF)
+    first.write(REF, 2, piece(REF, DATA, 2), proof(2))
+    first.close()
+    second = DiskBlobStore(tmp_path)
+    assert second.begin(REF) == {2}
+    assert REF.proves(2, second.read(REF, 2), second.proof(REF, 2))
+    second.close()
+
+
+def test_a_chunk_without_its_proof_is_not_present(tmp_path: Path) -> None:
+    """A power cut may lose any page: what cannot be proved to others is fetched again."""
+    first = DiskBlobStore(tmp_path)
+    first.begin(REF)
+    for index in (0, 2):
+        first.write(REF, index, piece(REF, DATA, index), proof(index))
+    first.close()
+    tree = first.path(REF.root).with_suffix(".tree")
+    torn = bytearray(tree.read_bytes())
+    torn[32] ^= 1  # the leaf beside chunk 0
+    tree.write_bytes(torn)
+    second = DiskBlobStore(tmp_path)
+    assert second.begin(REF) == {2}
+    second.close()
+    tree.unlink()
+    third = DiskBlobStore(tmp_path)
+    assert third.begin(REF) == set()
+    third.close()
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"x" * 224])
+def test_a_complete_blob_gives_its_tree_again(tmp_path: Path, damage: bytes | None) -> None:
+    blobs = DiskBlobStore(tmp_path)
+    tree = blobs.add(REF, DATA).with_suffix(".tree")
+    tree.unlink() if damage is None else tree.write_bytes(damage)
+    assert blobs.begin(REF) == {0, 1, 2}
+    assert [blobs.proof(REF, index) for index in range(3)] == [proof(index) for index in range(3)]
+    blobs.close()
+
+
+def test_blobs_that_list_their_chunks_need_no_tree_on_disk(tmp_path: Path) -> None:
+    """As a process of wire version 6 left them: one complete, one begun."""
+    names = tuple(chunk_digest(piece(REF, DATA, index)) for index in range(3))
+    listed = BlobRef(REF.size_bytes, REF.chunk_bytes, names)
+    assert listed.tree_hash == REF.tree
+    (tmp_path / f"{listed.root.hex()}.part").write_bytes(DATA[:4096] + bytes(5904))
+    blobs = DiskBlobStore(tmp_path)
+    assert blobs.begin(listed) == {0}
+    assert REF.proves(0, blobs.read(listed, 0), blobs.proof(listed, 0))
+    for index in (1, 2):
+        blobs.write(listed, index, piece(REF, DATA, index), proof(index))
+    blobs.finish(listed)
+    blobs.close()
+    blobs.path(listed.root).with_suffix(".tree").unlink()
+    again = DiskBlobStore(tmp_path)
+    assert again.begin(listed) == {0, 1, 2}
+    assert again.proof(listed, 1) == proof(1)
+    again.close()
+
+
 def test_a_truncated_file_is_downloaded_again(tmp_path: Path) -> None:
     first = DiskBlobStore(tmp_path)
     path = first.add(REF, DATA)
     os.truncate(path, 5000)
     assert first.begin(REF) == {0}
     for index in (1, 2):
-        first.write(REF, index, piece(REF, DATA, index))
+        first.write(REF, index, piece(REF, DATA, index), proof(index))
     first.finish(REF)
     assert path.read_bytes() == DATA
     first.close()
@@ -103,7 +169,7 @@ def test_a_full_disk_is_a_machine_error_with_a_remedy(blobs: DiskBlobStore, monk
 
     monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(MachineError, match="No space left") as caught:
-        blobs.write(REF, 0, piece(REF, DATA, 0))
+        blobs.write(REF, 0, piece(REF, DATA, 0), proof(0))
     assert caught.value.remedy
     blobs.close()
 

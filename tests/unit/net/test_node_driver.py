@@ -231,7 +231,7 @@ def scripted(hub: MemoryHub, node: Scripted, kind: type[MemoryTransport] = Broke
 def test_chunks_queued_for_a_lost_peer_are_dropped_together() -> None:
     async def story(hub: MemoryHub) -> None:
         peer = identity_of("gone").peer_id
-        chunk = frames.pack(Chunk(bytes(100)))
+        chunk = frames.pack(Chunk(bytes(32), 0, b"", bytes(100)))
         node = Scripted(*[Send(peer, chunk, bulk=True)] * 3)
         transport = BrokenTransport(hub, identity_of("me").peer_id)
         driver = NodeDriver(node, transport, hub.clock, RUN, lambda _: None)  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def test_a_peer_that_stops_reading_is_dropped() -> None:
 
     async def story(hub: MemoryHub) -> None:
         peer = identity_of("stuck").peer_id
-        frame = frames.pack(ChunkRequest(bytes(32)))
+        frame = frames.pack(ChunkRequest(bytes(32), 0))
         node = Scripted(*[Send(peer, frame, bulk=False)] * 600)
         driver = scripted(hub, node, Stuck)
         driver.wake()
@@ -264,7 +264,7 @@ def test_a_peer_that_stops_reading_is_dropped() -> None:
 
 def test_a_full_disk_ends_the_node_with_the_disks_own_error() -> None:
     class FullDisk(MemoryBlobs):
-        def write(self, ref: BlobRef, index: int, data: bytes) -> None:
+        def write(self, ref: BlobRef, index: int, data: bytes, proof: bytes) -> None:
             raise MachineError("no space left")
 
     async def story(hub: MemoryHub) -> None:

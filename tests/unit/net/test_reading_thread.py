@@ -80,7 +80,7 @@ def test_what_waits_and_what_nobody_takes_is_bounded() -> None:
 
 def test_a_dropped_blob_is_not_read_and_not_kept() -> None:
     disk = SlowDisk()
-    other = BlobRef(REF.size_bytes, REF.chunk_bytes, tuple(reversed(REF.chunks)))
+    other = BlobRef(REF.size_bytes, REF.chunk_bytes, bytes(32))
     disk.thread.ready(REF, 0)
     disk.let(1)
     for index in (1, 2):

@@ -189,5 +189,5 @@ def test_frames_outside_the_limits_are_local_errors() -> None:
     assert framing.frame_length(framing.header(bytes(limits.MAX_FRAME_BYTES))) == limits.MAX_FRAME_BYTES
     assert not framing.is_bulk(bytes(limits.MAX_CONTROL_FRAME_BYTES))
     assert framing.is_bulk(bytes(limits.MAX_CONTROL_FRAME_BYTES + 1))
-    assert framing.is_bulk(frames.pack(Chunk(b"a few bytes"))), "small chunks wait for their turn too"
-    assert not framing.is_bulk(frames.pack(ChunkRequest(bytes(32))))
+    assert framing.is_bulk(frames.pack(Chunk(bytes(32), 0, b"", b"few bytes"))), "small chunks wait for their turn too"
+    assert not framing.is_bulk(frames.pack(ChunkRequest(bytes(32), 0)))

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
+from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import seal
+from p2prl.protocol.hash_tree import proof_among
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import (
     NO_BASE,
@@ -28,6 +30,7 @@ from p2prl.protocol.manifests import (
     blob_of,
     chunk_bytes_for,
     layout_digest,
+    tree_of,
 )
 from p2prl.protocol.wire_codec import decode, encode
 from p2prl.sim.bare_run import run_manifest_of
@@ -37,16 +40,25 @@ REF = blob_of(bytes(10_000), 4096)
 SMALL = blob_of(bytes(5_000), 4096)
 PATCHES = (Patch(2, bytes(32), SMALL), Patch(NO_BASE, b"", SMALL))
 POLICY = PolicyManifest(3, 5, REF, bytes(32), bytes(32), bytes(32), 0, PATCHES)
-LONG = BlobRef(4096 * (limits.MAX_PATCH_CHUNKS - 1), 4096, (bytes(32),) * (limits.MAX_PATCH_CHUNKS - 1))
+
+
+def listed(data: bytes, chunk_bytes: int) -> BlobRef:
+    """A blob as documents of wire versions below 7 name it."""
+    starts = range(0, len(data), chunk_bytes)
+    return BlobRef(len(data), chunk_bytes, tuple(blake3(data[at : at + chunk_bytes]).digest() for at in starts))
+
+
+LISTED = listed(bytes(10_000), 4096)
+NAMES = LISTED.tree
 
 
 @given(st.binary(min_size=1, max_size=40_000), st.sampled_from([4096, 8192, 16384]))
 def test_chunks_cover_the_blob(data: bytes, chunk_bytes: int) -> None:
     ref = blob_of(data, chunk_bytes)
     ref.check(max_bytes=len(data))
-    pieces = [data[start : start + size] for start, size in map(ref.span, range(len(ref.chunks)))]
+    pieces = [data[start : start + size] for start, size in map(ref.span, range(ref.total))]
     assert b"".join(pieces) == data
-    assert [blake3(piece).digest() for piece in pieces] == list(ref.chunks)
+    assert listed(data, chunk_bytes).tree_hash == ref.tree
 
 
 def test_root_depends_on_size_chunks_and_content() -> None:
@@ -59,23 +71,27 @@ def test_root_depends_on_size_chunks_and_content() -> None:
     [
         BlobRef(0, 4096, ()),
         BlobRef(-1, 4096, ()),
-        BlobRef(10_001, 4096, REF.chunks),
-        BlobRef(10_000, 4095, REF.chunks),
-        BlobRef(10_000, limits.MAX_CHUNK_BYTES + 1, REF.chunks[:1]),
-        BlobRef(10_000, 0, REF.chunks),
-        BlobRef(10_000, 4096, REF.chunks[:2]),
-        BlobRef(10_000, 4096, (*REF.chunks, bytes(32))),
-        BlobRef(10_000, 4096, (*REF.chunks[:2], bytes(31))),
-        BlobRef(4096 * (limits.MAX_CHUNKS + 1), 4096, (bytes(32),) * (limits.MAX_CHUNKS + 1)),
+        BlobRef(0, 4096, bytes(32)),
+        BlobRef(10_001, 4096, REF.tree),
+        BlobRef(10_000, 4095, REF.tree),
+        BlobRef(10_000, limits.MAX_CHUNK_BYTES + 1, REF.tree),
+        BlobRef(10_000, 0, REF.tree),
+        BlobRef(10_000, 4096, bytes(31)),
+        BlobRef(10_000, 4096, b""),
+        BlobRef(10_000, 4096, NAMES[:2]),
+        BlobRef(10_000, 4096, (*NAMES, bytes(32))),
+        BlobRef(10_000, 4096, (*NAMES[:2], bytes(31))),
+        BlobRef(4096 * limits.MAX_CHUNKS + 1, 4096, bytes(32)),
     ],
 )
 def test_impossible_blobs_are_refused(ref: BlobRef) -> None:
     with pytest.raises(RemoteProtocolError):
-        ref.check(max_bytes=10_000 if ref.size_bytes <= 10_001 else 1 << 40)
+        ref.check(max_bytes=10_000 if ref.size_bytes <= 10_001 else 1 << 50)
 
 
 def test_blob_limits() -> None:
-    BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS).check(max_bytes=1 << 40)
+    BlobRef(4096 * limits.MAX_CHUNKS, 4096, bytes(32)).check(max_bytes=1 << 40)
+    LISTED.check(max_bytes=10_000)
     REF.check(max_bytes=10_000)
     with pytest.raises(RemoteProtocolError):
         REF.check(max_bytes=9_999)
@@ -95,8 +111,7 @@ DATA = DataSet(RUN.tasks[0].task, 7, REF, SMALL, '{"rewards":[]}')
 
 def sized(size_bytes: int) -> BlobRef:
     """A blob of a size, in the largest chunks."""
-    chunks = -(-size_bytes // limits.MAX_CHUNK_BYTES)
-    return BlobRef(size_bytes, limits.MAX_CHUNK_BYTES, tuple(n.to_bytes(32, "big") for n in range(chunks)))
+    return BlobRef(size_bytes, limits.MAX_CHUNK_BYTES, bytes(32))
 
 
 def prompts_of(rows: int, tokens: int) -> int:
@@ -153,35 +168,6 @@ def test_impossible_data_sets_are_refused(changes: dict[str, object]) -> None:
         msgspec.structs.replace(DATA, **changes).check()
 
 
-def repeating(chunks: int, repeats: int, chunk_bytes: int) -> BlobRef:
-    """A blob in which so many chunks repeat the first."""
-    names = [max(0, number - repeats).to_bytes(32, "big") for number in range(chunks)]
-    return BlobRef(chunks * chunk_bytes, chunk_bytes, tuple(names))
-
-
-@pytest.mark.parametrize(
-    ("chunks", "chunk_bytes", "most"),
-    [
-        (800, 1 << 20, 100),  # an eighth
-        (16, 1 << 20, 2),
-        (4, 1 << 20, 1),  # a small file: 1 MiB
-        (300, 4096, 256),
-        (200, 4096, 199),
-        (7, 4 << 20, 0),
-    ],
-)
-@pytest.mark.parametrize("field", ["prompts", "answers"])
-def test_chunks_that_travel_once_and_are_written_often_are_few(
-    field: str, chunks: int, chunk_bytes: int, most: int
-) -> None:
-    rows = chunks * chunk_bytes // 32_000 + 1  # prompts of nearly the most tokens
-    room = msgspec.structs.replace(DATA, rows=rows, prompts=sized(prompts_of(rows, 1)), answers=sized(answers_of(rows)))
-    msgspec.structs.replace(room, **{field: repeating(chunks, most, chunk_bytes)}).check()
-    if most < chunks - 1:
-        with pytest.raises(RemoteProtocolError, match="repeats"):
-            msgspec.structs.replace(room, **{field: repeating(chunks, most + 1, chunk_bytes)}).check()
-
-
 def test_data_sets_are_bounded_together() -> None:
     most = limits.MAX_DATA_BYTES
     fits = msgspec.structs.replace(
@@ -221,7 +207,7 @@ def replaced(**changes: object) -> dict[str, object]:
         replaced(files=(RunFile("model.py", REF),)),
         replaced(files=(RunFile("../config.json", REF),)),
         replaced(files=(RunFile("config.json", REF),) * 2),
-        replaced(files=(RunFile("config.json", BlobRef(limits.MAX_RUN_FILE_BYTES + 1, 4096, REF.chunks)),)),
+        replaced(files=(RunFile("config.json", BlobRef(limits.MAX_RUN_FILE_BYTES + 1, 4096, REF.tree)),)),
         replaced(tasks=()),
         replaced(tasks=(TaskShare("a", 1.0), TaskShare("a", 1.0))),
         replaced(tasks=(TaskShare("a\n", 1.0),)),
@@ -272,7 +258,7 @@ def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> Non
         replaced(patches=(Patch(NO_BASE, bytes(32), SMALL),)),
         replaced(patches=(Patch(2, bytes(32), REF),)),
         replaced(patches=(Patch(2, bytes(32), SMALL),) * 2),
-        replaced(patches=(Patch(2, bytes(32), BlobRef(5_000, 4096, SMALL.chunks[:1])),)),
+        replaced(patches=(Patch(2, bytes(32), BlobRef(5_000, 4096, bytes(31))),)),
         replaced(version=20, step=20, patches=tuple(Patch(i, bytes(32), SMALL) for i in range(limits.MAX_PATCHES + 1))),
     ],
 )
@@ -296,16 +282,35 @@ def test_layout_digest_covers_every_field() -> None:
     assert (one.size_bytes, two.size_bytes, TensorSpec("s", "float16", ()).size_bytes) == (24, 8, 2)
 
 
-def test_largest_manifest_fits_an_envelope() -> None:
-    """6,000 chunks of weights and the most patch chunks allowed: the limits were chosen to fit an envelope."""
-    weights = BlobRef(4096 * limits.MAX_CHUNKS, 4096, (bytes(32),) * limits.MAX_CHUNKS)
-    policy = msgspec.structs.replace(POLICY, weights=weights, patches=(Patch(2, bytes(32), LONG),))
-    policy.check(weight_bytes=weights.size_bytes)
-    assert len(seal(Identity(bytes(16)), policy, run=bytes(32), now=0.0)) <= limits.MAX_ENVELOPE_BYTES
-    with pytest.raises(RemoteProtocolError):
-        msgspec.structs.replace(policy, patches=(Patch(2, bytes(32), LONG), *PATCHES[1:])).check(
-            weight_bytes=weights.size_bytes
-        )
+def test_manifests_do_not_grow_with_the_model() -> None:
+    """405B parameters in bf16, and every patch that a manifest may have."""
+    size = 2 * 405 * 10**9
+    weights, patch = BlobRef(size, limits.MAX_CHUNK_BYTES, bytes(32)), BlobRef(size // 8, 1 << 22, bytes(32))
+    patches = tuple(Patch(base, bytes(32), patch) for base in range(limits.MAX_PATCHES))
+    policy = msgspec.structs.replace(POLICY, version=9, step=9, weights=weights, patches=patches)
+    policy.check(weight_bytes=size)
+    assert len(seal(Identity(bytes(16)), policy, run=bytes(32), now=0.0)) < 1_500
+
+
+@pytest.mark.parametrize("billions", [32, 70, 405])
+def test_no_limit_refuses_large_models(billions: int) -> None:
+    run = msgspec.structs.replace(RUN, parameters=billions * 10**9, dtype="bfloat16")
+    run.check()
+    chunk_bytes = chunk_bytes_for(run.weight_bytes)
+    BlobRef(run.weight_bytes, chunk_bytes, bytes(32)).check(max_bytes=run.weight_bytes)
+
+
+def test_a_listed_blob_keeps_its_name_and_proves_like_another() -> None:
+    data = bytes(range(256)) * 40
+    old, new = listed(data, 4096), blob_of(data, 4096)
+    assert old.root == digest("p2prl/blob-root/v1", encode(old)) != new.root
+    nodes = tree_of(data, 4096)[1]
+    for index in range(3):
+        start, length = old.span(index)
+        proof = proof_among(nodes, index, 3)
+        assert old.proves(index, data[start : start + length], proof)
+        assert new.proves(index, data[start : start + length], proof)
+        assert not old.proves(index, data[start : start + length - 1], proof)
 
 
 def test_manifests_of_wire_version_1_decode() -> None:

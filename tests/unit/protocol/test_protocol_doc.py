@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -68,7 +68,7 @@ def type_name(kind: Any) -> str:
     if get_origin(kind) is tuple:
         return f"list of {type_name(get_args(kind)[0])}"
     if isinstance(kind, UnionType):
-        return f"{type_name(get_args(kind)[0])} or nil"
+        return " or ".join("nil" if each is NoneType else type_name(each) for each in get_args(kind))
     return "text" if kind is str else str(kind.__name__)
 
 

@@ -9,26 +9,33 @@ from typing import Any
 
 import pytest
 
-from p2prl.protocol import frames
+from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import SIGNED_MESSAGES, body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, follow
 from p2prl.protocol.link_messages import LINK_MESSAGES
-from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of
+from p2prl.protocol.rollout_group import GroupHeader
+from p2prl.protocol.signed_group import read_group
+from p2prl.protocol.wire_codec import encode
 
 ROOT = Path(__file__).parents[3]
 WIRE: dict[str, Any] = json.loads((ROOT / "tests/vectors/wire.json").read_text())
 
 
-def made() -> dict[str, Any]:
+def make_vectors() -> Any:
     spec = importlib.util.spec_from_file_location("make_vectors", ROOT / "scripts/make_vectors.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return json.loads(json.dumps(module.vectors()))  # type: ignore[no-any-return]
+    return module
+
+
+def made() -> dict[str, Any]:
+    return json.loads(json.dumps(make_vectors().vectors()))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("part", sorted(WIRE))
@@ -50,6 +57,27 @@ def test_a_run_manifest_of_an_earlier_release_decodes() -> None:
     assert opened.digest == bytes.fromhex(old["digest"])
     assert (manifest.name, manifest.data_sets, manifest.prompt_frame) == ("vectors", (), ("", ""))
     assert manifest.turn_frame == ("", "")
+
+
+def test_documents_of_wire_version_6_name_the_same_blobs() -> None:
+    """They list their chunks. Run folders, journals and spools hold them, and so does a run that began with them."""
+    old = json.loads((ROOT / "tests/vectors/wire6.json").read_text())
+    opened = {
+        name: open_envelope(bytes.fromhex(vector["bytes"]), now=None) for name, vector in old["envelopes"].items()
+    }
+    for name, vector in old["envelopes"].items():
+        assert opened[name].digest == bytes.fromhex(vector["digest"])
+    run, policy = body_of(opened["run_manifest"], RunManifest), body_of(opened["policy_manifest"], PolicyManifest)
+    header = body_of(opened["group_header"], GroupHeader)
+    run.check()
+    policy.check(weight_bytes=policy.weights.size_bytes)
+    header.check()
+    blob = run.files[0].blob
+    assert blob.root.hex() == policy.weights.root.hex() == old["blob_root"]
+    assert blob.tree_hash.hex() == policy.weights.tree_hash.hex() == WIRE["digests"]["blob_tree"]
+    body = encode(make_vectors().large_group(header.policy))
+    assert header.body.tree_hash == blob_of(body, limits.GROUP_PART_BYTES).tree
+    assert read_group(opened["group_header"].raw, body).digest == opened["group_header"].digest
 
 
 def test_committed_bytes_decode() -> None:

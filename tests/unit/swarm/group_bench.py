@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2prl.protocol import limits
-from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
+from p2prl.protocol.hash_tree import proof_among
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.link_messages import ChunkRequest
-from p2prl.protocol.manifests import BlobRef, blob_of
+from p2prl.protocol.link_messages import Chunk, ChunkRequest, Place, place_of
+from p2prl.protocol.manifests import BlobRef, blob_of, tree_of
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.groups.config import GroupBodyConfig
@@ -27,12 +27,17 @@ class Group:
         key = Identity(bytes([author]) * 16)
         self.author = key.peer_id
         number = author * 7 + slot if content is None else content
-        self.parts = [bytes([number % 251, index]) + bytes(PART - 2) for index in range(PARTS)]
-        self.body = b"".join(self.parts)
+        parts = [bytes([number % 251, index]) + bytes(PART - 2) for index in range(PARTS)]
+        self.body = b"".join(parts)
         header = GroupHeader(0, bytes(32), slot, ref or blob_of(self.body, PART))
         self.opened: Opened = open_envelope(seal(key, header, run=bytes(32), now=NOW), now=NOW)
         self.name = self.opened.digest
-        self.names = [chunk_digest(part) for part in self.parts]
+        ref = header.body
+        self.names: list[Place] = [(ref.root, index) for index in range(PARTS)]
+        nodes = tree_of(self.body, PART)[1]
+        self.parts = [
+            Chunk(ref.root, index, proof_among(nodes, index, PARTS), data) for index, data in enumerate(parts)
+        ]
 
 
 class Bench:
@@ -52,8 +57,8 @@ class Bench:
         self.bodies.outbox.clear()
         return found
 
-    def requests(self, peer: PeerId | None = None) -> list[Digest]:
-        return [Digest(m.chunk) for m in self.sent(ChunkRequest, peer)]  # type: ignore[attr-defined]
+    def requests(self, peer: PeerId | None = None) -> list[Place]:
+        return [place_of(m) for m in self.sent(ChunkRequest, peer)]  # type: ignore[arg-type]
 
     def announce(self, group: Group, source: PeerId | None = None) -> None:
         self.bodies.note(group.opened, group.author if source is None else source)
@@ -73,7 +78,7 @@ class Bench:
         """The author answers every request until none comes."""
         while wanted := self.requests(group.author):
             for part in wanted:
-                assert self.bodies.on_part(group.author, group.parts[group.names.index(part)], self.now)
+                assert self.bodies.on_part(group.author, group.parts[part[1]], self.now)
 
     def own(self, group: Group) -> None:
         self.bodies.hold(group.name, group.body)

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
+from msgspec import structs
+
+from p2prl.protocol.hash_tree import proof_among
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import BlobQuery, Chunk, ChunkRequest
-from p2prl.protocol.manifests import BlobRef, blob_of
+from p2prl.protocol.manifests import BlobRef, blob_of, tree_of
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
@@ -126,6 +129,17 @@ def sent(relay: Relay, kind: type[W], now: float = 0.0) -> list[tuple[PeerId, W]
     found = [(peer, message) for peer, message in relay.outbox if isinstance(message, kind)]
     relay.outbox.clear()
     return found
+
+
+def chunk(data: bytes, ref: BlobRef, index: int) -> Chunk:
+    """A chunk of a blob with its proof."""
+    proof = proof_among(tree_of(data, ref.chunk_bytes)[1], index, ref.total)
+    return Chunk(ref.root, index, proof, piece(data, ref, index))
+
+
+def poisoned(message: Chunk) -> Chunk:
+    """The chunk with one bit changed."""
+    return structs.replace(message, data=bytes((message.data[0] ^ 1,)) + message.data[1:])
 
 
 def piece(data: bytes, ref: BlobRef, index: int) -> bytes:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import pytest
 
-from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import chunk_digest
+from p2prl.protocol.hash_tree import TreeBuilder, bound_top, proof_among, top_of
 from p2prl.protocol.link_messages import Chunk, ChunkRequest
-from p2prl.protocol.manifests import blob_of
+from p2prl.protocol.manifests import BlobRef, blob_of
+from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
 from tests.unit.swarm.group_bench import OTHER, PART, PARTS, THIRD, Bench, Group
+from tests.unit.swarm.relays import poisoned
 
 
 def test_requests_keep_to_the_window_and_follow_the_parts() -> None:
@@ -43,7 +44,7 @@ def test_parts_on_disk_are_not_requested_again() -> None:
     first, group = Bench(window=5), Group(1)
     first.fetch(group)
     for part in first.requests():
-        first.bodies.on_part(group.author, group.parts[group.names.index(part)], first.now)
+        first.bodies.on_part(group.author, group.parts[part[1]], first.now)
     second = Bench(window=PARTS)
     second.bodies = GroupBodies(first.store, GroupBodyConfig(window=PARTS), is_learner=lambda _: False)
     second.fetch(group)
@@ -117,41 +118,28 @@ def test_bytes_that_were_not_requested_are_not_taken() -> None:
     bench.fetch(group)
     bench.requests()
     assert not bench.bodies.on_part(OTHER, group.parts[0], bench.now)
-    assert not bench.bodies.on_part(group.author, group.parts[0][:-1] + b"x", bench.now)
     assert not bench.bodies.on_part(group.author, group.parts[3], bench.now)
+    with pytest.raises(BadChunkError):
+        bench.bodies.on_part(group.author, poisoned(group.parts[0]), bench.now)
     assert bench.store.size_bytes == 0
 
 
 def test_a_part_of_another_size_than_its_header_says_is_a_fault() -> None:
     """Its author signed the hash of 4 MiB as one of 128 KiB: neither the disk nor a relay may carry them."""
     huge = bytes(limits.MAX_CHUNK_BYTES)
-    ref = blob_of(bytes(PARTS * PART), PART)
-    group = Group(1, ref=msgspec.structs.replace(ref, chunks=(chunk_digest(huge), *ref.chunks[1:])))
+    names = [chunk_digest(huge), *(chunk_digest(bytes(PART)) for _ in range(PARTS - 1))]
+    nodes = TreeBuilder(names).nodes
+    ref = BlobRef(PARTS * PART, PART, bound_top(PARTS * PART, PART, top_of(nodes)))
+    group = Group(1, ref=ref)
     bench = Bench(window=1)
     bench.fetch(group)
-    bench.bodies.on_request(OTHER, chunk_digest(huge), bench.now)
-    assert bench.requests(group.author) == [chunk_digest(huge)]
-    with pytest.raises(RemoteProtocolError, match="its header gives it 131072"):
-        bench.bodies.on_part(group.author, huge, bench.now)
+    bench.bodies.on_request(OTHER, (ref.root, 0), bench.now)
+    assert bench.requests(group.author) == [(ref.root, 0)]
+    with pytest.raises(BadChunkError) as caught:
+        bench.bodies.on_part(group.author, Chunk(ref.root, 0, proof_among(nodes, 0, PARTS), huge), bench.now)
+    assert caught.value.is_proof
     assert bench.store.size_bytes == 0
     assert bench.sent(Chunk) == []
-    assert bench.requests() == [], "its author is asked for nothing more"
-
-
-def test_a_copied_header_that_lies_about_a_size_is_dropped() -> None:
-    """The last part of the copy has the hash of a full one: it would be requested forever and never fit."""
-    group = Group(1)
-    ref = blob_of(group.body, PART)
-    copy = Group(2, ref=msgspec.structs.replace(ref, size_bytes=ref.size_bytes - 9))
-    bench = Bench()
-    bench.fetch(group)
-    bench.fetch(copy)
-    for part in group.parts:
-        bench.requests()
-        assert bench.bodies.on_part(group.author, part, bench.now)
-    assert [header.name for header in bench.bodies.take_completed()] == [group.name]
-    assert bench.store.size_bytes == PARTS * PART
-    assert bench.requests() == []
 
 
 def test_bodies_are_bounded_in_number() -> None:
@@ -236,7 +224,7 @@ def test_a_body_that_was_read_is_served_for_a_while() -> None:
     bench.bodies.release(group.name, bench.now)
     bench.wait(299.0)
     assert bench.bodies.on_request(OTHER, group.names[0], bench.now)
-    assert bench.sent(Chunk, OTHER) == [Chunk(group.parts[0])]
+    assert bench.sent(Chunk, OTHER) == [group.parts[0]]
     bench.wait(2.0)
     assert bench.store.size_bytes == 0
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from p2prl.protocol.digests import Digest, chunk_digest
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.link_messages import Chunk, ChunkRefused
-from p2prl.protocol.manifests import blob_of
-from p2prl.swarm.groups.headers import HEADERS_PER_PART, KnownHeader, KnownHeaders
+from p2prl.swarm.groups.headers import HEADERS_PER_BODY, KnownHeader, KnownHeaders
 from tests.unit.swarm.group_bench import LEARNER, OTHER, PART, PARTS, THIRD, Bench, Group
 
 
@@ -22,12 +19,12 @@ def test_own_groups_are_served_from_memory_the_learner_first() -> None:
             bench.bodies.on_request(peer, part, bench.now)
     bench.bodies.flush(bench.now)
     sent = [(to, message) for to, message in bench.bodies.outbox if isinstance(message, Chunk)]
-    assert sent == [(LEARNER, Chunk(group.parts[0])), (LEARNER, Chunk(group.parts[1])), (OTHER, Chunk(group.parts[0]))]
+    assert sent == [(LEARNER, group.parts[0]), (LEARNER, group.parts[1]), (OTHER, group.parts[0])]
     bench.bodies.outbox.clear()
     bench.bodies.upload_done(OTHER)
-    assert bench.sent(Chunk) == [Chunk(group.parts[1])]
+    assert bench.sent(Chunk) == [group.parts[1]]
     bench.bodies.upload_done(LEARNER)
-    assert bench.sent(Chunk, LEARNER) == [Chunk(group.parts[2])]
+    assert bench.sent(Chunk, LEARNER) == [group.parts[2]]
 
 
 def test_a_body_no_longer_in_memory_is_asked_of_the_owner_once() -> None:
@@ -36,7 +33,7 @@ def test_a_body_no_longer_in_memory_is_asked_of_the_owner_once() -> None:
     bench.own(other)
     for part in group.names[:3]:
         assert bench.bodies.on_request(LEARNER, part, bench.now)
-    assert bench.sent(ChunkRefused) == [ChunkRefused(part, 1_000) for part in group.names[:3]]
+    assert bench.sent(ChunkRefused) == [ChunkRefused(*part, 1_000) for part in group.names[:3]]
     assert bench.bodies.take_wanted() == [group.name]
     assert bench.bodies.take_wanted() == []
     bench.now += 2.0
@@ -44,7 +41,7 @@ def test_a_body_no_longer_in_memory_is_asked_of_the_owner_once() -> None:
     assert bench.bodies.take_wanted() == [group.name]
     bench.bodies.hold(group.name, group.body)
     bench.bodies.on_request(LEARNER, group.names[0], bench.now)
-    assert Chunk(group.parts[0]) in bench.sent(Chunk)
+    assert group.parts[0] in bench.sent(Chunk)
 
 
 def test_waiting_requests_of_one_peer_are_bounded() -> None:
@@ -52,7 +49,7 @@ def test_waiting_requests_of_one_peer_are_bounded() -> None:
     bench.own(group)
     for part in (group.names[0], *group.names[:4]):
         bench.bodies.on_request(OTHER, part, bench.now)
-    assert bench.sent(ChunkRefused) == [ChunkRefused(part, 500) for part in group.names[2:4]]
+    assert bench.sent(ChunkRefused) == [ChunkRefused(*part, 500) for part in group.names[2:4]]
 
 
 def test_unknown_parts_are_for_the_chunk_relay() -> None:
@@ -72,9 +69,7 @@ def test_a_relay_passes_parts_on_and_stores_none() -> None:
     bench.bodies.on_request(OTHER, group.names[0], bench.now)
     assert bench.bodies.on_part(group.author, group.parts[0], bench.now)
     bench.bodies.flush(bench.now)
-    assert sorted(to for to, message in bench.bodies.outbox if message == Chunk(group.parts[0])) == sorted(
-        [LEARNER, OTHER]
-    )
+    assert sorted(to for to, message in bench.bodies.outbox if message == group.parts[0]) == sorted([LEARNER, OTHER])
     assert bench.store.size_bytes == 0
 
 
@@ -82,21 +77,21 @@ def test_a_relay_refuses_what_it_cannot_get() -> None:
     bench, group = Bench(), Group(1)
     bench.announce(group, OTHER)
     bench.bodies.on_request(OTHER, group.names[0], bench.now)
-    assert bench.sent(ChunkRefused) == [ChunkRefused(group.names[0], 0)], "only the asker has announced it"
+    assert bench.sent(ChunkRefused) == [ChunkRefused(*group.names[0], 0)], "only the asker has announced it"
     bench.announce(group)
     bench.bodies.allow_relaying(False)
     bench.bodies.on_request(OTHER, group.names[1], bench.now)
-    assert bench.sent(ChunkRefused) == [ChunkRefused(group.names[1], 0)], "the month's uploads are used up"
+    assert bench.sent(ChunkRefused) == [ChunkRefused(*group.names[1], 0)], "the month's uploads are used up"
     bench.bodies.allow_relaying(True)
     bench.bodies.on_request(OTHER, group.names[2], bench.now)
     assert bench.requests(group.author) == group.names[2:3]
     bench.bodies.on_refused(group.author, group.names[2], 900, bench.now)
-    assert bench.sent(ChunkRefused, OTHER) == [ChunkRefused(group.names[2], 900)]
+    assert bench.sent(ChunkRefused, OTHER) == [ChunkRefused(*group.names[2], 900)]
     bench.wait(1.0)
     bench.bodies.on_request(OTHER, group.names[2], bench.now)
     assert len(bench.requests(group.author)) == 1
     bench.bodies.remove_peer(group.author)
-    assert bench.sent(ChunkRefused, OTHER) == [ChunkRefused(group.names[2], 500)]
+    assert bench.sent(ChunkRefused, OTHER) == [ChunkRefused(*group.names[2], 500)]
 
 
 def test_parts_in_a_relay_are_bounded_over_all_peers() -> None:
@@ -107,31 +102,25 @@ def test_parts_in_a_relay_are_bounded_over_all_peers() -> None:
     assert len(bench.requests()) == 4
 
 
-def repeated(author: int, *, times: int = 96) -> Group:
-    """A group that names one part many times, as the completions of a degenerate policy may."""
-    part = bytes([7]) * PART
-    group = Group(author, ref=blob_of(part * times, PART))
-    group.parts, group.body, group.names = [part] * times, part * times, [chunk_digest(part)] * times
-    return group
-
-
-def test_a_part_that_headers_repeat_costs_a_request_a_bounded_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_many_headers_name_costs_a_request_a_bounded_number_of_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks: list[int] = []
-    bodies_with = KnownHeaders.bodies_with
+    of_body = KnownHeaders.of_body
 
-    def counted(headers: KnownHeaders, part: Digest) -> Sequence[tuple[KnownHeader, int]]:
-        found = bodies_with(headers, part)
+    def counted(headers: KnownHeaders, root: Digest) -> list[KnownHeader]:
+        found = of_body(headers, root)
         looks.append(len(found))
         return found
 
-    monkeypatch.setattr(KnownHeaders, "bodies_with", counted)
+    monkeypatch.setattr(KnownHeaders, "of_body", counted)
     bench = Bench()
     for author in range(1, 97):
-        bench.announce(repeated(author), (OTHER, THIRD, LEARNER)[author % 3])
-    part = repeated(1).names[0]
+        bench.announce(Group(author, content=9), (OTHER, THIRD, LEARNER)[author % 3])
+    looks.clear()
     for _ in range(256):
-        assert bench.bodies.on_request(OTHER, part, bench.now)
-    assert max(looks) == HEADERS_PER_PART
+        assert bench.bodies.on_request(OTHER, Group(1, content=9).names[0], bench.now)
+    assert max(looks) == HEADERS_PER_BODY
     assert len(looks) <= 256 * 4
 
 
@@ -147,9 +136,9 @@ def test_copies_through_one_link_do_not_displace_the_original_or_what_is_held() 
     bench.fetch(wanted, THIRD)
     for author in range(10, 60):
         bench.announce(Group(author, content=9), OTHER)
-    found = {header.name for header, _ in bench.bodies._headers.bodies_with(original.names[0])}
+    found = {header.name for header in bench.bodies._headers.of_body(original.names[0][0])}
     assert {original.name, wanted.name, own.name} <= found
-    assert len(found) == HEADERS_PER_PART + 2
+    assert len(found) == HEADERS_PER_BODY + 2
 
 
 def test_a_header_that_copies_displaced_is_fetched_all_the_same() -> None:
@@ -157,20 +146,10 @@ def test_a_header_that_copies_displaced_is_fetched_all_the_same() -> None:
     bench.announce(group, OTHER)
     for author in range(10, 60):
         bench.announce(Group(author, content=9), OTHER)
-    assert group.name not in {header.name for header, _ in bench.bodies._headers.bodies_with(group.names[0])}
+    assert group.name not in {header.name for header in bench.bodies._headers.of_body(group.names[0][0])}
     bench.fetch(group)
     bench.deliver(group)
     assert [header.name for header in bench.bodies.take_completed()] == [group.name]
-
-
-def test_a_body_of_equal_parts_is_fetched_with_one_request_and_served() -> None:
-    bench, group = Bench(), repeated(1)
-    bench.fetch(group)
-    assert bench.requests(group.author) == group.names[:1]
-    assert bench.bodies.on_part(group.author, group.parts[0], bench.now)
-    assert [header.name for header in bench.bodies.take_completed()] == [group.name]
-    bench.bodies.on_request(OTHER, group.names[0], bench.now)
-    assert bench.sent(Chunk, OTHER) == [Chunk(group.parts[0])]
 
 
 @pytest.mark.parametrize("sources", [1, 4])
@@ -195,7 +174,7 @@ def test_a_wanted_header_and_own_ones_survive_a_flood() -> None:
         bench.announce(Group(number), Identity(bytes([200 + number]) * 16).peer_id)
     assert bench.requests(wanted.author)
     assert bench.bodies.on_request(LEARNER, own.names[0], bench.now)
-    assert bench.sent(Chunk, LEARNER) == [Chunk(own.parts[0])]
+    assert bench.sent(Chunk, LEARNER) == [own.parts[0]]
 
 
 def test_only_own_groups_are_sent_past_the_months_budget() -> None:
@@ -208,6 +187,6 @@ def test_only_own_groups_are_sent_past_the_months_budget() -> None:
         bench.bodies.on_request(OTHER, group.names[0], bench.now)
     bench.bodies.flush(bench.now)
     assert [message for _, message in bench.bodies.outbox] == [
-        ChunkRefused(fetched.names[0], 0),
-        Chunk(own.parts[0]),
+        ChunkRefused(*fetched.names[0], 0),
+        own.parts[0],
     ]

@@ -11,7 +11,6 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import (
     BlobQuery,
-    Chunk,
     ChunkCancel,
     ChunkGrant,
     ChunkRefused,
@@ -20,11 +19,11 @@ from p2prl.protocol.link_messages import (
     Have,
 )
 from p2prl.sim.memory_blobs import MemoryBlobs
+from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
-from p2prl.swarm.relay.download import UnrequestedChunkError
 from p2prl.swarm.relay.state import Neighbor
-from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, bitmap, blob, fetcher, piece, sent
+from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, bitmap, blob, chunk, fetcher, piece, poisoned, sent
 
 
 def test_rarest_chunk_first() -> None:
@@ -35,28 +34,28 @@ def test_rarest_chunk_first() -> None:
     relay.receive(Have(ref.root, bitmap({0, 3}, 4)), C, 0.0)
     for peer in (A, B, C):
         relay.receive(ChunkGrant(ref.root, b""), peer, 0.0)
-    asked = {peer: message.chunk for peer, message in sent(relay, ChunkRequest)}
-    assert asked[A] == ref.chunks[2]
-    assert asked[B] == ref.chunks[1]
-    assert asked[C] in (ref.chunks[0], ref.chunks[3])
+    asked = {peer: message.index for peer, message in sent(relay, ChunkRequest)}
+    assert asked[A] == 2
+    assert asked[B] == 1
+    assert asked[C] in (0, 3)
 
 
-def test_wrong_bytes_are_unrequested_chunks() -> None:
+def test_wrong_bytes_and_unrequested_chunks_are_refused() -> None:
     data, ref = blob(4)
     relay = fetcher(ref, A)
     relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.0)
     for _ in range(2):
         relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
-    asked = [message.chunk for _, message in sent(relay, ChunkRequest)]
+    asked = [message.index for _, message in sent(relay, ChunkRequest)]
     assert len(asked) == 2
-    with pytest.raises(UnrequestedChunkError):
-        relay.receive(Chunk(b"poison"), A, 0.0)
+    with pytest.raises(BadChunkError):
+        relay.receive(poisoned(chunk(data, ref, asked[0])), A, 0.0)
     for index in range(4):
-        if ref.chunks[index] in asked:
-            relay.receive(Chunk(piece(data, ref, index)), A, 0.0)
+        if index in asked:
+            relay.receive(chunk(data, ref, index), A, 0.0)
         else:
-            with pytest.raises(UnrequestedChunkError):
-                relay.receive(Chunk(piece(data, ref, index)), A, 0.0)
+            with pytest.raises(BadChunkError):
+                relay.receive(chunk(data, ref, index), A, 0.0)
     assert relay.progress(ref.root) == (2, 4)
 
 
@@ -68,7 +67,7 @@ def test_an_answer_after_a_reconnect_is_accepted() -> None:
     assert sent(relay, ChunkRequest)
     relay.remove_neighbor(A)
     relay.add_neighbor(A, is_source=False)
-    relay.receive(Chunk(data), A, 1.0)
+    relay.receive(chunk(data, ref, 0), A, 1.0)
     assert relay.completed == [ref.root]
 
 
@@ -82,11 +81,11 @@ def test_refusals_with_and_without_a_retry_time() -> None:
 
     relay.receive(Have(ref.root, b"\x01"), A, 0.0)
     assert answers_a_grant(0.0)
-    relay.receive(ChunkRefused(ref.chunks[0], 500), A, 0.0)
+    relay.receive(ChunkRefused(ref.root, 0, 500), A, 0.0)
     assert not answers_a_grant(0.1)
     relay.handle_timer(0.5)
     assert answers_a_grant(0.5)
-    relay.receive(ChunkRefused(ref.chunks[0], 0), A, 0.6)
+    relay.receive(ChunkRefused(ref.root, 0, 0), A, 0.6)
     assert not answers_a_grant(2.0)
 
 
@@ -96,12 +95,12 @@ def test_endgame_duplicates_only_much_later_chunks() -> None:
     for peer in (A, B):
         relay.receive(Have(ref.root, bitmap(range(4), 4)), peer, 0.0)
 
-    def grant(peer: PeerId, now: float) -> list[bytes]:
+    def grant(peer: PeerId, now: float) -> list[int]:
         relay.receive(ChunkGrant(ref.root, b""), peer, now)
-        return [message.chunk for _, message in sent(relay, ChunkRequest, now)]
+        return [message.index for _, message in sent(relay, ChunkRequest, now)]
 
-    def deliver(peer: PeerId, chunk: bytes, now: float) -> None:
-        relay.receive(Chunk(piece(data, ref, ref.chunks.index(chunk))), peer, now)
+    def deliver(peer: PeerId, index: int, now: float) -> None:
+        relay.receive(chunk(data, ref, index), peer, now)
 
     deliver(A, grant(A, 0.0)[0], 2.0)  # two seconds per chunk
     deliver(B, grant(B, 2.0)[0], 2.5)  # half a second
@@ -114,8 +113,8 @@ def test_endgame_duplicates_only_much_later_chunks() -> None:
     assert not grant(B, 7.4), "two copies are on their way"
     deliver(B, slow, 7.9)
     assert relay.completed == [ref.root]
-    relay.receive(Chunk(piece(data, ref, ref.chunks.index(slow))), A, 8.0)
-    assert relay.stats.wasted == len(piece(data, ref, ref.chunks.index(slow)))
+    relay.receive(chunk(data, ref, slow), A, 8.0)
+    assert relay.stats.wasted == len(piece(data, ref, slow))
 
 
 def test_a_timed_out_request_is_cancelled_and_moved() -> None:
@@ -127,10 +126,10 @@ def test_a_timed_out_request_is_cancelled_and_moved() -> None:
     assert sent(relay, ChunkRequest)
     late = RelayConfig().request_timeout_s
     relay.handle_timer(late)
-    assert sent(relay, ChunkCancel, late) == [(A, ChunkCancel(ref.chunks[0]))]
+    assert sent(relay, ChunkCancel, late) == [(A, ChunkCancel(ref.root, 0))]
     relay.receive(ChunkGrant(ref.root, b""), B, late)
     assert [peer for peer, _ in sent(relay, ChunkRequest, late)] == [B]
-    relay.receive(Chunk(data), B, late)
+    relay.receive(chunk(data, ref, 0), B, late)
     assert relay.completed == [ref.root]
 
 
@@ -149,7 +148,7 @@ def test_requests_fit_the_downlink_window() -> None:
 
 def test_request_history_is_bounded() -> None:
     holder = Neighbor(is_source=False, request_history={})
-    made = [Digest(number.to_bytes(32, "big")) for number in range(20_000)]
+    made = [(Digest(bytes(32)), number) for number in range(20_000)]
     for name in made:
         holder.note_request(name, 0.0, 1.0)
     assert list(holder.request_history) == made[-16_384:]

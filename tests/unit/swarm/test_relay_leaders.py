@@ -6,6 +6,7 @@ import pytest
 
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import BlobQuery, ChunkGrant, ChunkRequest, Have, LinkRates
+from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap
 from p2prl.swarm.relay.config import RelayConfig
@@ -19,7 +20,7 @@ PATIENCE_S = CONFIG.source_patience_s
 
 def learner(
     chunks: int, *, public: set[PeerId], uploads: dict[PeerId, int], config: RelayConfig = CONFIG
-) -> tuple[Relay, tuple[bytes, ...]]:
+) -> tuple[Relay, BlobRef]:
     """A learner with 100 Mbit/s whose neighbors have stated these uplinks, Mbit/s, and want a blob."""
     data, ref = blob(chunks)
     relay = server(data, ref, config=config, origin=True)
@@ -28,7 +29,7 @@ def learner(
         relay.add_neighbor(peer, is_source=False)
         relay.receive(LinkRates(upload * MBIT, 0), peer, 0.0)
         relay.receive(BlobQuery(ref.root), peer, 0.0)
-    return relay, (ref.root, *ref.chunks)
+    return relay, ref
 
 
 def granted(relay: Relay, now: float) -> set[PeerId]:
@@ -37,12 +38,12 @@ def granted(relay: Relay, now: float) -> set[PeerId]:
     return {peer for peer, _ in sent(relay, ChunkGrant, now)}
 
 
-def take(relay: Relay, chunks: tuple[bytes, ...], now: float) -> list[tuple[PeerId, int]]:
+def take(relay: Relay, ref: BlobRef, now: float) -> list[tuple[PeerId, int]]:
     """Every peer requests what it is granted now, and is sent it; returns (peer, chunk) pairs."""
     found = []
     for peer, grant in sent(relay, ChunkGrant, now):
-        index = next(iter(indices_of(of_bitmap(grant.bitmap, len(chunks)))), 0)  # no bitmap: any it lacks
-        relay.receive(ChunkRequest(chunks[index]), peer, now)
+        index = next(iter(indices_of(of_bitmap(grant.bitmap, ref.total))), 0)  # no bitmap: any it lacks
+        relay.receive(ChunkRequest(ref.root, index), peer, now)
         found.append((peer, index))
     relay.flush(now)
     relay.outbox[:] = [(peer, message) for peer, message in relay.outbox if isinstance(message, ChunkGrant)]
@@ -74,25 +75,25 @@ def test_two_leaders_lead_together() -> None:
 
 def test_small_blobs_are_not_late_before_a_leader_can_pass_them_on() -> None:
     """The learner could send this blob to everybody within a millisecond."""
-    relay, (root, *chunks) = learner(2, public={A}, uploads={A: 100, B: 20, C: 20})
-    assert {peer for peer, _ in take(relay, tuple(chunks), 0.0)} == {A}
-    relay.receive(Have(root, bitmap((0, 1), 2)), A, 0.2)
-    relay.receive(Have(root, bitmap((0,), 2)), B, 0.3)
-    relay.receive(Have(root, bitmap((1,), 2)), C, 0.3)
+    relay, ref = learner(2, public={A}, uploads={A: 100, B: 20, C: 20})
+    assert {peer for peer, _ in take(relay, ref, 0.0)} == {A}
+    relay.receive(Have(ref.root, bitmap((0, 1), 2)), A, 0.2)
+    relay.receive(Have(ref.root, bitmap((0,), 2)), B, 0.3)
+    relay.receive(Have(ref.root, bitmap((1,), 2)), C, 0.3)
     assert not granted(relay, 1.0)
     assert granted(relay, 0.3 + PATIENCE_S) == {B, C}, "each had a chunk from elsewhere at 0.3 s, and none since"
-    plain, (root, *chunks) = learner(2, public=set(), uploads={A: 100, B: 20, C: 20})
-    assert len(take(plain, tuple(chunks), 0.0)) > 2, "without leaders the learner helps at once"
+    plain, ref = learner(2, public=set(), uploads={A: 100, B: 20, C: 20})
+    assert len(take(plain, ref, 0.0)) > 2, "without leaders the learner helps at once"
 
 
 def test_beside_leaders_the_learner_sends_fewer_copies() -> None:
-    relay, (root, *chunks) = learner(4, public={A}, uploads={A: 100, B: 20, C: 20})
+    relay, ref = learner(4, public={A}, uploads={A: 100, B: 20, C: 20})
     now, copies = 0.0, 0
     while now < 5.0:
-        copies += len(take(relay, tuple(chunks), now))
-        relay.receive(Have(root, bitmap(range(4), 4)), A, now)
+        copies += len(take(relay, ref, now))
+        relay.receive(Have(ref.root, bitmap(range(4), 4)), A, now)
         for peer in (B, C):
-            relay.receive(Have(root, bitmap(range(int(now) % 4), 4)), peer, now)
+            relay.receive(Have(ref.root, bitmap(range(int(now) % 4), 4)), peer, now)
         now += 0.1
         relay.handle_timer(now)
     assert copies <= CONFIG.copies_beside_leaders * 4 + 8
@@ -103,14 +104,14 @@ SLOW = RelayConfig(upload_bytes_s=2_500.0)
 
 
 def test_a_liar_that_keeps_its_chunks_leads_no_longer() -> None:
-    relay, (root, *chunks) = learner(400, public={A}, uploads={A: 10_000, B: 20, C: 20}, config=SLOW)
+    relay, ref = learner(400, public={A}, uploads={A: 10_000, B: 20, C: 20}, config=SLOW)
     served = []
     for second in range(8):
         now = float(second)
         relay.handle_timer(now)
-        served.append({peer for peer, _ in take(relay, tuple(chunks), now)})
+        served.append({peer for peer, _ in take(relay, ref, now)})
         for peer in (B, C):  # each gets a chunk from elsewhere every second, so that it is not alone
-            relay.receive(Have(root, bitmap(range(390, 391 + second), 400)), peer, now + 0.5)
+            relay.receive(Have(ref.root, bitmap(range(390, 391 + second), 400)), peer, now + 0.5)
     assert {peer for peers in served[: int(HOARD_S)] for peer in peers} == {A}
     assert {B, C} & {peer for peers in served[int(HOARD_S) :] for peer in peers}, "the others need not wait any more"
 
@@ -140,13 +141,13 @@ def test_who_kept_chunks_rests_for_a_while() -> None:
 
 
 def test_a_leader_with_nobody_to_serve_is_no_hoarder() -> None:
-    relay, (root, *chunks) = learner(60, public={A}, uploads={A: 100}, config=SLOW)
+    relay, ref = learner(60, public={A}, uploads={A: 100}, config=SLOW)
     for second in range(20):
         relay.handle_timer(float(second))
-        take(relay, tuple(chunks), float(second))
+        take(relay, ref, float(second))
     relay.add_neighbor(B, is_source=False)
     relay.receive(LinkRates(20 * MBIT, 0), B, 20.0)
-    relay.receive(BlobQuery(root), B, 20.0)
+    relay.receive(BlobQuery(ref.root), B, 20.0)
     for tenth in range(15):
         assert B not in granted(relay, 20.0 + tenth / 10), "the newcomer waits for the leader"
     assert B in granted(relay, 20.0 + PATIENCE_S)
@@ -181,11 +182,11 @@ def test_a_volunteer_sends_weights_through_circuits_within_its_budget() -> None:
     config = RelayConfig(circuit_patience_s=30.0, circuit_bytes_s=4096.0)  # one chunk a second
     relay = server(data, ref, A, B, config=config)
     relay.use_circuits_last(lambda _: True)
-    chunks, passed = iter(ref.chunks), 0
+    chunks, passed = iter(range(ref.total)), 0
     for second in range(30, 60):
         relay.handle_timer(float(second))
         for peer, _ in sent(relay, ChunkGrant, float(second)):
-            relay.receive(ChunkRequest(next(chunks)), peer, float(second))
+            relay.receive(ChunkRequest(ref.root, next(chunks)), peer, float(second))
             relay.flush(float(second))
             relay.upload_done(peer)
             passed += 1

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from p2prl.errors import StaleWorkError
-from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import (
     BlobQuery,
@@ -36,8 +35,8 @@ def test_no_request_and_no_chunk_without_a_grant() -> None:
     server_ = server(data, ref, A)
     grants = sent(server_, ChunkGrant)
     assert [peer for peer, _ in grants] == [A, A]
-    for chunk in ref.chunks[:3]:
-        server_.receive(ChunkRequest(chunk), A, 0.0)
+    for index in range(3):
+        server_.receive(ChunkRequest(ref.root, index), A, 0.0)
     server_.flush(0.0)
     answers = [type(message) for _, message in server_.outbox]
     assert answers.count(Chunk) == 2
@@ -53,7 +52,7 @@ def test_source_reserves_each_chunk_for_one_peer() -> None:
     # A request for a chunk reserved for another peer is refused.
     holder = {index: peer for peer, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))}
     foreign = next(index for index, peer in holder.items() if peer != A)
-    relay.receive(ChunkRequest(ref.chunks[foreign]), A, 0.0)
+    relay.receive(ChunkRequest(ref.root, foreign), A, 0.0)
     assert not sent(relay, Chunk)
     # Unused grants expire, and their chunks are granted again.
     relay.handle_timer(RelayConfig().grant_s)
@@ -74,10 +73,10 @@ def test_source_stops_after_one_copy_while_volunteers_upload() -> None:
         for _, message in messages:
             if isinstance(message, ChunkGrant):
                 (index,) = indices_of(of_bitmap(message.bitmap, 4))
-                relay.receive(ChunkRequest(ref.chunks[index]), A, now)
+                relay.receive(ChunkRequest(ref.root, index), A, now)
             elif isinstance(message, Chunk):
                 relay.upload_done(A)
-                held |= 1 << ref.chunks.index(chunk_digest(message.data))
+                held |= 1 << message.index
         relay.receive(Have(ref.root, to_bitmap(held, 4)), A, now)
     assert held == 0b1111
     relay.add_neighbor(B, is_source=False)
@@ -137,14 +136,14 @@ def test_uploads_are_bounded_by_slots() -> None:
     data, ref = blob(40)
     peers = [PeerId(f"peer{number}") for number in range(12)]
     relay = server(data, ref, *peers, config=RelayConfig(upload_bytes_s=1000.0))  # one slot
-    passed, wanted = 0, iter(ref.chunks)
+    passed, wanted = 0, iter(range(ref.total))
     for _ in range(30):
         relay.flush(0.0)
         messages, relay.outbox[:] = list(relay.outbox), []
         passed += sum(isinstance(message, Chunk) for _, message in messages)
         for peer, message in messages:
             if isinstance(message, ChunkGrant):
-                relay.receive(ChunkRequest(next(wanted)), peer, 0.0)
+                relay.receive(ChunkRequest(ref.root, next(wanted)), peer, 0.0)
     assert passed == 2, "one for the slot, and one behind it"
     assert len(list(wanted)) == 40 - 3, "and one requested ahead"
     for peer in peers:
@@ -155,14 +154,14 @@ def test_uploads_are_bounded_by_slots() -> None:
 def test_an_unreported_upload_frees_its_slot() -> None:
     data, ref = blob(8)
     relay = server(data, ref, A, config=RelayConfig(upload_bytes_s=1.25e6))
-    now, passed, wanted = 0.0, 0, iter(ref.chunks)
+    now, passed, wanted = 0.0, 0, iter(range(ref.total))
     while passed < 6:
         relay.flush(now)
         messages, relay.outbox[:] = list(relay.outbox), []
         for peer, message in messages:
             passed += isinstance(message, Chunk)
             if isinstance(message, ChunkGrant):
-                relay.receive(ChunkRequest(next(wanted)), peer, now)
+                relay.receive(ChunkRequest(ref.root, next(wanted)), peer, now)
         if not messages:
             due = relay.next_deadline()
             assert due is not None
@@ -175,13 +174,13 @@ def test_an_unreported_upload_frees_its_slot() -> None:
 def test_a_cancelled_request_is_not_served() -> None:
     data, ref = blob(8)
     relay = server(data, ref, A, B, config=RelayConfig(upload_bytes_s=1000.0))  # one slot, and one behind it
-    chunks = iter(ref.chunks)
+    chunks = iter(range(ref.total))
     asked = []
     for _ in range(3):
         for peer, _ in sent(relay, ChunkGrant):
             asked.append((peer, next(chunks)))
-            relay.receive(ChunkRequest(asked[-1][1]), peer, 0.0)
-    relay.receive(ChunkCancel(asked[-1][1]), asked[-1][0], 0.0)
+            relay.receive(ChunkRequest(ref.root, asked[-1][1]), peer, 0.0)
+    relay.receive(ChunkCancel(ref.root, asked[-1][1]), asked[-1][0], 0.0)
     for peer in (A, B, A, B):
         relay.upload_done(peer)
     data_sent = [message.data for _, message in sent(relay, Chunk)]
@@ -197,7 +196,7 @@ class SlowStore(MemoryBlobs):
         self.asked: list[int] = []
 
     def ready(self, ref: BlobRef, index: int) -> bool:
-        assert index < len(ref.chunks)
+        assert index < ref.total
         self.asked.append(index)
         return index not in self.slow
 
@@ -222,10 +221,10 @@ def test_chunks_that_are_not_ready_wait_and_the_others_leave() -> None:
         messages, relay.outbox[:] = list(relay.outbox), []
         for peer, message in messages:
             if isinstance(message, Chunk):
-                passed.append(ref.chunks.index(chunk_digest(message.data)))
+                passed.append(message.index)
                 relay.upload_done(peer)
             if isinstance(message, ChunkGrant) and asked < 5:
-                relay.receive(ChunkRequest(ref.chunks[asked]), peer, 0.0)
+                relay.receive(ChunkRequest(ref.root, asked), peer, 0.0)
                 asked += 1
     assert passed == [1, 2, 3, 4]
     assert not sent(relay, Chunk), "nothing is due before the chunk is there"
@@ -249,9 +248,9 @@ def test_a_chunk_that_the_store_has_forgotten_is_refused() -> None:
     relay.add_neighbor(A, is_source=False)
     relay.receive(BlobQuery(ref.root), A, 0.0)
     assert sent(relay, ChunkGrant)
-    relay.receive(ChunkRequest(ref.chunks[0]), A, 0.0)
+    relay.receive(ChunkRequest(ref.root, 0), A, 0.0)
     relay.flush(0.0)
-    assert (A, ChunkRefused(ref.chunks[0], 0)) in relay.outbox
+    assert (A, ChunkRefused(ref.root, 0, 0)) in relay.outbox
     assert not any(isinstance(message, Chunk) for _, message in relay.outbox)
 
 
@@ -266,10 +265,10 @@ def test_no_more_chunks_are_fetched_than_slots_are_free() -> None:
     for peer in peers:
         relay.add_neighbor(peer, is_source=False)
         relay.receive(BlobQuery(ref.root), peer, 0.0)
-    wanted = iter(ref.chunks)
+    wanted = iter(range(ref.total))
     for _ in range(4):
         for peer, _ in sent(relay, ChunkGrant):
-            relay.receive(ChunkRequest(next(wanted)), peer, 0.0)
+            relay.receive(ChunkRequest(ref.root, next(wanted)), peer, 0.0)
     assert set(store.asked) == {0, 1}
 
 

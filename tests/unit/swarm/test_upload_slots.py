@@ -6,7 +6,7 @@ import pytest
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import Chunk, ChunkGrant, ChunkRequest, Have, LinkRates
+from p2prl.protocol.link_messages import ChunkGrant, ChunkRequest, Have, LinkRates
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.upload_slots import (
     Grant,
@@ -17,7 +17,7 @@ from p2prl.swarm.relay.upload_slots import (
     pipeline_for,
     slots_for,
 )
-from tests.unit.swarm.relays import CHUNK, A, bitmap, blob, fetcher, piece, sent, server
+from tests.unit.swarm.relays import CHUNK, A, bitmap, blob, chunk, fetcher, sent, server
 
 ROOT = Digest(bytes(32))
 DEPTH = RelayConfig().pipeline_depth
@@ -36,8 +36,8 @@ def granted(slots: UploadSlots) -> int:
 
 def deliver(slots: UploadSlots, count: int) -> None:
     for _ in range(count):
-        slots.enqueue(Upload(A, ROOT))
-        assert slots.next_upload(lambda _: True) == Upload(A, ROOT)
+        slots.enqueue(Upload(A, (ROOT, 0)))
+        assert slots.next_upload(lambda _: True) == Upload(A, (ROOT, 0))
         slots.began(A, 9.0)
         slots.done(A)
 
@@ -81,7 +81,7 @@ def test_what_was_granted_is_sent_at_its_depth_after_the_last_grant() -> None:
     slots.grants_beyond = False
     assert granted(slots) == DEPTH
     for _ in range(DEPTH + 3):
-        slots.enqueue(Upload(A, ROOT))
+        slots.enqueue(Upload(A, (ROOT, 0)))
     sent = 0
     while slots.next_upload(lambda _: True) is not None:
         slots.began(A, 9.0)
@@ -120,11 +120,11 @@ def test_one_receiver_fills_a_long_line_and_many_share_it(others: int, *, more: 
     rate = 5 * CHUNK / 0.3  # five chunks in a round trip
     receivers = (A, *(PeerId(f"peer{number}") for number in range(others)))
     relay = server(data, ref, *receivers, config=RelayConfig(upload_bytes_s=rate))
-    chunks = iter(ref.chunks)
+    chunks = iter(range(ref.total))
     for _ in range(8):
         for peer, _ in sent(relay, ChunkGrant):
             if peer == A:
-                relay.receive(ChunkRequest(next(chunks)), A, 0.0)
+                relay.receive(ChunkRequest(ref.root, next(chunks)), A, 0.0)
                 relay.flush(0.0)
                 relay.upload_done(A)
     relay.flush(0.0)
@@ -138,12 +138,12 @@ def test_a_receiver_takes_more_grants_only_from_who_delivered() -> None:
     relay.receive(LinkRates(8 * CHUNK * 8 // 300, 0), A, 0.0)  # eight chunks in a round trip, it says
     relay.receive(Have(ref.root, bitmap(range(64), 64)), A, 0.0)
 
-    def offer(count: int) -> list[bytes]:
+    def offer(count: int) -> list[int]:
         for _ in range(count):
             relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
-        return [message.chunk for _, message in sent(relay, ChunkRequest)]
+        return [message.index for _, message in sent(relay, ChunkRequest)]
 
     requested = offer(20)
     assert len(requested) == DEPTH + 2, "a stated uplink alone buys nothing"
-    relay.receive(Chunk(piece(data, ref, ref.chunks.index(requested[0]))), A, 0.1)
+    relay.receive(chunk(data, ref, requested[0]), A, 0.1)
     assert len(offer(20)) == 3, "one for the place that became free, and one each way for the chunk delivered"
