@@ -3,8 +3,8 @@
     python -m scripts.hostile_run
     python -m scripts.hostile_run --commands seed,join --attacks oversized_weights,larger_config
 
-Each run's learner is a real peer that signs and serves anything: weights far larger than the model, chunks that travel
-once and are written many times, patches that decode to more. Exits 1 when a victim wrote more than 1.05 times what its
+Each run's learner is a real peer that signs and serves anything: weights far larger than the model, more
+patches than were told, patches that decode to more. Exits 1 when a victim wrote more than 1.05 times what its
 introduction told, held more than `--disk-gb` allowed, did not refuse what a signature proves, or left something behind.
 """
 

@@ -17,7 +17,7 @@ from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError
 from p2prl.net.storage.tree_files import TreeFiles
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
-from p2prl.protocol.hash_tree import TreeBuilder, bound_top, proof_among, top_of
+from p2prl.protocol.hash_tree import TreeBuilder, bound_top, level_sizes, proof_among, top_of
 from p2prl.protocol.manifests import BlobRef, listed_nodes, tree_of
 
 _BLOB_FILE = re.compile(r"[0-9a-f]{64}(\.[a-z-]+)?")
@@ -148,13 +148,14 @@ class DiskBlobStore:
                 if self.trees.nodes(ref.root) != nodes:
                     self._save_tree(ref, nodes)
                 return frozenset(range(ref.total))
-        known = self.trees.nodes(ref.root)
+        known = self.trees.nodes(ref.root).ljust(DIGEST_BYTES * sum(level_sizes(ref.total)), b"\0")
         present: set[int] = set()
         for index in range(ref.total):
-            if any(known[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]):
-                proof = proof_among(known, index, ref.total)
-                if ref.proves(index, self.read(ref, index), proof):
-                    present.add(index)
+            proof = proof_among(known, index, ref.total)
+            nodes_told = (proof[start : start + DIGEST_BYTES] for start in range(0, len(proof), DIGEST_BYTES))
+            # Who lacks a node of its proof never came: holes need no hashing.
+            if all(map(any, nodes_told)) and ref.proves(index, self.read(ref, index), proof):
+                present.add(index)
         return present
 
     def _save_tree(self, ref: BlobRef, nodes: bytes) -> None:
@@ -167,7 +168,7 @@ class DiskBlobStore:
         """See `BlobStore.write`."""
         try:
             os.pwrite(self._files[ref.root], data, ref.span(index)[0])
-            self.trees.note(ref, index, chunk_digest(data), proof)
+            self.trees.note(ref, index, proof)
         except OSError as error:
             raise write_error(error, f"in {self.directory}") from error
 

@@ -69,11 +69,12 @@ class KeptVersions:
             }
         for path in self._directory.iterdir():
             # An incomplete download of a version not known yet may be resumed; it is no larger than one version.
-            if path.name in needed or path.suffix == ".part" or not path.is_file():
-                continue
-            if path.suffix == TREE_SUFFIX and (path.stem in needed or path.with_suffix(".part").exists()):
+            if path.name in needed or path.suffix in (".part", TREE_SUFFIX) or not path.is_file():
                 continue
             if path.suffix in (*_HALF_WRITTEN, _SUFFIX) or path.stat().st_mtime < newest_at:
+                path.unlink(missing_ok=True)
+        for path in self._directory.glob(f"*{TREE_SUFFIX}"):
+            if not path.with_suffix("").exists() and not path.with_suffix(".part").exists():
                 path.unlink(missing_ok=True)
         return [raw for _, raw in sorted(versions)]
 

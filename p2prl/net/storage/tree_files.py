@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from p2prl.protocol.digests import DIGEST_BYTES, Digest
-from p2prl.protocol.hash_tree import bound_top, leaf_of, level_sizes, sibling_places, top_of
+from p2prl.protocol.hash_tree import bound_top, level_sizes, sibling_places, top_of
 from p2prl.protocol.manifests import BlobRef
 
 TREE_SUFFIX = ".tree"
@@ -47,14 +47,12 @@ class TreeFiles:
         whole = len(nodes) == DIGEST_BYTES * sum(level_sizes(ref.total))
         return whole and bound_top(ref.size_bytes, ref.chunk_bytes, top_of(nodes)) == ref.tree_hash
 
-    def note(self, ref: BlobRef, index: int, name: bytes, proof: bytes) -> None:
-        """Remember a chunk's digest and proof, which were checked."""
-        known = [(index, leaf_of(name))]
-        for number, place in enumerate(sibling_places(index, ref.total)):
-            known.append((place, Digest(proof[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES])))
+    def note(self, ref: BlobRef, index: int, proof: bytes) -> None:
+        """Remember a chunk's proof, which was checked."""
         file = os.open(self._path(ref.root), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            for place, node in known:
+            for number, place in enumerate(sibling_places(index, ref.total)):
+                node = proof[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
                 os.pwrite(file, node, place * DIGEST_BYTES)
         finally:
             os.close(file)

@@ -18,7 +18,8 @@ from p2prl.net.process import control
 from p2prl.net.process.patch_decoder import rebuild
 from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.patches.words import BF16
-from p2prl.protocol.manifests import NO_BASE
+from p2prl.protocol.digests import chunk_digest
+from p2prl.protocol.manifests import NO_BASE, BlobRef
 from tests.unit.learner.publishing_rig import Publishing, run_in
 from tests.unit.learner.small_run import SmallRun
 
@@ -179,6 +180,28 @@ def test_the_network_serves_every_version_of_the_window(tmp_path: Path) -> None:
     gone = publishing.port.manifests()[3].weights
     store.drop(gone.root)
     assert set(store.begin(gone)) == set(range(gone.total)), "only the learner forgets versions"
+    store.close()
+    publishing.small_run.close()
+
+
+def test_versions_without_their_trees_are_served_all_the_same(tmp_path: Path) -> None:
+    """Their files were lost, or an earlier program published the version and its manifest lists the chunks."""
+    publishing = Publishing(run_in(tmp_path))
+    publishing.publish(3)
+    directory = publishing.small_run.blobs.directory
+    for path in directory.glob("*.tree"):
+        path.unlink()
+    store = ChainBlobs(directory)
+    for manifest, weights in zip(publishing.port.manifests(), publishing.training, strict=True):
+        ref = manifest.weights
+        starts = range(0, len(weights), ref.chunk_bytes)
+        names = tuple(chunk_digest(weights[start : start + ref.chunk_bytes]) for start in starts)
+        assert BlobRef(ref.size_bytes, ref.chunk_bytes, names).tree_hash == ref.tree
+        assert len(store.begin(ref)) == ref.total
+        for index in range(ref.total):
+            assert ref.proves(index, store.read(ref, index), store.proof(ref, index))
+        store.drop(ref.root)
+    assert not list(directory.glob("*.tree"))
     store.close()
     publishing.small_run.close()
 

@@ -81,10 +81,16 @@ def test_unneeded_files_are_deleted_and_incomplete_downloads_stay(kept: KeptVers
     os.utime(tmp_path / stale.root.hex(), (1.0, 1.0))
     (tmp_path / "dead.rebuilt").write_bytes(b"half")
     (tmp_path / f"{'ab' * 32}.part").write_bytes(b"half")
+    for name in (manifest.weights.root.hex(), stale.root.hex(), "ab" * 32):
+        (tmp_path / f"{name}.tree").write_bytes(bytes(64))
     assert kept.found(RUN_RAW) == [raw]
     left = {path.name for path in tmp_path.iterdir()}
     assert stale.root.hex() not in left
     assert "dead.rebuilt" not in left
+    assert {name for name in left if name.endswith(".tree")} == {
+        f"{manifest.weights.root.hex()}.tree",
+        f"{'ab' * 32}.tree",
+    }
     assert f"{'ab' * 32}.part" in left
     assert manifest.patches[0].blob.root.hex() in left
 

@@ -1,4 +1,4 @@
-"""Spread of blobs among relays: copies sent, resuming, equal chunks."""
+"""Spread of blobs among relays: copies sent, resuming, malformed messages."""
 
 from __future__ import annotations
 
