@@ -15,6 +15,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
 from p2prl.protocol.hash_tree import TreeBuilder, bound_top, leaf_of, top_by_proof, top_of
+from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.wire_codec import Wire, encode
 
 _PACKED_HEADER_BYTES = 16
@@ -22,9 +23,6 @@ _PACKED_HEADER_BYTES = 16
 
 NO_BASE = -1
 """Base of a keyframe: a patch that starts from zeros and needs no other version."""
-
-_MAX_ALPHA = 1e6
-"""Far above any in use; beyond, adapters would overflow 16 bits."""
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Types in which weights may be sent, and the bytes of one weight."""
@@ -194,30 +192,6 @@ class Sampling(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     temperature: float
     max_new_tokens: int
     group_size: int
-
-
-class LoraSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Low-rank adapters beside frozen layers (arXiv 2106.09685): the layer's weights W become W + alpha / rank · B·A.
-
-    Of a run with them only A and B are trained. They are the last tensors of the layout.
-    """
-
-    rank: int
-    """Rows of A and columns of B."""
-    alpha: float
-    targets: tuple[str, ...]
-    """Names of the layers, in order: the last part of their path in the model."""
-
-    def check(self) -> None:
-        """Raise `RemoteProtocolError` for the first impossible field."""
-        _require(1 <= self.rank <= limits.MAX_LORA_RANK, "the rank of the adapters is out of range")
-        _require(math.isfinite(self.alpha) and 0 < self.alpha <= _MAX_ALPHA, "alpha of the adapters is out of range")
-        _require(1 <= len(self.targets) <= limits.MAX_LORA_TARGETS, "adapters must have 1 to 64 kinds of layers")
-        _require(list(self.targets) == sorted(set(self.targets)), "layers of adapters must be distinct and in order")
-        _require(
-            all(len(name) <= limits.MAX_NAME_CHARS and name.isidentifier() and name.isascii() for name in self.targets),
-            "layers of adapters must have plain names",
-        )
 
 
 class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -51,7 +51,8 @@ from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
 from p2prl.protocol.limits import MAX_PROMPT_TOKENS
-from p2prl.protocol.manifests import LoraSpec, RunFile, RunManifest, Sampling
+from p2prl.protocol.lora_spec import LoraSpec
+from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
 from p2prl.tasks.task_registry import task_by_name
 
 

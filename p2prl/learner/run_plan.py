@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from p2prl.errors import ConfigError
 from p2prl.protocol import limits
+from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import (
     DTYPE_BYTES,
     DataSet,
-    LoraSpec,
     RunFile,
     RunManifest,
     Sampling,

@@ -21,7 +21,7 @@ from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.weight_layout import WeightLayout
-from p2prl.protocol.manifests import LoraSpec
+from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.rollout_group import EngineClass
 
 GOLDEN_FILE = "golden.json"

@@ -20,7 +20,8 @@ from p2prl.models.lora import add_lora, draw_first_adapters
 from p2prl.models.pretrained import load_pretrained
 from p2prl.models.weight_layout import layout_of, weight_blocks
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import LoraSpec, RunManifest
+from p2prl.protocol.lora_spec import LoraSpec
+from p2prl.protocol.manifests import RunManifest
 
 
 def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Digest:

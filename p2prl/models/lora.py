@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.weight_layout import is_adapter
-from p2prl.protocol.manifests import LoraSpec
+from p2prl.protocol.lora_spec import LoraSpec
 
 _ALPHA = 32.0
 """alpha of new runs. Divided by the rank it scales B·A, so that one learning rate suits every rank."""

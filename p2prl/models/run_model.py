@@ -28,7 +28,7 @@ from p2prl.models.text_codec import TextCodec
 from p2prl.models.tokenizer_backend import read_special_tokens
 from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
 from p2prl.protocol import limits
-from p2prl.protocol.manifests import LoraSpec
+from p2prl.protocol.lora_spec import LoraSpec
 
 MAX_SCRATCH_BYTES = 256 * 1024 * 1024
 """Tensors a model needs besides its weights (rotary tables, masks)."""

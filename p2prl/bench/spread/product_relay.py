@@ -68,7 +68,7 @@ class _TokenBlobs:
 
 
 def _proves(ref: BlobRef, index: int, data: bytes, proof: bytes) -> bool:
-    """As in life, but for the length of the bytes."""
+    """As `BlobRef.proves`, but for the length of the bytes."""
     return ref.proves_name(index, chunk_digest(data), proof)
 
 

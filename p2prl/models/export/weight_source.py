@@ -21,7 +21,8 @@ from torch import Tensor
 from p2prl.errors import IntegrityError
 from p2prl.models.lora import read_adapters
 from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout
-from p2prl.protocol.manifests import DTYPE_BYTES, LoraSpec
+from p2prl.protocol.lora_spec import LoraSpec
+from p2prl.protocol.manifests import DTYPE_BYTES
 
 _INDEX = "model.safetensors.index.json"
 

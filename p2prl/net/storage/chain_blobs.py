@@ -95,7 +95,7 @@ class ChainBlobs(DiskBlobStore):
         super().close()
 
     def _need_tree(self, ref: BlobRef) -> None:
-        """Make the tree of a blob that has none: whoever made the blob has written it, in a folder of this version."""
+        """Make the tree of a blob that has none: a learner writes it with the blob, but earlier programs did not."""
         if self.trees.is_whole(ref):
             return
         if isinstance(ref.tree, tuple):

@@ -20,7 +20,7 @@ from p2prl.models.lora import add_lora, draw_first_adapters, load_adapters, lora
 from p2prl.models.policy_forward import PolicyForward
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, is_adapter, layout_of
-from p2prl.protocol.manifests import LoraSpec
+from p2prl.protocol.lora_spec import LoraSpec
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5]])
 

@@ -17,6 +17,7 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.link_messages import LINK_MESSAGES
+from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.membership import TeamName
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass
@@ -34,7 +35,7 @@ INNER: tuple[type[Wire], ...] = (
     manifests.RunFile,
     manifests.TaskShare,
     manifests.DataSet,
-    manifests.LoraSpec,
+    LoraSpec,
     manifests.Sampling,
     manifests.TensorSpec,
     Completion,

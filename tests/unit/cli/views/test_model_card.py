@@ -11,7 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from p2prl.cli.views.model_card import MAX_ROWS, CardFacts, RewardChange, code, license_metadata, model_card
-from p2prl.protocol.manifests import LoraSpec, RunManifest, Sampling, TaskShare
+from p2prl.protocol.lora_spec import LoraSpec
+from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.testing.sample_ledgers import MemorySource, manifest, sample_run
