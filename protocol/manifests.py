@@ -110,7 +110,7 @@ class BlobRef(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
             raise RemoteProtocolError("a blob's digests do not have 32 bytes")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def listed_nodes(chunk_names: tuple[bytes, ...]) -> bytes:
     """Nodes of the tree over listed digests. The lists fit envelopes, so that those remembered have 16 MB at most."""
     return TreeBuilder(chunk_names).nodes
