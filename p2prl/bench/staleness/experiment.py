@@ -27,11 +27,13 @@ from p2prl.bench.training.training_plan import TrainingPlan
 LEARNER = "+amsgrad"
 """The addition of every run's learner."""
 
-WITHOUT_AMSGRAD = "gepo_t:sharpness=1"
-DEFAULT = WITHOUT_AMSGRAD + LEARNER
+DEFAULT = "gepo_t:sharpness=1" + LEARNER
 """The preset's default."""
 
 GRPO = "grpo" + LEARNER
+
+PLAIN = ("gepo_t:sharpness=1+lr=0.00025", "grpo+lr=0.00025")
+"""The default and GRPO without it, at the best of 1e-3, 5e-4 and 2.5e-4."""
 
 WITHOUT_EXPECTATION = NAMED["without_expectation"] + LEARNER
 VARIANTS = (WITHOUT_EXPECTATION, "gepo_t" + LEARNER, "gepo" + LEARNER)
@@ -41,7 +43,7 @@ ASYMPO, TOPR = "asympo" + LEARNER, "topr" + LEARNER
 RIVALS = (ASYMPO, TOPR, "tis" + LEARNER, "gspo" + LEARNER, "oapl" + LEARNER)
 """The published losses that lost least in earlier runs, and the one that claims the longest lags."""
 
-METHODS = (DEFAULT, GRPO, *RIVALS, *VARIANTS, WITHOUT_AMSGRAD, "grpo")
+METHODS = (DEFAULT, GRPO, *RIVALS, *VARIANTS, *PLAIN)
 LONG_METHODS = (
     DEFAULT,
     GRPO,
@@ -52,7 +54,7 @@ LONG_METHODS = (
 FEW = (DEFAULT, GRPO, ASYMPO, TOPR, WITHOUT_EXPECTATION)
 """What is compared first, and in the larger model: the default without its group expectation is one of them."""
 
-OWN = (DEFAULT, WITHOUT_AMSGRAD, *VARIANTS)
+OWN = (DEFAULT, *VARIANTS)
 """Losses of this project. Only their learning rates are tuned, so that no rival is tuned less than they are."""
 
 LAWS = (("const:128", 640), ("const:256", 1280), ("lognorm:256", 1280), ("const:512", 2560), ("const:64", 320))
@@ -97,7 +99,7 @@ PARTS = (
 RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((DEFAULT,), ("const:128", "const:256", "const:512")),
     ((DEFAULT, GRPO), ("const:128", "const:256", "const:512")),
-    ((*FEW, WITHOUT_AMSGRAD, "grpo"), ("const:128", "const:256", "const:512")),
+    ((*FEW, *PLAIN), ("const:128", "const:256", "const:512")),
 )
 """(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
 default against its own run on policy comes first, then what is beside it."""
@@ -148,8 +150,11 @@ def plan_of(task: str, updates: int) -> TrainingPlan:
 def settings_tried(task: str, method: str) -> tuple[str, ...]:
     """The settings that a method is tuned over: its own clip at four learning rates, then other clips at the plan's.
 
-    Of the grid of `sweep.grid` these are one row and, of a rival, one column.
+    Of the grid of `sweep.grid` these are one row and, of a rival, one column. A method with a learning rate of its own
+    is tuned already.
     """
+    if "+lr=" in method:
+        return (method,)
     limit = environment_by_name(task).max_new_tokens
     every = grid(method, plan_of(task, TUNING_LAW[1]), max_completion_tokens=limit)
     rates = len(RATES)
