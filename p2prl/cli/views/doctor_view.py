@@ -39,6 +39,6 @@ def summary_line(failures: int, warnings: int) -> str:
     """The end of the list."""
     if not failures and not warnings:
         return "All is well. This machine can join a run."
-    counted = [counted(count, word) for count, word in ((failures, "failure"), (warnings, "warning")) if count]
+    found = [counted(count, word) for count, word in ((failures, "failure"), (warnings, "warning")) if count]
     hint = "To ask for help, show what p2prl doctor --bundle FILE writes: no keys, no addresses."
-    return f"{' and '.join(counted)}. {hint}"
+    return f"{' and '.join(found)}. {hint}"

@@ -31,7 +31,8 @@ def test_three_signals_in_three_steps(number: signal.Signals, capsys: pytest.Cap
 
 
 _LENDER = """
-import os, sys, threading
+import os, signal, sys, threading
+signal.signal(signal.SIGHUP, signal.SIG_DFL)    # the tests may run under nohup
 terminal = os.open(sys.argv[1], os.O_RDWR)      # the first terminal of a session controls it
 for stream in (0, 1, 2):
     os.dup2(terminal, stream)

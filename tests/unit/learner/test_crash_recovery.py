@@ -107,14 +107,16 @@ def test_restart_deletes_blobs_outside_the_window(fresh: Callable[[str], SmallRu
         pass
     blobs = small_run.directory / "blobs"
     (file, *_) = small_run.manifest.files
-    for name in (file.blob.root.hex(), "ab" * 32 + ".new", "cd" * 32 + ".part", "notes.txt"):
+    for name in (file.blob.root.hex(), "ab" * 32 + ".new", "cd" * 32 + ".part", "ef" * 32 + ".tree", "notes.txt"):
         (blobs / name).write_bytes(b"left here")
     swarm.restart()
     swarm.learner.close()
     manifests = {m.version: m for m in swarm.port.bodies(Kind.POLICY_MANIFEST)}
     window = [manifests[version] for version in (UPDATES - 1, UPDATES)]
-    needed = {file.blob.root, *(patch.blob.root for m in window for patch in m.patches)}
-    assert {path.name for path in blobs.iterdir()} == {"notes.txt", "chain", *(root.hex() for root in needed)}
+    patches = {patch.blob.root for m in window for patch in m.patches}
+    needed = {file.blob.root, *patches}
+    trees = {f"{root.hex()}.tree" for root in patches | {manifest.weights.root for manifest in window}}
+    assert {path.name for path in blobs.iterdir()} == {"notes.txt", "chain", *(root.hex() for root in needed), *trees}
     for manifest in window:
         weights = chained_weights(blobs, manifest)
         assert weights is not None

@@ -165,11 +165,16 @@ def test_every_single_edit_is_refused(world: World) -> None:
             edited = [*ids[:at], other, *ids[at + 1 :]]
             finished = edited[-1] == stop
             reason, _ = world.replayed(with_completion(group, index, tokens=packed(edited), finished=finished))
-            assert reason in (RejectionReason.BAD_TOKENS, RejectionReason.SEED_MISMATCH)
+            # A token that the seed nearly gave is found by what it does to the log-probs after it.
+            assert not mine or reason in (
+                RejectionReason.BAD_TOKENS,
+                RejectionReason.SEED_MISMATCH,
+                RejectionReason.ENGINE_MISMATCH,
+            )
             if not mine:
                 assert reason == RejectionReason.BAD_TOKENS
             seen.add(reason)
-    assert len(seen) == 2
+    assert {RejectionReason.BAD_TOKENS, RejectionReason.SEED_MISMATCH} <= seen
 
 
 def test_dropped_turns_and_false_claims_are_refused(world: World) -> None:
