@@ -2,9 +2,10 @@
 
     nice -n 19 python -m scripts.staleness_experiment
 
-One thread. Finished batches are appended to docs/benchmarks/staleness_runs.jsonl, which is committed; a later run, on
-any machine, continues after them. Ctrl-C loses the batch under way. Warm starts are kept in --work and made again where
-they are missing. Each batch prints what is left; --report writes the tables and the figure without running anything.
+One thread; --tasks gives each of several processes its share. Finished batches are appended to
+docs/benchmarks/staleness_runs.jsonl, which is committed; a later run, on any machine, continues after them. Ctrl-C
+loses the batch under way. Warm starts are kept in --work and made again where they are missing. Each batch prints what
+is left; --report writes the tables and the figure without running anything.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 from p2prl.bench.staleness.benchmark import run_batch, seeds_at_once
-from p2prl.bench.staleness.experiment import CompactResults, next_job, remaining_seconds
+from p2prl.bench.staleness.experiment import PARTS, CompactResults, next_job, remaining_seconds
 from p2prl.bench.staleness.experiment_report import draw, report
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.models.device import use_threads
@@ -33,14 +34,16 @@ def main() -> int:
     parser.add_argument("--figure", type=Path, default=FOLDER / "staleness_runs.png", help="curves to draw")
     parser.add_argument("--work", type=Path, default=Path("runs/staleness-experiment"), help="folder of warm starts")
     parser.add_argument("--hours", type=float, default=1e9, help="begin no batch after this many hours")
+    parser.add_argument("--tasks", nargs="+", choices=[part.task for part in PARTS], help="run these alone")
     parser.add_argument("--report", action="store_true", help="write the tables and the figure, and stop")
     arguments = parser.parse_args()
     use_threads(1)
     results = CompactResults(arguments.data)
+    parts = [part for part in PARTS if not arguments.tasks or part.task in arguments.tasks]
     ends = time.monotonic() + 3600 * arguments.hours
     expected, spent = 0.0, 0.0
-    while not arguments.report and time.monotonic() < ends and (job := next_job(results)) is not None:
-        left = remaining_seconds(results) * (spent / expected if expected else 1.0)
+    while not arguments.report and time.monotonic() < ends and (job := next_job(results, parts)) is not None:
+        left = remaining_seconds(results, parts) * (spent / expected if expected else 1.0)
         say(f"{left / 3600:.1f} CPU-hours left; {job.part.task}, {job.method} under {job.law}, {job.updates} updates")
         began, environment = time.process_time(), environment_by_name(job.part.task)
         size = seeds_at_once(job.part.task)
@@ -53,7 +56,7 @@ def main() -> int:
         write(arguments.table, results)
     write(arguments.table, results)
     draw(results, arguments.figure)
-    say(f"{remaining_seconds(results) / 3600:.1f} CPU-hours left")
+    say(f"{remaining_seconds(results, parts) / 3600:.1f} CPU-hours left")
     return 0
 
 

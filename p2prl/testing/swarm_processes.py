@@ -144,7 +144,7 @@ class SwarmProcesses:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get(MARK) == self.mark and not has_ended(process):
                     found.append(process)
         return found
 
@@ -193,7 +193,15 @@ def go_on(processes: list[psutil.Process]) -> None:
 
 def have_ended(processes: list[psutil.Process]) -> bool:
     """Whether all of these have exited."""
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+    return all(map(has_ended, processes))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it has exited, be it a zombie, or reaped while it is looked at."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def daemon_folder(daemon: psutil.Process) -> Path:

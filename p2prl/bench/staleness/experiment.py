@@ -1,9 +1,9 @@
 """The published experiment: tasks, methods, laws and seeds, cut into batches that a rerun continues after.
 
 Reduced so that two cores finish it, and honest about how: every method is tuned on development seeds under one law per
-task, over its learning rate and, if it is a rival, over its clip or cap at the plan's rate; the setting chosen there is
-used under every law and on policy. Reporting seeds are used for nothing else. Runs on policy of several lengths are one
-run, evaluated on the way.
+task, over its learning rate, as far down as that helps, and then, if it is a rival, over its clip or cap at the best
+rate; the setting chosen there is used under every law and on policy. Reporting seeds are used for nothing else. Runs on
+policy of several lengths are one run, evaluated on the way.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ DEFAULT = "gepo_t:sharpness=1" + LEARNER
 
 GRPO = "grpo" + LEARNER
 
-PLAIN = ("gepo_t:sharpness=1+lr=0.00025", "grpo+lr=0.00025")
-"""The default and GRPO without it, at the best of 1e-3, 5e-4 and 2.5e-4."""
+PLAIN = ("gepo_t:sharpness=1", "grpo")
+"""The default and GRPO without it."""
 
 WITHOUT_EXPECTATION = NAMED["without_expectation"] + LEARNER
 VARIANTS = (WITHOUT_EXPECTATION, "gepo_t" + LEARNER, "gepo" + LEARNER)
@@ -54,7 +54,7 @@ LONG_METHODS = (
 FEW = (DEFAULT, GRPO, ASYMPO, TOPR, WITHOUT_EXPECTATION)
 """What is compared first, and in the larger model: the default without its group expectation is one of them."""
 
-OWN = (DEFAULT, *VARIANTS)
+OWN = (DEFAULT, *VARIANTS, PLAIN[0])
 """Losses of this project. Only their learning rates are tuned, so that no rival is tuned less than they are."""
 
 LAWS = (("const:128", 640), ("const:256", 1280), ("lognorm:256", 1280), ("const:512", 2560), ("const:64", 320))
@@ -64,11 +64,15 @@ TUNING_LAW = ("const:64", 320)
 """Settings are chosen under this law alone: under a longer one the sweep would cost more than the report."""
 
 LEARNING_RATE = 5e-4
+LEAST_RATE = LEARNING_RATE / 100
+"""No lower rate is tried: at a hundredth of the plan's a run of the tuning law hardly leaves its start."""
+
 EVALUATIONS = 16
 """Evaluations of a run; the last three are what is reported."""
 
-REPORTING = (range(5), range(5, 10))
-"""Reporting seeds, in the order in which they are used."""
+REPORTING = (range(5, 10), range(5))
+"""Reporting seeds, in the order in which they are used. Seeds 0 to 4 were reported on before the sweep reached below a
+quarter of the plan's rate, so the others come first."""
 
 _DIGITS = 5
 """Significant digits kept of every figure; more would double the committed file and mean nothing."""
@@ -91,15 +95,18 @@ PARTS = (
     Part(task="strict8", seconds=0.017),
     Part(task="split4", laws=LAWS[:4], seconds=0.014),
     Part(task="chain4", laws=(*LAWS[:2], LAWS[3]), seconds=0.012),
+    Part(task="walk12", methods=(DEFAULT, GRPO), laws=LAWS[:1], halves=1, seconds=0.09),
     Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
     Part(task="strict8@96x3", methods=FEW, laws=(TUNING_LAW,), halves=1, seconds=0.08),
 )
-"""Three short tasks, one of long completions, and a larger model."""
+"""Three short tasks, one of fifty tokens, one of long completions, and a larger model."""
 
 RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((DEFAULT,), ("const:128", "const:256", "const:512")),
     ((DEFAULT, GRPO), ("const:128", "const:256", "const:512")),
-    ((*FEW, *PLAIN), ("const:128", "const:256", "const:512")),
+    (FEW, ("const:128", "const:256", "const:512")),
+    ((DEFAULT, GRPO, *RIVALS), ("const:128", "const:256", "const:512")),
+    ((DEFAULT, GRPO, *PLAIN), ("const:128", "const:256", "const:512")),
 )
 """(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
 default against its own run on policy comes first, then what is beside it."""
@@ -146,31 +153,67 @@ def plan_of(task: str, updates: int) -> TrainingPlan:
     )
 
 
-@cache
-def settings_tried(task: str, method: str) -> tuple[str, ...]:
-    """The settings that a method is tuned over: its own clip at four learning rates, then other clips at the plan's.
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How far the tuning of a method is."""
 
-    Of the grid of `sweep.grid` these are one row and, of a rival, one column. A method with a learning rate of its own
-    is tuned already.
-    """
-    if "+lr=" in method:
-        return (method,)
+    tried: tuple[str, ...]
+    """The settings that have been tried, or are next, in order."""
+    to_come: int = 0
+    """Settings that follow for certain once those have results."""
+    choice: str | None = None
+    """The best of all; None until every setting has been tried on every development seed."""
+
+
+@cache
+def _clips_of(task: str, method: str) -> list[str]:
+    """The method with its own clip or cap first; a rival's others after it."""
     limit = environment_by_name(task).max_new_tokens
     every = grid(method, plan_of(task, TUNING_LAW[1]), max_completion_tokens=limit)
-    rates = len(RATES)
-    return (*every[:rates], *(() if method in OWN else every[rates::rates]))
+    own, *others = (setting.rpartition("+lr=")[0] for setting in every[:: len(RATES)])
+    return [own, *(() if method in OWN else others)]
+
+
+def tuning_of(results: ResultFile, task: str, method: str) -> Tuning:
+    """What has been tried of a method on the development seeds, what is next, and the choice.
+
+    First its own clip at the learning rates of `sweep.RATES`, and at half the lowest as long as the lowest is the best;
+    then, of a rival, the other clips at the best rate.
+    """
+    own, *others = _clips_of(task, method)
+    rates = [factor * LEARNING_RATE for factor in RATES]
+    while True:
+        settings = [_at(own, rate) for rate in rates]
+        tried = _all_tried(results, task, settings)
+        if tried is None:
+            return Tuning(tried=tuple(settings), to_come=len(others))
+        best = best_of(tried)
+        lowest = min(rates)
+        if best != _at(own, lowest) or lowest / 2 < LEAST_RATE:
+            break
+        rates.append(lowest / 2)
+    settings += [_at(clip, rates[settings.index(best)]) for clip in others]
+    tried = _all_tried(results, task, settings)
+    return Tuning(tried=tuple(settings), choice=None if tried is None else best_of(tried))
+
+
+def _at(method: str, rate: float) -> str:
+    return f"{method}+lr={rate:g}"
+
+
+def _all_tried(results: ResultFile, task: str, settings: Sequence[str]) -> list[Tried] | None:
+    """Figures of every setting; None while a development seed of one is missing."""
+    law, updates = TUNING_LAW
+    plan = plan_of(task, updates)
+    found = [results.of(Setting.of(task, setting, law, plan), DEVELOPMENT_SEEDS) for setting in settings]
+    if any(len(each) < len(DEVELOPMENT_SEEDS) for each in found):
+        return None
+    return [tried_of(setting, each) for setting, each in zip(settings, found, strict=True)]
 
 
 def choice_of(results: ResultFile, task: str, method: str) -> str | None:
-    """The best setting on the development seeds; None until all have been tried on all."""
-    tried = []
-    law, updates = TUNING_LAW
-    for setting in settings_tried(task, method):
-        found = results.of(Setting.of(task, setting, law, plan_of(task, updates)), DEVELOPMENT_SEEDS)
-        if len(found) < len(DEVELOPMENT_SEEDS):
-            return None
-        tried.append(tried_of(setting, found))
-    return best_of(tried)
+    """The best setting on the development seeds; None until its tuning is done."""
+    return tuning_of(results, task, method).choice
 
 
 def tried_of(setting: str, found: Sequence[SeedResult]) -> Tried:
@@ -184,10 +227,11 @@ def tried_of(setting: str, found: Sequence[SeedResult]) -> Tried:
 
 
 def tuning_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[Job]:
-    """Missing runs on the development seeds: every method's own setting first, so that early results compare all."""
+    """Missing runs on the development seeds, as far as they are known: the plan's own rate first, so that early results
+    compare all methods."""
     law, updates = TUNING_LAW
     for part in parts:
-        lists = [settings_tried(part.task, method) for method in part.methods]
+        lists = [tuning_of(results, part.task, method).tried for method in part.methods]
         for index in range(max(map(len, lists))):
             for settings in lists:
                 if index < len(settings):
@@ -251,14 +295,19 @@ def _narrowed(part: Part, methods: Sequence[str], laws: Sequence[str]) -> Part:
 
 
 def remaining_seconds(results: ResultFile, parts: Sequence[Part] = PARTS) -> float:
-    """Expected CPU seconds of all missing runs; a method without a choice needs all of its reporting runs."""
+    """Expected CPU seconds of all missing runs, as far as they are certain: lower rates may follow.
+
+    A method without a choice needs all of its reporting runs.
+    """
     # The run on policy is named by every law, and is one run.
     jobs = dict.fromkeys((*tuning_jobs(results, parts), *reporting_jobs(results, parts)))
     total = sum(job.seconds for job in jobs)
     for part in parts:
-        waiting = sum(choice_of(results, part.task, method) is None for method in part.methods)
+        waiting = [each for each in (tuning_of(results, part.task, name) for name in part.methods) if not each.choice]
         lengths = [updates for _, updates in part.laws]
-        total += waiting * part.seconds * (sum(lengths) + max(lengths)) * part_seeds(part)
+        total += len(waiting) * part.seconds * (sum(lengths) + max(lengths)) * part_seeds(part)
+        to_come = sum(each.to_come for each in waiting)
+        total += to_come * part.seconds * TUNING_LAW[1] * len(DEVELOPMENT_SEEDS)
     return total
 
 

@@ -17,7 +17,7 @@ from p2prl.bench.staleness.experiment import (
     choice_of,
     part_seeds,
     plan_of,
-    settings_tried,
+    tuning_of,
 )
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.seed_log import SeedResult
@@ -53,7 +53,7 @@ def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool
     Of the first task with results on reporting seeds, one panel for every law that has some; while there are none, of
     the first with results on development seeds, every method's own clip at the plan's learning rate.
     """
-    seeds = [seed for half in REPORTING for seed in half]
+    seeds = sorted(seed for half in REPORTING for seed in half)
     for part in parts:
         chosen = [choice for method in part.methods if (choice := choice_of(results, part.task, method))]
         every = {law: plan_of(part.task, updates) for law, updates in part.laws}
@@ -67,7 +67,10 @@ def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool
             return True
     law, updates = TUNING_LAW
     for part in parts:
-        plan, firsts = plan_of(part.task, updates), [settings_tried(part.task, method)[0] for method in part.methods]
+        plan, firsts = (
+            plan_of(part.task, updates),
+            [tuning_of(results, part.task, method).tried[0] for method in part.methods],
+        )
         if any(results.of(Setting.of(part.task, first, law, plan), DEVELOPMENT_SEEDS) for first in firsts):
             plot_curves(results, part.task, firsts, {law: plan}, DEVELOPMENT_SEEDS, path)
             return True
@@ -76,7 +79,7 @@ def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool
 
 def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
     """One row of the table for each task, law and method with results on reporting seeds."""
-    seeds = [seed for half in REPORTING for seed in half]
+    seeds = sorted(seed for half in REPORTING for seed in half)
     for part in parts:
         grpo = choice_of(results, part.task, GRPO)
         for law, updates in part.laws:
@@ -107,7 +110,7 @@ def tuning_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
     law, updates = TUNING_LAW
     for part in parts:
         for method in part.methods:
-            for setting in settings_tried(part.task, method):
+            for setting in tuning_of(results, part.task, method).tried:
                 found = results.of(Setting.of(part.task, setting, law, plan_of(part.task, updates)), DEVELOPMENT_SEEDS)
                 if found:
                     figures = [spread_text(found, name) for name in ("greedy", "sampled", "pass_at_8", "entropy", "kl")]
@@ -119,19 +122,21 @@ def tuning_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
 def missing_lines(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
     """For each task how much has been run, of how much."""
     law, updates = TUNING_LAW
-    halves = [seed for half in REPORTING for seed in half]
+    seeds = [seed for half in REPORTING for seed in half]
     for part in parts:
-        settings = [setting for method in part.methods for setting in settings_tried(part.task, method)]
+        tunings = [tuning_of(results, part.task, method) for method in part.methods]
+        settings = [setting for tuning in tunings for setting in tuning.tried]
+        every = len(settings) + sum(tuning.to_come for tuning in tunings)
         plan = plan_of(part.task, updates)
         tuned = sum(len(results.of(Setting.of(part.task, s, law, plan), DEVELOPMENT_SEEDS)) for s in settings)
-        chosen = [choice for method in part.methods if (choice := choice_of(results, part.task, method))]
+        chosen = [tuning.choice for tuning in tunings if tuning.choice]
         reported = sum(
-            len(results.of(Setting.of(part.task, choice, law, plan_of(part.task, updates)), halves))
+            len(results.of(Setting.of(part.task, choice, law, plan_of(part.task, updates)), seeds))
             for choice in chosen
             for law, updates in part.laws
         )
         yield (
-            f"* `{part.task}`: {tuned} of {len(settings) * len(DEVELOPMENT_SEEDS)} development runs, {reported} of "
+            f"* `{part.task}`: {tuned} of {every * len(DEVELOPMENT_SEEDS)} development runs, {reported} of "
             f"{len(part.methods) * len(part.laws) * part_seeds(part)} reporting runs under delay."
         )
 

@@ -8,10 +8,12 @@ import pytest
 
 from p2prl.bench.staleness import experiment_report
 from p2prl.bench.staleness.experiment import (
+    GRPO,
     LAWS,
+    LEAST_RATE,
     OWN,
     PARTS,
-    PLAIN,
+    RIVALS,
     CompactResults,
     Job,
     Part,
@@ -20,8 +22,8 @@ from p2prl.bench.staleness.experiment import (
     plan_of,
     remaining_seconds,
     rounded,
-    settings_tried,
     tuning_jobs,
+    tuning_of,
 )
 from p2prl.bench.staleness.experiment_report import draw, report
 from p2prl.bench.staleness.measures import Evaluation
@@ -68,6 +70,9 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
     tuned = [job for job in jobs if set(job.seeds) == set(DEVELOPMENT_SEEDS)]
     assert jobs[:4] == tuned[:4] == [job for job in tuned if job.method.startswith("gepo_t")], "no clips of the default"
     assert len(tuned) == 4 + 6
+    clips = [job.method for job in tuned if "clip" in job.method]
+    assert len(clips) == 2
+    assert all(method.endswith("+lr=0.001") for method in clips), "clips are tried at the best rate"
     reported = [job for job in jobs if job not in tuned]
     for name in ("gepo_t", "grpo"):
         own = [job in tuned for job in jobs if job.method.startswith(name)]
@@ -117,24 +122,54 @@ def settings_of(results: CompactResults) -> set[tuple[str, str, str, int]]:
 
 def test_a_choice_waits_for_every_setting(tmp_path: Path) -> None:
     results = CompactResults(tmp_path / "runs.jsonl")
-    tuning = list(tuning_jobs(results, SMALL))
-    for job in tuning[:-1]:
-        run(results, job, 0.5)
+    while choice_of(results, "chain4", DEFAULT) is None or not clips_of_grpo(results):
+        run(results, next(tuning_jobs(results, SMALL)), 0.5)
     assert choice_of(results, "chain4", DEFAULT) == f"{DEFAULT}+lr=0.0005", "of equals the first"
-    assert choice_of(results, "chain4", "grpo+amsgrad") is None
-    run(results, tuning[-1], 0.5)
+    first, second = tuning_jobs(results, SMALL)
+    for job in (first, second):
+        assert choice_of(results, "chain4", "grpo+amsgrad") is None
+        run(results, job, 0.5)
     assert choice_of(results, "chain4", "grpo+amsgrad") == "grpo+amsgrad+lr=0.0005"
 
 
-def test_every_method_of_every_part_can_be_run() -> None:
+def clips_of_grpo(results: CompactResults) -> list[str]:
+    return [setting for setting in tuning_of(results, "chain4", "grpo+amsgrad").tried if "clip" in setting]
+
+
+def test_rates_go_down_as_far_as_that_helps(tmp_path: Path) -> None:
+    part = Part(task="chain4", methods=("grpo+amsgrad",), laws=LAWS[:1], seconds=0.5)
+    greedy = {"0.0005": 0.6, "0.00025": 0.7, "0.000125": 0.8, "6.25e-05": 0.85, "3.125e-05": 0.82, "0.001": 0.1}
+    results, tried = CompactResults(tmp_path / "runs.jsonl"), list[str]()
+    while (job := next(tuning_jobs(results, [part]), None)) is not None:
+        tried.append(job.method)
+        clipped = 0.04 * ("clip_low=0.4" in job.method)
+        run(results, job, greedy[job.method.rpartition("=")[2]] + clipped)
+    rates = [method.rpartition("=")[2] for method in tried if "clip" not in method]
+    assert rates == ["0.0005", "0.00025", "0.000125", "0.001", "6.25e-05", "3.125e-05"]
+    assert [method for method in tried if "clip" in method] == [
+        f"grpo:clip_low={low}:clip_high={high}+amsgrad+lr=6.25e-05" for low, high in (("0.4", "0.4"), ("0.8", "4"))
+    ]
+    assert choice_of(results, "chain4", "grpo+amsgrad") == "grpo:clip_low=0.4:clip_high=0.4+amsgrad+lr=6.25e-05"
+
+
+def test_rates_end_where_nothing_would_be_learned(tmp_path: Path) -> None:
+    part = Part(task="chain4", methods=(DEFAULT,), laws=LAWS[:1], seconds=0.5)
+    results, rates = CompactResults(tmp_path / "runs.jsonl"), list[float]()
+    while (job := next(tuning_jobs(results, [part]), None)) is not None:
+        rates.append(float(job.method.rpartition("=")[2]))
+        run(results, job, 1 - rates[-1])
+    assert LEAST_RATE <= min(rates) < 2 * LEAST_RATE
+    assert choice_of(results, "chain4", DEFAULT) == f"{DEFAULT}+lr={min(rates):g}"
+
+
+def test_every_method_of_every_part_can_be_run(tmp_path: Path) -> None:
+    results = CompactResults(tmp_path / "runs.jsonl")
     for part in PARTS:
         for method in part.methods:
-            tried = settings_tried(part.task, method)
-            if method in PLAIN:
-                assert tried == (method,)
-                continue
-            assert 4 <= len(tried) == len(set(tried)) <= 6
-            assert method not in OWN or len(tried) == 4, "no rival is tuned less than the default"
+            tuning = tuning_of(results, part.task, method)
+            assert len(tuning.tried) == len(set(tuning.tried)) == 4
+            assert tuning.to_come in ((0,) if method in OWN else (0, 2)), "no rival is tuned less than the default"
+            assert method not in (GRPO, *RIVALS) or tuning.to_come == 2
     assert {law for part in PARTS for law, _ in part.laws} == {law for law, _ in LAWS}
 
 
@@ -157,7 +192,7 @@ def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(
     monkeypatch.setattr(experiment_report, "plot_curves", lambda _, *what: drawn.append(what))
     results, path = CompactResults(tmp_path / "runs.jsonl"), tmp_path / "curves.png"
     assert not draw(results, path, SMALL)
-    for job in tuning_jobs(results, SMALL):
+    while (job := next(tuning_jobs(results, SMALL), None)) is not None:
         run(results, job, 0.5)
     assert draw(results, path, SMALL)
     defaults = [f"{DEFAULT}+lr=0.0005", "grpo+amsgrad+lr=0.0005"]

@@ -16,6 +16,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.testing.sandbox_attack import sandbox_processes
+from p2prl.testing.swarm_processes import has_ended
 
 SPEC = scoring_spec(Scoring(rewards=(Reward(scorer="function", options={"function": "score"}),)))
 
@@ -126,8 +127,7 @@ def test_a_process_that_a_file_leaves_behind_ends_with_the_pool(tmp_path: Path, 
     code.write_text(STRAY.format(patches=patches))
     with ScorerPool({"own": TaskScoring(SPEC, code)}, PoolConfig(workers=1)) as pool:
         assert pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")[0].value == 1.0
-        children = psutil.Process(pool.fork_server_pid).children()
-        strays = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        strays = [child for child in psutil.Process(pool.fork_server_pid).children() if not has_ended(child)]
         assert strays
     psutil.wait_procs(strays, timeout=30)
     assert sandbox_processes(os.getpid()) == []
