@@ -27,8 +27,7 @@ from p2prl.bench.training.training_plan import TrainingPlan
 LEARNER = "+amsgrad"
 """The addition of every run's learner."""
 
-DEFAULT = "gepo_t:sharpness=1" + LEARNER
-"""The preset's default."""
+DEFAULT = NAMED["default"]
 
 GRPO = "grpo" + LEARNER
 

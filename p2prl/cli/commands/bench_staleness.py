@@ -25,8 +25,8 @@ _Methods = Annotated[
     str,
     typer.Option(
         "--methods",
-        help="Losses to compare, each `loss[:option=value…]`, and `+addition[=value]` after it; or the sets "
-        "`rivals` and `ablations`.",
+        help="Losses to compare, each `loss[:option=value…]`, and `+addition[=value]` after it; `default`, what a "
+        "run does (`+amsgrad` gives its optimizer to any loss); or the sets `rivals` and `ablations`.",
     ),
 ]
 _Delays = Annotated[
@@ -63,7 +63,7 @@ _Seeds = Annotated[
 
 
 def bench_staleness(
-    methods: _Methods = "grpo, gspo, gepo, gepo_t, gex",
+    methods: _Methods = "default, grpo+amsgrad, grpo, gepo+amsgrad",
     delays: _Delays = "const:0, lognorm:64, weibull:256, const:64, const:128",
     seeds: _Seeds = None,
     updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,

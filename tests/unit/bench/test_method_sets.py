@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import tomllib
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES
+from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.bench.staleness.delay_laws import parse_law
 from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.method_sets import ABLATIONS, NAMED, RIVALS, expanded
@@ -22,7 +24,12 @@ from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.stacked_decoder import completion_logprobs
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import warm_start
+from p2prl.config.presets import PRESETS, preset_by_name
+from p2prl.config.run_settings import RunSettings
+from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError
+from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.protocol.manifests import Sampling
 from tests.unit.algorithms.batches import random_batch
 
 ENVIRONMENT = environment_by_name("chain4")
@@ -139,3 +146,13 @@ def test_the_off_policy_optimal_baseline_replaces_the_mean() -> None:
         assert found[1].tolist() == [0.0] * 4
     plain = parse_method("tis", max_completion_tokens=8).advantages(rewards, lengths, log_ratios, norms)
     assert plain[0].tolist() == [0.5, -0.5, -0.5, 0.5]
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_the_default_is_what_a_run_of_a_preset_does(preset: str) -> None:
+    toml = tomllib.loads(preset_by_name(preset).settings.format(updates=1))
+    settings = parse(RunSettings, toml, where="run.toml")
+    method = parse_method(NAMED["default"], max_completion_tokens=8)
+    run = settings.loss.build(Sampling(1.0, 8, 8), parse_reward("success"))
+    assert run == LossPipelineConfig(objective=method.objective)
+    assert ("amsgrad" in method.additions) == settings.learner.optimiser.global_amsgrad
