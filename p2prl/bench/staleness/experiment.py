@@ -108,7 +108,8 @@ RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((DEFAULT, GRPO, *PLAIN), ("const:128", "const:256", "const:512")),
 )
 """(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
-default against its own run on policy comes first, then what is beside it."""
+default against its own run on policy comes first, then what is beside it. Rivals are run on policy later: they are held
+against the default under the same law."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,11 +238,13 @@ def tuning_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[
                     yield from _missing(results, part, settings[index], law, updates, DEVELOPMENT_SEEDS)
 
 
-def reporting_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[Job]:
+def reporting_jobs(
+    results: ResultFile, parts: Sequence[Part] = PARTS, *, on_policy: Sequence[str] | None = None
+) -> Iterator[Job]:
     """Missing runs on the reporting seeds, for methods whose setting is chosen; on policy, then under a law.
 
-    Half of the seeds under every law come before the other half. The first run on policy is as long as any law of the
-    part asks, and gives the results of the shorter ones.
+    `on_policy`: the methods that are run on policy; None: all. Half of the seeds under every law come before the other
+    half. The first run on policy is as long as any law of the part asks, and gives the results of the shorter ones.
     """
     for half, seeds in enumerate(REPORTING):
         for law in LAWS:
@@ -250,7 +253,8 @@ def reporting_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterat
                 for method in part.methods if used else ():
                     chosen = choice_of(results, part.task, method)
                     if chosen is not None:
-                        yield from _on_policy(results, part, chosen, seeds)
+                        if on_policy is None or method in on_policy:
+                            yield from _on_policy(results, part, chosen, seeds)
                         yield from _missing(results, part, chosen, *law, seeds)
 
 
@@ -274,7 +278,8 @@ def next_job(results: ResultFile, parts: Sequence[Part] = PARTS) -> Job | None:
     for rung in RUNGS:
         some = [part for part in parts if len(part.laws) > 1]
         some = [narrowed for part in some if (narrowed := _narrowed(part, *rung)).methods and narrowed.laws]
-        job = next(tuning_jobs(results, some), None) or next(reporting_jobs(results, some), None)
+        delayed = reporting_jobs(results, some, on_policy=(DEFAULT, GRPO))
+        job = next(tuning_jobs(results, some), None) or next(delayed, None)
         if job is not None:
             return job
     for part in (replace(part, halves=1) for part in parts):
