@@ -110,6 +110,13 @@ class MeetingTransport(Protocol):
         """Wait until the other has knocked, then dial it there. A circuit to it ends. Raises `TransportError`."""
         ...
 
+    async def replace_circuit(self, address: str) -> PeerId:
+        """Dial a peer without the circuit that leads to it, which ends; not unless somebody listens at the address.
+
+        Raises `TransportError`.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransportConfig:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from p2prl.net.process.bridge import NetworkPort
 
 _SHOW_S = 600.0
-"""A link that changes is written at once, and shown no more often than this: each one works for days."""
+"""A link that changes is written at once, and shown no more often than this: each one works for days. One that names
+peers is shown at once after one that named the learner alone."""
 
 
 class LearnerLink:
@@ -32,7 +33,7 @@ class LearnerLink:
         self._show = show
         self._own: tuple[str, ...] = ()
         self._peers: tuple[str, ...] = ()
-        self._shown, self._shown_at = "", float("-inf")
+        self._shown, self._shown_at, self._shown_peers = "", float("-inf"), False
         self.text = ""
         """The link; empty until the network is up."""
 
@@ -46,7 +47,7 @@ class LearnerLink:
         )
         self._own = (*announced, *shareable(addresses))
         self._write()
-        self._shown, self._shown_at = self.text, self._monotonic()
+        self._note_shown()
         return self.text
 
     def reach_warning(self) -> str:
@@ -60,13 +61,17 @@ class LearnerLink:
         if status.link_peers != self._peers:
             self._peers = status.link_peers
             self._write()
-        if self.text != self._shown and self._monotonic() - self._shown_at >= _SHOW_S:
-            self._shown, self._shown_at = self.text, self._monotonic()
+        is_due = self._monotonic() - self._shown_at >= _SHOW_S or (bool(self._peers) and not self._shown_peers)
+        if self.text != self._shown and is_due:
+            self._note_shown()
             self._show(self.text)
 
     def around(self, port: NetworkPort) -> NetworkPort:
         """The port for the learner."""
         return _WatchedPort(port, self.take)
+
+    def _note_shown(self) -> None:
+        self._shown, self._shown_at, self._shown_peers = self.text, self._monotonic(), bool(self._peers)
 
     def _write(self) -> None:
         link = str(self._folder.link(link_addresses(self._own, self._peers)))

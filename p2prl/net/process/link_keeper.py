@@ -1,6 +1,6 @@
 """Link keeper: remembers peers on disk, and dials known ones while this node is short of them.
 
-The rules are pure: `p2prl.swarm.peers.peer_memory` and `p2prl.swarm.peers.redialing`.
+The rules are pure: `p2prl.swarm.peers.peer_memory`, `p2prl.swarm.peers.redialing` and `p2prl.swarm.peers.detours`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
-from p2prl.net.ports import Transport
+from p2prl.net.ports import MeetingTransport, Transport
 from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.peer_list import download_apart, web_peers
@@ -23,6 +23,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node import Node
+from p2prl.swarm.peers.detours import Detours
 from p2prl.swarm.peers.link_peers import LinkPeers
 from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.peer_memory import PeerMemory
@@ -69,6 +70,7 @@ class LinkKeeper:
         named = [(split_peer(address)[1], address) for address in bootstrap]
         self._is_learner = role is Role.LEARNER
         self._redialer = Redialer(named, rng, clock.now(), is_learner=self._is_learner)
+        self._detours = Detours()
         self._link_peers = LinkPeers()
         self.link_peers: tuple[str, ...] = ()
         """Addresses of the peers that the learner's join link should name beside it."""
@@ -96,6 +98,7 @@ class LinkKeeper:
                 if now >= note_at:
                     note_at = now + _NOTE_S
                     self._note(now, transport.addresses, at_once=False)
+                    self._replace_circuits(transport, driver, now)
                 self._redial(transport, driver, now)
                 await asyncio.sleep(_TURN_S)
         finally:
@@ -115,6 +118,30 @@ class LinkKeeper:
         if self._path is not None and (self._memory.changed or at_once or now >= self._write_at):
             self._memory.changed, self._write_at = False, now + _WRITE_S
             write_peers(self._path, self._memory.to_bytes())
+
+    def _replace_circuits(self, transport: Transport, driver: NodeDriver, now: float) -> None:
+        """Dial peers at their public addresses that are linked through circuits."""
+        connections, rules = self._node.connections, self._node.dial_rules
+        relayed = {
+            record.peer: [
+                address for address in rules.chosen(record.addresses, record.peer) if is_direct_public(address)
+            ]
+            for record in connections.linked_records()
+            if connections.is_relayed(record.peer)
+        }
+        for peer, address in self._detours.due(relayed, now):
+            if isinstance(transport, MeetingTransport) and connections.discovery.may_dial(peer, address, now):
+                where = f"{address.partition('/p2p/')[0]}/p2p/{peer}"
+                self._spawn(self._replace_circuit(where, transport, driver))
+
+    async def _replace_circuit(self, address: str, transport: MeetingTransport, driver: NodeDriver) -> None:
+        try:
+            peer = await transport.replace_circuit(address)
+        except TransportError as error:
+            log.debug("the circuit stays: %s", error)
+            return
+        self._node.connected(peer, self._clock.now())
+        driver.wake()
 
     def _redial(self, transport: Transport, driver: NodeDriver, now: float) -> None:
         roles = dict(self._node.roles())

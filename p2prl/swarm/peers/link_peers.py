@@ -1,7 +1,7 @@
-"""Choice of the peers that a join link names beside the learner: public ones that have been up for long. Pure.
+"""Choice of the peers that a join link names beside the learner: public ones, those first that have been up for long.
 
 They let a newcomer in while the learner is away or elsewhere. They can stall it at worst: the link carries the run's
-digest, and everything else is signed.
+digest, and everything else is signed. Pure.
 """
 
 from __future__ import annotations
@@ -22,51 +22,56 @@ MOST_PEERS = 3
 _PROVEN_S = {Role.SEEDER: 300.0, Role.VALIDATOR: 1_800.0, Role.VOLUNTEER: 1_800.0}
 """How long a peer must have been linked, by role: people start a seeder to keep it up, and stop to volunteer."""
 
+_EARLY_S = 10.0
+"""Others are named after this long, while there is room: without them a young link names the learner alone. They leave
+it when they are away or a proven peer needs their place."""
+
 _GONE_S = 900.0
-"""A named peer that is away for shorter stays in the link: it restarts, and links that people copied name it."""
+"""A proven peer that is away for shorter stays in the link: it restarts, and links that people copied name it."""
 
 
 class LinkPeers:
     """The peers that the join link names now."""
 
-    def __init__(self, proven_s: float | None = None) -> None:
-        """`proven_s` replaces the times of all roles, for tests."""
-        self._proven_s = {role: wait if proven_s is None else proven_s for role, wait in _PROVEN_S.items()}
+    def __init__(self) -> None:
         self._named: dict[PeerId, tuple[str, ...]] = {}
         self._seen_at: dict[PeerId, float] = {}
+        """When each proven peer that is named was linked last."""
 
     def update(
         self, linked: Iterable[LinkedRecord], rules: DialRules, now: float, *, is_public: bool
     ) -> tuple[str, ...]:
         """Multiaddrs with peer ids: one for each peer, then those of the other IP version. `is_public` says that the
         learner has a public address: then addresses of its private networks help nobody."""
-        candidates = {}
-        for record in linked:
-            wait_s = self._proven_s.get(record.role)
-            if wait_s is None or (record.peer not in self._named and now - record.since < wait_s):
-                continue
-            addresses = _addresses_of(record, rules, is_public=is_public)
-            if addresses:
-                candidates[record.peer] = record, addresses
-                self._seen_at[record.peer] = now
+        candidates = {
+            record.peer: (record, addresses)
+            for record in linked
+            if record.role in _PROVEN_S
+            and (now - record.since >= _EARLY_S or record.peer in self._named)
+            and (addresses := _addresses_of(record, rules, is_public=is_public))
+        }
+        proven = {peer for peer, at in self._seen_at.items() if peer in candidates or now - at < _GONE_S}
+        proven |= {peer for peer, (record, _) in candidates.items() if now - record.since >= _PROVEN_S[record.role]}
         kept = {
             peer: candidates[peer][1] if peer in candidates else addresses
             for peer, addresses in self._named.items()
-            if now - self._seen_at[peer] < _GONE_S
+            if peer in proven
         }
-        order = sorted(
-            candidates, key=lambda peer: (candidates[peer][0].role is not Role.SEEDER, candidates[peer][0].since, peer)
-        )
+
+        def worth(peer: PeerId) -> tuple[bool, bool, bool, float, PeerId]:
+            record = candidates[peer][0]
+            return peer not in proven, peer not in self._named, record.role is not Role.SEEDER, record.since, peer
+
         for one_provider in (False, True):  # all of one provider only if there is nobody else
-            for peer in order:
+            for peer in sorted(candidates, key=worth):
                 addresses = candidates[peer][1]
                 taken = {provider_of(other) for others in kept.values() for other in others}
                 is_new = taken.isdisjoint(map(provider_of, addresses))
                 if len(kept) < MOST_PEERS and peer not in kept and (one_provider or is_new):
                     kept[peer] = addresses
-        self._named = kept
-        self._seen_at = {peer: at for peer, at in self._seen_at.items() if peer in kept}
-        turns = zip_longest(*([(peer, address) for address in addresses] for peer, addresses in kept.items()))
+        self._named = {peer: kept[peer] for peer in dict.fromkeys((*self._named, *kept)) if peer in kept}
+        self._seen_at = {peer: now if peer in candidates else self._seen_at[peer] for peer in kept if peer in proven}
+        turns = zip_longest(*([(peer, address) for address in addresses] for peer, addresses in self._named.items()))
         return tuple(
             address if "/p2p/" in address else f"{address}/p2p/{peer}"
             for peer, address in filter(None, chain.from_iterable(turns))

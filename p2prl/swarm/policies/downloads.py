@@ -1,7 +1,8 @@
 """Downloads of policy versions: the newest one, and those the owner requested by name.
 
 Each version takes the route of fewest bytes: patches from weights on disk, or its full weights. A route that fails is
-never tried again. Pure: it drives the relay and appends to `events`.
+never tried again. When nobody has all of the newest version, because the learner went away while it sent it, an older
+one stands in for it. Pure: it drives the relay and appends to `events`.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from p2prl.swarm.policies.disk_room import DiskRoom
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import RoutePlanner
+from p2prl.swarm.policies.stalls import Stalls, Step
 from p2prl.swarm.policies.version_download import VersionDownload, patch_blobs
 from p2prl.swarm.relay.chunk_relay import Relay
-
-_STALLED_S = 20.0
-"""A download without a chunk for this long is abandoned for a newer version or another route: the peers that had it
-have moved on."""
 
 _MANIFESTS_S = 8.0
 """A route whose manifests have not arrived by then is abandoned: four rounds of asking."""
 
 
 class VersionDownloads:
-    """Versions being downloaded, and versions on disk."""
+    """Versions being downloaded, and versions on disk.
+
+    More than twelve attributes, because routes, room on the disk and waiting times meet here.
+    """
 
     def __init__(
         self,
@@ -53,9 +54,10 @@ class VersionDownloads:
         self._events = events
         self._dtype = dtype
         self._room = DiskRoom(retention, relay.quota, weight_bytes)
+        self._stalls = Stalls(relay)
         self.newest: VersionDownload | None = None
-        """Download of the newest version known when it began. It is not abandoned for a newer one while chunks arrive:
-        on a link slower than the learner's pace, no download would ever finish."""
+        """Download of the newest version known when it began, or of one that stands in for it. It is not abandoned for
+        a newer one while chunks arrive: on a link slower than the learner's pace, no download would ever finish."""
         self._requested: dict[Digest, VersionDownload] = {}
         self._missing_manifests: set[Digest] = set()
         self.ready: dict[Digest, PolicyVersion] = {}
@@ -102,8 +104,11 @@ class VersionDownloads:
 
     def on_blob(self, root: Digest, now: float) -> None:
         """A blob is complete."""
+        slot, newest = self.newest, self._catalog.newest
+        if newest is not None and newest.manifest.weights.root == root and slot is not None and slot.gives_way:
+            self._abandon_newest(slot, newest)
         for download in self._active():
-            if not download.route and download.target.manifest.weights.root == root:
+            if download.target.manifest.weights.root == root and not download.rebuilding:
                 self._finish(download, now)
             elif any(ref.root == root for ref in download.patches):
                 download.received.add(root)
@@ -130,22 +135,48 @@ class VersionDownloads:
                 self._avoid(download, download.route, now)
 
     def drop_stalled(self, now: float) -> None:
-        """Abandon stalled downloads for a newer version, or for another route to the same one."""
-        newest_download, newest = self.newest, self._catalog.newest
-        for download in self._active():
+        """Abandon stalled downloads for another version, or for another route to the same one."""
+        self._stalls.look(now)
+        for download in [download for download in self._active() if not download.rebuilding]:
             if download.awaits_manifests:
                 missing = download.missing_manifests(self._catalog)
                 if now - download.since > _MANIFESTS_S:
                     self._avoid(download, [patch for patch in download.route if patch.manifest in missing], now)
                 else:
                     self._gossip.ask_few(missing)
-            elif not download.rebuilding and now - self._progressed_at(download) > _STALLED_S:
-                if download is newest_download and newest is not None and newest is not download.target:
-                    self._abandon_newest(download, newest)
-                elif download.route:
+            elif download is self.newest:
+                self._advance_newest(download, now)
+            elif self._stalls.is_stalled(download, now):
+                if download.route:
                     self._avoid(download, download.route, now)
-                elif download is not newest_download and self._room.retention.is_past(download.target.manifest.version):
+                elif self._room.retention.is_past(download.target.manifest.version):
                     del self._requested[download.target.digest]
+
+    def _advance_newest(self, download: VersionDownload, now: float) -> None:
+        newest, held = self._catalog.newest, max(self.held_versions(), default=-1)
+        assert newest is not None
+        match self._stalls.step_of_newest(download, now, newest=newest.manifest.version, held=held):
+            case Step.GO_ON:
+                self._abandon_newest(download, newest)
+            case Step.STEP_BACK:
+                self._step_back(download, held, now)
+            case Step.FULL_WEIGHTS:
+                self._fetch_weights(download, now)
+            case Step.AVOID:
+                self._avoid(download, download.route, now)
+
+    def _step_back(self, download: VersionDownload, held: int, now: float) -> None:
+        """Download the version before, if it is of use, and after the oldest the newest again; chunks are kept."""
+        version = download.target.manifest.version - 1
+        is_of_use = version > held and not self._room.retention.is_past(version)
+        older = self._catalog.get(version) if is_of_use else None
+        if older is not None:
+            self.newest = VersionDownload(older, now, stands_in=True)
+            self._choose_route(self.newest, now)
+        elif is_of_use:
+            self._gossip.ask_few([Digest(download.target.manifest.previous)])
+        if download.stands_in and self.newest is download and (not is_of_use or self._stalls.is_stalled(download, now)):
+            self.newest = None
 
     def release_unusable_base(self, now: float) -> None:
         """Release a local base that cannot be used, unless the owner is rebuilding from it and still reads it."""
@@ -215,17 +246,14 @@ class VersionDownloads:
     def _choose_route(self, download: VersionDownload, now: float) -> None:
         plan = self._planner.plan(download.target.manifest, self.held_versions())
         download.use(plan, now)
-        if plan.route is None or not self._room.allowance.allows(sum(patch.size_bytes for patch in plan.route)):
+        needs_patches = plan.route is not None and not self._has_weights(download.target)
+        if not needs_patches or not self._room.allowance.allows(sum(patch.size_bytes for patch in download.route)):
             self._fetch_weights(download, now)
-        elif plan.route:
-            self._fetch_patches(download, now)
-        elif self._has_room(download):
-            self._request_rebuild(download)
         else:
-            self._fetch_weights(download, now)
+            self._fetch_patches(download, now)
 
     def _fetch_patches(self, download: VersionDownload, now: float) -> None:
-        """Ask for the missing manifests of a route; when all have arrived, download its patches."""
+        """Ask for the missing manifests of a route; when all have arrived, download its patches, if it has any."""
         missing = download.missing_manifests(self._catalog)
         if missing:
             self._missing_manifests.update(missing)
@@ -242,6 +270,8 @@ class VersionDownloads:
         download.patches = blobs
         for ref in blobs:
             self._relay.fetch(ref, now)
+        if not blobs:
+            self._request_rebuild(download)
 
     def _avoid(self, download: VersionDownload, patches: Iterable[PatchEdge], now: float) -> None:
         """Choose another route: these patches failed."""
@@ -254,35 +284,28 @@ class VersionDownloads:
         if newest.manifest.weights.root != root:
             self._relay.drop(root)  # of a route, the room that was reserved for its outcome
 
-    def _progressed_at(self, download: VersionDownload) -> float:
-        return max(download.since, *(self._relay.progressed_at(ref.root) for ref in download.blobs()))
-
     def _request_rebuild(self, download: VersionDownload) -> None:
-        base = self._catalog.get(download.base)
+        base, target = self._catalog.get(download.base), download.target
         base_root = None if base is None else base.manifest.weights.root
+        start = self._planner.base.digest if download.from_local_base else base_root
         download.rebuilding = True
-        self._room.reserve(download.target)
-        self._events.append(
-            PatchesReady(
-                download.target.manifest,
-                download.target.digest,
-                self._dtype,
-                self._planner.base.digest if download.from_local_base else base_root,
-                tuple(ref.root for ref in download.patches),
-            )
-        )
+        if not self._has_weights(target):
+            self._relay.drop(target.manifest.weights.root)  # chunks of an earlier attempt without patches
+        self._room.reserve(target)
+        patches = tuple(ref.root for ref in download.patches)
+        self._events.append(PatchesReady(target.manifest, target.digest, self._dtype, start, patches))
+
+    def _has_weights(self, policy: PolicyVersion) -> bool:
+        have, total = self._relay.progress(policy.manifest.weights.root)
+        return 0 < have == total
 
     def _finish(self, download: VersionDownload, now: float) -> None:
         """A version's weights are complete."""
         target, base = download.target, self._planner.base
         if target.digest not in self.ready:
             self.ready[target.digest] = target
-            size_bytes = target.manifest.weights.size_bytes
             self._room.allowance.completed(download.decoded_bytes or 0)
-            self.stats.patch_bytes += download.decoded_bytes or 0
-            self.stats.full_bytes += size_bytes if download.decoded_bytes is None else 0
-            self.stats.saved_bytes += download.saved_bytes
-            self.stats.version_bytes += size_bytes
+            self.stats.add(target.manifest.weights.size_bytes, download.decoded_bytes, download.saved_bytes)
             self._events.append(VersionReady(target.manifest, target.digest, target.raw))
         self._requested.pop(target.digest, None)
         if self.newest is download:
@@ -296,10 +319,9 @@ class VersionDownloads:
         """Release the local base: a version is complete (`download`), or the base cannot be used."""
         base = self._planner.base
         assert base.digest is not None
-        outcome: tuple[int | None, int, int] = (None, 0, 0)
-        if download is not None:
-            outcome = (download.target.manifest.version, download.decoded_bytes or 0, download.saved_bytes)
-        self._events.append(BaseReleased(base.digest, matches_run, *outcome))
+        version = None if download is None else download.target.manifest.version
+        decoded_bytes, saved_bytes = (download.decoded_bytes or 0, download.saved_bytes) if download else (0, 0)
+        self._events.append(BaseReleased(base.digest, matches_run, version, decoded_bytes, saved_bytes))
         self._relay.quota.release(base.digest)
         base.replace(None)
         for other in self._active():

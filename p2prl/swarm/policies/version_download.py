@@ -36,6 +36,8 @@ class VersionDownload:
     """Whether the route starts from the owner's local base, or is that base alone."""
     saved_bytes: int = 0
     """Extra bytes the cheapest route would cost without that base."""
+    stands_in: bool = False
+    """Whether it stands in for a newer version, which no linked peers had all of."""
 
     @property
     def base(self) -> int:
@@ -56,6 +58,11 @@ class VersionDownload:
     def all_received(self) -> bool:
         """Whether every patch of the route has arrived."""
         return bool(self.patches) and {ref.root for ref in self.patches} <= self.received
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it may be dropped for the version it stands in for."""
+        return self.stands_in and not self.rebuilding
 
     def blobs(self) -> tuple[BlobRef, ...]:
         """The blobs being downloaded."""

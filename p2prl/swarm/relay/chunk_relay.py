@@ -169,7 +169,22 @@ class Relay:
         transfer = self._state.transfers.get(root)
         return transfer.progressed_at if transfer else -math.inf
 
+    def is_within_reach(self, root: Digest) -> bool:
+        """Whether each chunk of a blob is here or at a linked peer, by what they announce; the learner has all."""
+        transfer, neighbors = self._state.transfers.get(root), self._state.neighbors.values()
+        if transfer is None:
+            return False
+        held = transfer.have
+        for neighbor in neighbors:
+            held |= transfer.all_chunks if neighbor.is_source else neighbor.held.get(root, 0)
+        return held == transfer.all_chunks
+
     # --- neighbors --------------------------------------------------------------------------------------------
+
+    @property
+    def has_neighbors(self) -> bool:
+        """Whether there is anybody to get chunks from."""
+        return bool(self._state.neighbors)
 
     def add_neighbor(self, peer: PeerId, *, is_source: bool) -> None:
         """A link is up. `is_source` marks the learner, whose uplink is scarce."""

@@ -35,6 +35,11 @@ def test_a_public_peer_needs_no_relay_and_relays_without_small_limits() -> None:
     assert "trustedRelays" not in found  # the daemon refuses to start with relays and without autorelay
 
 
+def test_circuits_of_strangers_fit_into_memory() -> None:
+    """The daemon grants 16 circuits to each of 128 reservations, and a circuit has two buffers."""
+    assert 2 * int(flags(DaemonConfig(is_public=True))["relayBufferSize"]) * 16 * 128 <= 128 * 1024 * 1024
+
+
 def test_without_relays_there_is_no_autorelay() -> None:
     found = flags(DaemonConfig())
     assert found["autoRelay"] == "0"

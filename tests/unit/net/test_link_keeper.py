@@ -20,6 +20,8 @@ from p2prl.protocol.kinds import Role
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.node import Node
 from p2prl.swarm.peers.dial_rules import DialRules
+from p2prl.swarm.peers.peer_memory import LinkedRecord
+from p2prl.swarm.peers.subnets import subnet_of
 
 LEARNER = identity_of("learner").peer_id
 OLD, NEW = (f"/ip4/8.8.4.{number}/tcp/4001/p2p/{LEARNER}" for number in (4, 5))
@@ -113,3 +115,50 @@ def test_a_moved_learner_is_found_through_the_list(monkeypatch: pytest.MonkeyPat
 
 def test_a_list_that_is_none_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asyncio.run(_dials(URL, monkeypatch, [b"<html>"]))) == {OLD}
+
+
+class CircuitTransport(Transport):
+    """The learner is linked through a circuit, and can be dialed at `NEW`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replaced: list[str] = []
+
+    async def knock(self, address: str) -> None:
+        raise AssertionError(address)
+
+    async def answer_knock(self, address: str) -> PeerId:
+        raise AssertionError(address)
+
+    async def replace_circuit(self, address: str) -> PeerId:
+        self.replaced.append(address)
+        self.reached.set()
+        return LEARNER
+
+
+async def _replaced(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[PeerId]]:
+    """Addresses at which the learner was dialed past its circuit, and the peers that the node heard are connected."""
+    monkeypatch.setattr(link_keeper, "_TURN_S", 0.0)
+    connected: list[PeerId] = []
+    node = lonely_node()
+    addresses = (PRIVATE, NEW, f"{OLD}/p2p-circuit")
+    record = LinkedRecord(LEARNER, b"", Role.LEARNER, addresses, subnet_of(NEW), is_chosen=True, since=0.0)
+    node.connections.linked_records = lambda: [record]
+    node.connections.is_relayed = lambda peer: peer == LEARNER and not connected
+    node.connections.discovery = SimpleNamespace(may_dial=lambda *_: True)
+    node.connected = lambda peer, now: connected.append(peer)
+    node.roles = lambda: (("learner", 1),)
+    transport, woken = CircuitTransport(), asyncio.Event()
+    driver = cast(NodeDriver, SimpleNamespace(wake=woken.set))
+    task = asyncio.create_task(keeper(node, "").run(cast(Any, transport), driver))
+    waiting = asyncio.create_task(woken.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    for each in (task, waiting):
+        each.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await each
+    return transport.replaced, connected
+
+
+def test_a_learner_behind_a_circuit_is_dialed_at_its_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asyncio.run(_replaced(monkeypatch)) == ([NEW], [LEARNER])

@@ -67,19 +67,55 @@ def test_a_peer_seen_over_ipv6_is_named_for_homes_with_ipv4_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "for_s", "named"),
+    ("role", "for_s", "is_proven"),
     [
         (Role.SEEDER, 299, False),
         (Role.SEEDER, 300, True),
         (Role.VOLUNTEER, 1_799, False),
         (Role.VOLUNTEER, 1_800, True),
         (Role.VALIDATOR, 1_800, True),
-        (Role.LEARNER, 1e6, False),
-        (Role.BOARD, 1e6, False),
     ],
 )
-def test_only_peers_that_have_been_up_are_named(role: Role, for_s: float, named: bool) -> None:
-    assert bool(names(LinkPeers(), linked("s", "8.8.1.1", role=role, for_s=for_s))) is named
+def test_peers_that_have_been_up_stay_while_they_restart(role: Role, for_s: float, is_proven: bool) -> None:
+    peers = LinkPeers()
+    assert names(peers, linked("s", "8.8.1.1", role=role, for_s=for_s)) == ["8.8.1.1"]
+    assert bool(names(peers, now=NOW + 1)) is is_proven
+
+
+@pytest.mark.parametrize("role", [Role.LEARNER, Role.BOARD])
+def test_roles_that_relay_nothing_are_never_named(role: Role) -> None:
+    assert names(LinkPeers(), linked("s", "8.8.1.1", role=role, for_s=1e6)) == []
+
+
+@pytest.mark.parametrize(("for_s", "named"), [(9.9, False), (10.0, True)])
+def test_a_young_link_names_whoever_stays_for_seconds(for_s: float, named: bool) -> None:
+    assert bool(names(LinkPeers(), linked("s", "8.8.1.1", for_s=for_s))) is named
+
+
+def test_peers_that_have_been_up_take_the_places_of_others() -> None:
+    peers = LinkPeers()
+    young = [linked(f"s{i}", f"{20 + i}.1.1.1", for_s=20 + i) for i in range(4)]
+    assert names(peers, *young) == ["23.1.1.1", "22.1.1.1", "21.1.1.1"]
+    old = [linked(f"old{i}", f"{30 + i}.1.1.1", for_s=300) for i in range(3)]
+    assert set(names(peers, *young, old[0])) == {"23.1.1.1", "22.1.1.1", "30.1.1.1"}
+    assert set(names(peers, *young, *old)) == {"30.1.1.1", "31.1.1.1", "32.1.1.1"}
+
+
+def test_a_young_link_does_not_change_with_every_arrival() -> None:
+    peers = LinkPeers()
+    first = [linked(f"s{i}", f"{20 + i}.1.1.1", for_s=20) for i in range(3)]
+    before = names(peers, *first)
+    better = linked("better", "99.1.1.1", for_s=299)
+    assert names(peers, *first, better) == before
+    assert names(peers, *first[1:], better, now=NOW + 1) == [*(n for n in before if n != "20.1.1.1"), "99.1.1.1"]
+
+
+def test_who_was_named_early_and_stays_is_proven_in_time() -> None:
+    peers = LinkPeers()
+    record = linked("s", "8.8.1.1", for_s=20)
+    assert names(peers, record) == ["8.8.1.1"]
+    assert names(peers, record, now=NOW + 280) == ["8.8.1.1"]
+    assert names(peers, now=NOW + 281) == ["8.8.1.1"], "away for a second"
 
 
 def test_an_address_where_the_peer_was_not_seen_is_not_named() -> None:
@@ -125,7 +161,3 @@ def test_a_better_peer_does_not_displace_a_named_one() -> None:
     first = [linked(f"s{i}", f"{20 + i}.1.1.1", for_s=1_000) for i in range(3)]
     before = names(peers, *first)
     assert names(peers, *first, linked("old", "99.1.1.1", for_s=1e6), now=NOW + 1) == before
-
-
-def test_tests_may_shorten_the_wait() -> None:
-    assert names(LinkPeers(proven_s=0.0), linked("v", "8.8.1.1", role=Role.VOLUNTEER, for_s=0.0)) == ["8.8.1.1"]

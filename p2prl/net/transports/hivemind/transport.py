@@ -174,6 +174,15 @@ class HivemindTransport:
     async def answer_knock(self, address: str) -> PeerId:
         """See `MeetingTransport`."""
         await asyncio.sleep(KNOCK_S + _AFTER_KNOCK_S)
+        return await self._link_anew(address)
+
+    async def replace_circuit(self, address: str) -> PeerId:
+        """See `MeetingTransport`."""
+        if not await accepts_connection(address):
+            raise TransportError(f"{address} accepts no connection")
+        return await self._link_anew(address)
+
+    async def _link_anew(self, address: str) -> PeerId:
         peer, raw = await self._dial_anew(address, timeout_s=_ANSWER_S)
         await self._directory.introduce(peer)
         if self._guard is not None:

@@ -16,6 +16,7 @@ LEARNER, SEEDER = identity_of("learner"), identity_of("seeder")
 HOME = f"/ip4/192.168.1.7/tcp/4001/p2p/{LEARNER.peer_id}"
 PUBLIC = f"/ip4/8.8.8.8/tcp/4001/p2p/{LEARNER.peer_id}"
 PEER = f"/ip4/9.9.9.9/tcp/4002/p2p/{SEEDER.peer_id}"
+OTHER = f"/ip4/9.9.8.9/tcp/4002/p2p/{identity_of('other').peer_id}"
 RUN = Digest(bytes(32))
 
 
@@ -55,15 +56,17 @@ def test_a_new_link_is_shown_but_not_at_every_change(tmp_path: Path) -> None:
     now = 1_000.0
     shown: list[str] = []
     link = LearnerLink(folder(tmp_path), shown.append, lambda: now)
-    first = link.begin((PUBLIC,))
+    link.begin((PUBLIC,))
+    link.take(status(PEER))
+    first = link.text
+    assert shown == [first], "the one before named the learner alone"
     now += 599
-    link.take(status(PEER))
-    assert shown == []
+    link.take(status(PEER, OTHER))
+    assert shown == [first]
     now += 1
-    link.take(status(PEER))
-    link.take(status(PEER))
-    assert shown == [link.text]
-    assert shown != [first]
+    link.take(status(PEER, OTHER))
+    link.take(status(PEER, OTHER))
+    assert shown == [first, link.text]
 
 
 def test_announced_names_come_first_with_the_learners_id(tmp_path: Path) -> None:
