@@ -16,6 +16,7 @@ from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.hash_tree import proof_among
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.link_messages import Chunk, Have
 from p2prl.protocol.manifests import (
     NO_BASE,
     BlobRef,
@@ -298,6 +299,30 @@ def test_no_limit_refuses_large_models(billions: int) -> None:
     run.check()
     chunk_bytes = chunk_bytes_for(run.weight_bytes)
     BlobRef(run.weight_bytes, chunk_bytes, bytes(32)).check(max_bytes=run.weight_bytes)
+
+
+def test_a_run_of_70b_parameters_fits_every_limit() -> None:
+    """Llama 3.1 70B in bf16, S = 1,024 and a version every 2 updates: what its peers send one another."""
+    parameters, layers, window = 70_553_706_496, 80, 1_024 // 2 + 2
+    run = msgspec.structs.replace(RUN, parameters=parameters, dtype="bfloat16", staleness_bound=1_024)
+    run.check()
+    assert run.weight_bytes == 2 * parameters <= limits.MAX_WEIGHT_BYTES
+    assert 9 * layers + 3 <= limits.MAX_TENSORS, "tensors of a layer, embeddings, norm and output"
+    weights = BlobRef(run.weight_bytes, limits.MAX_CHUNK_BYTES, bytes(32))
+    weights.check(max_bytes=run.weight_bytes)
+    proof = bytes(32) * math.ceil(math.log2(weights.total))
+    assert len(proof) <= limits.MAX_PROOF_BYTES
+    chunk = Chunk(weights.root, weights.total - 1, bytes(weights.chunk_bytes), proof)
+    assert len(encode(chunk)) <= limits.MAX_FRAME_BYTES
+    have = Have(weights.root, bytes(math.ceil(weights.total / 8)))
+    assert len(encode(have)) <= limits.MAX_CONTROL_FRAME_BYTES
+    # Every version has a patch from the one before, and every 4th, 16th and 64th a longer one; every 16th two more.
+    edges = window + window // 4 + window // 16 * 3 + window // 64
+    assert edges <= limits.MAX_HEAD_EDGES
+    # A keyframe and a patch from version 0 may have the size of the weights together with the regular ones.
+    patches = (Patch(NO_BASE, b"", BlobRef(run.weight_bytes - 1, 1 << 22, bytes(32))),)
+    policy = msgspec.structs.replace(POLICY, version=16, step=32, weights=weights, patches=patches)
+    policy.check(weight_bytes=run.weight_bytes)
 
 
 def test_a_listed_blob_keeps_its_name_and_proves_like_another() -> None:
