@@ -43,6 +43,8 @@ class JoinLink:
 def parse_link(text: str) -> JoinLink:
     """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy."""
     text = text.strip()
+    if not text:
+        raise ConfigError("the join link is empty", remedy=_REMEDY)
     if not text.startswith(SCHEME):
         raise ConfigError(f"a join link starts with {SCHEME}, this one with {text[:12]!r}", remedy=_REMEDY)
     head, _, query = text[len(SCHEME) :].partition("?")
