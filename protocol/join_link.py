@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote
 
 from p2prl.errors import ConfigError, IdentityError
+from p2prl.plain_text import counted
 from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest
 from p2prl.protocol.identity import PeerId, public_key_of
@@ -42,6 +43,8 @@ class JoinLink:
 def parse_link(text: str) -> JoinLink:
     """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy."""
     text = text.strip()
+    if not text:
+        raise ConfigError("the join link is empty", remedy=_REMEDY)
     if not text.startswith(SCHEME):
         raise ConfigError(f"a join link starts with {SCHEME}, this one with {text[:12]!r}", remedy=_REMEDY)
     head, _, query = text[len(SCHEME) :].partition("?")
@@ -52,7 +55,7 @@ def parse_link(text: str) -> JoinLink:
         raise ConfigError(f"the link's run name {name[:64]!r} is not usable", remedy=_REMEDY)
     if len(digest_text) != _DIGEST_CHARS:
         raise ConfigError(
-            f"the link's run digest has {len(digest_text)} characters instead of {_DIGEST_CHARS}: it was "
+            f"the link's run digest has {counted(len(digest_text), 'character')} instead of {_DIGEST_CHARS}: it was "
             + ("cut off" if len(digest_text) < _DIGEST_CHARS else "changed"),
             remedy=_REMEDY,
         )

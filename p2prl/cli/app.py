@@ -12,7 +12,17 @@ import typer
 from p2prl.cli.commands.bench import bench_app
 from p2prl.cli.commands.board import board
 from p2prl.cli.commands.certificate import certificate
-from p2prl.cli.commands.controls import config_app, config_init, config_show, finish, limits, pause, resume, stop
+from p2prl.cli.commands.controls import (
+    config_app,
+    config_init,
+    config_show,
+    finish,
+    limits,
+    limits_help,
+    pause,
+    resume,
+    stop,
+)
 from p2prl.cli.commands.demo import demo
 from p2prl.cli.commands.doctor import doctor
 from p2prl.cli.commands.eval import eval_
@@ -66,8 +76,9 @@ def root(
 app.command("join", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl join"))(make_join())
 app.command("seed", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl seed"))(seed)
 app.command("validate", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl validate"))(validate)
-for _name, _command in (("pause", pause), ("resume", resume), ("finish", finish), ("stop", stop), ("limits", limits)):
+for _name, _command in (("pause", pause), ("resume", resume), ("finish", finish), ("stop", stop)):
     app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_command)
+app.command("limits", help=limits_help(), rich_help_panel=VOLUNTEER, epilog=epilog("p2prl limits"))(limits)
 for _name, _view in (("top", top), ("watch", watch), ("me", me)):
     app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_view)
 app.command("doctor", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl doctor"))(doctor)

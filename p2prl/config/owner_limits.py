@@ -36,8 +36,9 @@ def load_limits(home: Path, options: Mapping[str, str] | None = None) -> Limits:
 
 
 def remember_limits(home: Path, changes: Mapping[str, str]) -> None:
-    """Keep what a command has set; `default` forgets it. `ConfigError` for a wrong one, and nothing changes."""
-    Limits().changed(changes)
+    """Keep what a command has set; `default` forgets it. `ConfigError` for a wrong one, or a file that no worker could
+    start with, and nothing changes."""
+    load_limits(home).changed(changes)
     kept = {**_remembered(home), **changes}
     kept = {name: text for name, text in kept.items() if text.strip().casefold() != "default"}
     path, new = home / "limits.json", home / f".limits.{os.getpid()}"
@@ -78,10 +79,11 @@ def _of_file(home: Path) -> dict[str, str]:
     for name, value in _flat(tables.get("limits", {})):
         try:
             limit_spec(name)
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise ConfigError(f"{name} must be a text or a number", remedy=f'Write {name} = "…".')
+            checked(name, str(value))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}", remedy=error.remedy) from error
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ConfigError(f"{path}: {name} must be a text or a number", remedy=f'Write {name} = "…".')
         found[name] = str(value)
     return found
 

@@ -20,7 +20,7 @@ HETERORL_MASS = 0.995
 Quantile = Callable[[float], float]
 """Delay at a probability: inverse-transform sampling uses one uniform number per draw for every distribution."""
 
-_FORMS = "const:5, uniform:A:B, exp:MEAN, lognormal:LOWER:UPPER or weibull:MAX[:SHAPE[:MEDIAN]]"
+_FORMS = "const:5, uniform:FROM:TO, exp:MEAN, lognormal:LOWER:UPPER or weibull:MAX[:SHAPE[:MEDIAN]]"
 
 
 @dataclass(frozen=True, slots=True)

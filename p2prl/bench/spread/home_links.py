@@ -106,7 +106,8 @@ def read_links(path: Path) -> Kinds:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", remedy="Use a text file of link rates.") from error
+        known = ", ".join(LINK_SETS)
+        raise ConfigError(f"cannot read {path}: {error}", remedy=f"Name {known}, or a file of links.") from error
     kinds = []
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].replace(",", " ").split()

@@ -22,9 +22,11 @@ def bench_step(
     completions: Annotated[int, typer.Option("--completions", help="Completions of a group.")] = 4,
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the longest completion.")] = 64,
     micro_batch_tokens: Annotated[
-        int, typer.Option("--micro-batch-tokens", help="Default: a quarter of the batch.")
+        int, typer.Option("--micro-batch-tokens", help="Most tokens of a part of the batch; 0 takes a quarter of it.")
     ] = 0,
-    precision: Annotated[str, typer.Option("--precision", help="As in run.toml: fp32, bf16, bf16_kahan, …")] = "fp32",
+    precision: Annotated[
+        str, typer.Option("--precision", help="As in run.toml: auto, fp32, bf16, bf16_stochastic or bf16_kahan.")
+    ] = "fp32",
     states: Annotated[str, typer.Option("--optimizer-states", help="full or 8bit.")] = "full",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Keep only the inputs of layers.")] = False,
     plain: Annotated[bool, typer.Option(help="Compare with a plain step, which must fit.")] = True,

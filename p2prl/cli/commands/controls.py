@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -48,6 +49,19 @@ def stop(seat: Seat = "", home: Home = None, as_json: AsJson = False) -> None:
     from p2prl.controls.messages import StopRequest
 
     tell_workers(StopRequest(), seat=seat, home=home, as_json=as_json)
+
+
+def limits_help() -> str:
+    """The help of `p2prl limits`: each limit with a value as an example, what it means, and its default."""
+    from p2prl.controls.limits import SPECS
+    from p2prl.controls.quantities import OFF
+
+    lines = (
+        f"{spec.name}={shlex.quote(spec.example)}: {spec.meaning}"
+        + ("" if spec.default == OFF else f" Default: {spec.default}.")
+        for spec in SPECS
+    )
+    return "\n\n".join([limits.__doc__ or "", "The limits, with examples. Default: off.", "\b\n" + "\n".join(lines)])
 
 
 def limits(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from p2prl.cli.views.console import emit, say
+from p2prl.cli.views.console import emit, say, show
 from p2prl.cli.views.controls_view import answer_line, limit_lines
 from p2prl.config.owner_limits import config_file, config_text, load_limits, remember_limits
 from p2prl.config.worker_folder import default_home
@@ -60,12 +60,12 @@ def limits_command(changes: list[str], *, seat: str, home: Path | None, as_json:
     if told.answers:
         for workers, limits in _alike(told.answers):
             if len(told.answers) > 1:
-                say(f"{', '.join(workers)}:")
+                show(f"{', '.join(workers)}:")
             for line in limit_lines(limits):
-                say(line, unwrapped=True)
+                show(line, unwrapped=True)
     else:
         for line in limit_lines(following):
-            say(line, unwrapped=True)
+            show(line, unwrapped=True)
     if wanted and seat:
         say("Followed by this worker until it ends.")
     elif wanted:
@@ -88,7 +88,7 @@ def show_config(*, origin: bool, home: Path | None, as_json: bool) -> None:
     exists = config_file(base).exists()
     say(f"{config_file(base)}{'' if exists else ' (not there; p2prl config init writes one)'}", unwrapped=True)
     for line in limit_lines(limits, origin=origin):
-        say(line, unwrapped=True)
+        show(line, unwrapped=True)
 
 
 def write_config(*, home: Path | None, as_json: bool) -> None:

@@ -105,6 +105,10 @@ def _write_bundle(request: DoctorRequest, text: str) -> None:
     try:
         with os.fdopen(os.open(request.bundle, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
+    except FileExistsError as error:
+        raise MachineError(
+            f"{request.bundle} is there already", remedy="Give another name, or delete it first; it was not touched."
+        ) from error
     except OSError as error:
         raise write_error(error, request.bundle) from error
     say(f"Wrote {request.bundle}.")

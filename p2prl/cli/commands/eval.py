@@ -17,7 +17,7 @@ def eval_(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", help="held-out rows of data, or fresh prompts of procedural tasks. Default: both."),
+        typer.Option("--split", help="held-out (rows of data) or fresh (prompts of procedural tasks). Default: both."),
     ] = None,
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Most prompts of each task.")] = 1024,
     samples: Annotated[

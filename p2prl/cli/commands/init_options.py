@@ -121,7 +121,9 @@ Dtype = Annotated[
 ]
 ComputeDtype = Annotated[
     str | None,
-    typer.Option("--compute-dtype", help="Type engines compute in. Default: that of --dtype, else the preset's."),
+    typer.Option(
+        "--compute-dtype", help="Type engines compute in, one of the same. Default: that of --dtype, else the preset's."
+    ),
 ]
 LicenseName = Annotated[
     str | None, typer.Option("--license", "--licence", help="License of the weights. Default: the model card's.")

@@ -20,8 +20,8 @@ def sim(
         str,
         typer.Option(
             "--delay",
-            help="Delay distribution of the groups, seconds: const:5, uniform:A:B, exp:MEAN, lognormal:LOWER:UPPER "
-            "or weibull:MAX.",
+            help="Delay distribution of the groups, seconds: const:5, uniform:FROM:TO, exp:MEAN, "
+            "lognormal:LOWER:UPPER or weibull:MAX.",
         ),
     ] = "const:0",
     step_seconds: Annotated[

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2prl.cli.commands.controls_send import live_answer
 from p2prl.cli.role_files import read_status
-from p2prl.cli.views.console import emit, say
+from p2prl.cli.views.console import emit, say, show
 from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import default_home, holder_of
 from p2prl.errors import ConfigError, RemoteProtocolError
@@ -28,7 +28,7 @@ def status_command(run: Path | None, *, home: Path | None, as_json: bool) -> Non
         say(f"Nothing has run under {base} yet. Start with:  p2prl join LINK")
     for worker in workers:
         for line in worker_lines(worker, now=time.time()):
-            say(line)
+            show(line)
 
 
 def status_documents(run: Path | None, home: Path) -> list[dict[str, Any]]:

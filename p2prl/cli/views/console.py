@@ -1,4 +1,4 @@
-"""Terminal output: messages on standard error, JSON on standard output, a live panel on terminals only."""
+"""Terminal output: messages on standard error, data on standard output, a live panel on terminals only."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ PLAIN_PERIOD_S = 10.0
 _DRAWS_PER_S = 4
 
 console = Console(stderr=True, highlight=False)
+_output = Console(highlight=False)
 
 
 def say(message: str, *, unwrapped: bool = False) -> None:
@@ -30,10 +31,19 @@ def say(message: str, *, unwrapped: bool = False) -> None:
 
     On a terminal it is wrapped between words; `unwrapped` keeps links and tables on one line, easy to copy.
     """
-    text = encodable(cleaned(message), console.encoding)
-    for line in [text] if unwrapped or not console.is_terminal else wrapped(text, console.width):
+    _print(console, message, unwrapped=unwrapped)
+
+
+def show(line: str, *, unwrapped: bool = False) -> None:
+    """Print a line that a command was asked for, as `say` does, but on standard output: for a pipe or a file."""
+    _print(_output, line, unwrapped=unwrapped)
+
+
+def _print(where: Console, message: str, *, unwrapped: bool) -> None:
+    text = encodable(cleaned(message), where.encoding)
+    for line in [text] if unwrapped or not where.is_terminal else wrapped(text, where.width):
         # Not soft_wrap: the live panel is drawn again with this line, and would lose its own wrapping.
-        console.print(Segments([Segment(line), Segment.line()]), crop=False)
+        where.print(Segments([Segment(line), Segment.line()]), crop=False)
 
 
 def emit(document: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from p2prl.cli.examples import examples
 from p2prl.config.presets import PRESETS
+from p2prl.controls.limits import SPECS
+from p2prl.controls.quantities import OFF
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import DTYPE_BYTES
 from p2prl.tasks.task_registry import TASKS
@@ -130,6 +132,10 @@ def test_arguments_are_named_in_capitals(name: str) -> None:
         ("init", "x", "--preset"),
         ("init", "x", "--dtype"),
         ("export", "/nowhere", "--dtype"),
+        ("eval", "/nowhere", "--split"),
+        ("bench spread", "--links"),
+        ("bench spread", "--schemes"),
+        ("bench machine", "--device"),
         ("bench step", "--model"),
         ("bench replay", "--models"),
         ("bench trust", "--part"),
@@ -150,6 +156,22 @@ def test_init_lists_presets_tasks_and_types() -> None:
     shown = help_text("p2prl init")
     for choice in (*PRESETS, *TASKS.names(), *DTYPE_BYTES):
         assert choice in shown, choice
+
+
+def test_help_names_every_limit_with_its_example_and_its_default() -> None:
+    shown = help_text("p2prl limits", columns=200)
+    for spec in SPECS:
+        (line,) = [each for each in shown.splitlines() if each.strip().startswith(f"{spec.name}=")]
+        assert spec.example in line
+        assert spec.meaning in line
+        assert (spec.default == OFF) != (f"Default: {spec.default}." in line)
+    assert "Default: off." in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_text_between_colons_became_a_picture(name: str) -> None:
+    """rich draws `:a:` as an emoji."""
+    assert not re.findall(r"[\U0001f000-\U0001ffff]", help_text(name))
 
 
 def test_the_documentation_has_no_other_command_or_option() -> None:

@@ -50,6 +50,7 @@ def test_errors_name_the_right_key(tmp_path: Path, text: str, message: str, reme
     config_file(tmp_path).write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_limits(tmp_path)
+    assert str(config_file(tmp_path)) in str(caught.value)
     assert message in str(caught.value)
     assert caught.value.remedy == remedy
 
@@ -58,6 +59,11 @@ def test_a_wrong_command_is_not_remembered(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         remember_limits(tmp_path, {"ram": "4GB", "gpu.power": "1 horse"})
     assert not (tmp_path / "limits.json").exists()
+    config_file(tmp_path).write_text("[limits")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        remember_limits(tmp_path, {"ram": "4GB"})
+    assert not (tmp_path / "limits.json").exists()
+    config_file(tmp_path).unlink()
     (tmp_path / "limits.json").write_text("[")
     with pytest.raises(ConfigError, match="damaged"):
         load_limits(tmp_path)

@@ -42,6 +42,12 @@ def test_truncated_link_is_refused(address: str) -> None:
         assert caught.value.remedy
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_link_is_called_empty(text: str) -> None:
+    with pytest.raises(ConfigError, match="^the join link is empty$"):
+        parse_link(text)
+
+
 def test_truncation_in_a_later_address_is_refused() -> None:
     link = JoinLink("run", Digest(bytes(range(32))), (DIRECT, DIRECT))
     text = str(link)

@@ -168,6 +168,13 @@ def test_limits_are_kept_and_followed(tmp_path: Path) -> None:
     assert document["limits"]["idle"]["value"] == "off"
 
 
+@pytest.mark.parametrize("command", [("limits",), ("config", "show")])
+def test_limits_go_to_standard_output_for_a_pipe(tmp_path: Path, command: tuple[str, ...]) -> None:
+    result = invoke(*command, "--home", tmp_path)
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(Limits().settings)
+    assert "gpu.temp" not in result.stderr
+
+
 def test_workers_with_different_limits_are_shown_apart(tmp_path: Path) -> None:
     with worker(tmp_path, "seat-1"), worker(tmp_path, "seat-2"), worker(tmp_path, "seat-3"):
         invoke("limits", "ram=4GB", "--seat", "seat-2", "--home", tmp_path)

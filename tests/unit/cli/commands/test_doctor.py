@@ -214,6 +214,9 @@ def test_the_command_shows_the_report_before_it_writes_one(tmp_path: Path) -> No
     invoke("doctor", "--skip-device", "--home", home, "--bundle", report, "--yes")
     text = report.read_text()
     assert report.stat().st_mode & 0o777 == 0o600
+    again = invoke("doctor", "--skip-device", "--home", home, "--bundle", report, "--yes").exception
+    assert str(again) == f"{report} is there already"
+    assert report.read_text() == text
     assert str(tmp_path) not in text
     assert socket.gethostname() not in text.split()
     assert getpass.getuser() not in text.split()

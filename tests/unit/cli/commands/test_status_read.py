@@ -158,4 +158,4 @@ def test_an_empty_home_and_a_damaged_status_file_are_handled(
     (tmp_path / "seat-1" / "run").mkdir(parents=True)
     (tmp_path / "seat-1" / "run" / "status.json").write_text("[1, 2")
     status_command(None, home=tmp_path, as_json=False)
-    assert "not running" in capsys.readouterr().err
+    assert "not running" in capsys.readouterr().out
