@@ -9,7 +9,9 @@ from statistics import fmean, stdev
 from p2prl.bench.staleness.bases import ON_POLICY, Base, base_of, best_on_policy
 from p2prl.bench.staleness.charts import plot_curves
 from p2prl.bench.staleness.experiment import (
+    DEFAULT,
     GRPO,
+    LAWS,
     PARTS,
     REPORTING,
     TUNING_LAW,
@@ -33,6 +35,12 @@ _TUNED = (
 )
 
 
+_COMPARED = """Both under the same law, as tuned, in points of 100, paired by seed, ± standard errors: below zero the
+other method is better. The means are over the tasks that have both."""
+_MEASURES = ("greedy", "pass_at_8", "sampled")
+Pairs = list[tuple[SeedResult, SeedResult]]
+
+
 def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
     """Markdown: the reporting seeds, the development seeds, and what is missing."""
     reported, tuned = list(reporting_rows(results, parts)), list(tuning_rows(results, parts))
@@ -42,6 +50,8 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
         lines += [*_REPORTED, *reported]
     else:
         lines.append("None yet: no method has been tuned to the end.")
+    if compared := compared_lines(results, parts):
+        lines += ["", "## The default minus each other method", "", _COMPARED, "", *compared]
     lines += ["", f"## Development seeds, under {TUNING_LAW[0]}, {TUNING_LAW[1]} updates", ""]
     lines += [*_TUNED, *tuned] if tuned else ["None yet."]
     return "\n".join([*lines, "", "## Missing", "", *missing_lines(results, parts)]) + "\n"
@@ -103,6 +113,54 @@ def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
                     f"| {' | '.join(losses)} | {spread_text(found, 'pass_at_8')} | {spread_text(found, 'entropy')} "
                     f"| {_collapsed(found)} |"
                 )
+
+
+def compared_lines(results: ResultFile, parts: Sequence[Part]) -> list[str]:
+    """A table with one row for each law and method with runs of the default beside it: greedy by task, means over
+    tasks."""
+    rows: dict[tuple[str, str], dict[str, Pairs]] = {}
+    for part in parts:
+        for law in part.laws:
+            for method in part.methods:
+                pairs = pairs_of(results, part, method, law)
+                if method != DEFAULT and len(pairs) > 1:
+                    rows.setdefault((law[0], method), {})[part.task] = pairs
+    tasks = list(dict.fromkeys(task for pairs in rows.values() for task in pairs))
+    names = ["law", "method", *(f"`{task}`" for task in tasks), "mean", "pass@8, mean", "sampled, mean"]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for law, method in sorted(rows, key=lambda row: [each for each, _ in LAWS].index(row[0])):
+        pairs = rows[law, method]
+        greedy = [points_text(gain_of(pairs[task], "greedy")) if task in pairs else "–" for task in tasks]
+        means = [points_text(mean_gain([gain_of(each, name) for each in pairs.values()])) for name in _MEASURES]
+        lines.append(f"| `{law}` | `{method}` | {' | '.join((*greedy, *means))} |")
+    return lines if rows else []
+
+
+def pairs_of(results: ResultFile, part: Part, method: str, law: tuple[str, int]) -> Pairs:
+    """(the default's result, the method's) on each reporting seed that both have, as tuned."""
+    choices = [choice_of(results, part.task, each) for each in (DEFAULT, method)]
+    if law not in part.laws or method not in part.methods or None in choices:
+        return []
+    plan, seeds = plan_of(part.task, law[1]), sorted(seed for half in REPORTING for seed in half)
+    found = [results.of(Setting.of(part.task, choice or "", law[0], plan), seeds) for choice in choices]
+    first, second = ({result.seed: result for result in each} for each in found)
+    return [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
+
+
+def gain_of(pairs: Pairs, measure: str) -> tuple[float, float]:
+    """Mean of the paired differences and its standard error."""
+    gains = [ours.last_of(measure) - other.last_of(measure) for ours, other in pairs]
+    return fmean(gains), stdev(gains) / len(gains) ** 0.5
+
+
+def mean_gain(gains: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The mean over tasks, which are independent, and its standard error."""
+    return fmean(gain for gain, _ in gains), sum(error**2 for _, error in gains) ** 0.5 / len(gains)
+
+
+def points_text(gain: tuple[float, float]) -> str:
+    """A difference in points of 100."""
+    return f"{100 * gain[0]:.1f} ± {100 * gain[1]:.1f}"
 
 
 def tuning_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:

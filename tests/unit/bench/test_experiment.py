@@ -185,6 +185,29 @@ def test_the_tables_say_what_is_missing(tmp_path: Path) -> None:
     assert "50 of 50 development runs, 40 of 40 reporting runs" in text
 
 
+def test_methods_are_compared_seed_by_seed_and_over_tasks(tmp_path: Path) -> None:
+    results = CompactResults(tmp_path / "runs.jsonl")
+    methods = (DEFAULT, "grpo+amsgrad")
+    parts = [Part(task=task, methods=methods, laws=LAWS[:1], halves=1, seconds=0.1) for task in ("chain4", "split4")]
+    # The default is better by .1, .2, .3, .4 and .5 on the seeds of chain4, and worse by .02 on each of split4.
+    gains = {("chain4", seed): 0.02 * (seed - 4) * 5 for seed in range(5, 10)}
+    while (job := next_job(results, parts)) is not None:
+        plan = {each.updates: each for each in (job.plan, *job.shorter)}
+        for each in plan.values():
+            setting = Setting.of(job.part.task, job.method, job.law, each)
+            ours = job.method.startswith("gepo_t")
+            results.add(
+                setting, [result(seed, 0.4 + ours * gains.get((job.part.task, seed), -0.02)) for seed in job.seeds]
+            )
+    lines = experiment_report.compared_lines(results, parts)
+    assert lines[0] == "| law | method | `chain4` | `split4` | mean | pass@8, mean | sampled, mean |"
+    # Standard deviation of .1 … .5 is √.025, its error a √5th; over two tasks, one of them without error, half of it.
+    error = (0.025 / 5) ** 0.5
+    expected = f"30.0 ± {100 * error:.1f} | -2.0 ± 0.0 | 14.0 ± {100 * error / 2:.1f} | 0.0 ± 0.0 | "
+    assert lines[2].startswith(f"| `const:128` | `grpo+amsgrad` | {expected}")
+    assert len(lines) == 3
+
+
 def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
