@@ -1,4 +1,4 @@
-"""How others reach this machine and it them: `--public`, `--no-port-mapping`, `--lan`, and the peers of `--peers`."""
+"""Options on the reach of a machine, `--public`, `--no-port-mapping` and `--lan`, and the peers of `--peers`."""
 
 from __future__ import annotations
 
