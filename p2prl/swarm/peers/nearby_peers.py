@@ -1,7 +1,7 @@
 """Peers of a run that announce themselves on the local network (multicast DNS service discovery, RFC 6763). Pure.
 
-An answer is an address to try: whoever listens there has to prove its key, and the link's digest says whose words
-count. Everything on the network may answer, so answers are checked and bounded.
+An answer is an address to try: the peer that listens there has to prove its key, and the link's digest says which key
+signs the run. Everything on the network may answer, so answers are checked and bounded.
 """
 
 from __future__ import annotations
