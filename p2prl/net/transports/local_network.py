@@ -60,10 +60,11 @@ class MulticastDns:
         await self._browser.async_cancel()
         await self._zeroconf.async_close()
 
-    def _on_change(self, zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:  # noqa: ARG002 - the library's names
-        if state_change.name == "Removed" or len(self._asking) >= _AT_ONCE:
+    def _on_change(self, **change: Any) -> None:
+        """A service came, changed or went: `name` and `state_change`, as the library calls them."""
+        if change["state_change"].name == "Removed" or len(self._asking) >= _AT_ONCE:
             return
-        task = asyncio.get_running_loop().create_task(self._ask(name))
+        task = asyncio.get_running_loop().create_task(self._ask(change["name"]))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
