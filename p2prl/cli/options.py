@@ -43,6 +43,9 @@ Public = Annotated[
 NoPortMapping = Annotated[
     bool, typer.Option("--no-port-mapping", help="Do not ask the home router for a port (UPnP, NAT-PMP).")
 ]
+Lan = Annotated[
+    bool, typer.Option("--lan", help="Announce this machine on the local network, and try others of the run there.")
+]
 MonthlyGb = Annotated[
     float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")
 ]

@@ -121,6 +121,7 @@ def confine_network(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Pro
     It may use `own`, the folder of its worker; `sockets`, a folder for its daemon; and execute `programs`.
     """
     limit(resource.RLIMIT_CORE, 0)
+    os.environ["TMPDIR"] = str(own)  # libraries look for a folder that they can write to
     if sys.platform != "linux":
         return Protection(is_open=True)
     linux.forbid_new_privileges()

@@ -8,7 +8,7 @@ does not know what a frame means; `protocol.frames` does. To add a transport, wr
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -115,6 +115,19 @@ class MeetingTransport(Protocol):
 
         Raises `TransportError`.
         """
+        ...
+
+
+class LocalNetwork(Protocol):
+    """A search of the local network, which lasts until it is closed."""
+
+    async def announce(self, name: str, properties: Mapping[bytes, bytes], hosts: Sequence[str], port: int) -> None:
+        """Answer others' searches with these properties, IP addresses and TCP port. A second announcement of a name
+        replaces the first."""
+        ...
+
+    async def close(self) -> None:
+        """End the search, and take the announcement back."""
         ...
 
 

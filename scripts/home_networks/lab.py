@@ -32,8 +32,10 @@ _NEWCOMER = "newcomer"
 
 _POLL_S = 0.5
 _OFFLINE_S, _ASLEEP_S = 30.0, 120.0
-_LINK_S = 420.0
-"""A seeder is named in the link after five minutes."""
+_LINK_S = 120.0
+"""A public peer is named in the link after seconds, once its record is known."""
+_PUBLISH_S = 120.0
+"""Longest wait for the learner's next version."""
 
 _PUBLIC_SPEED = LineSpeed(up_mbit=100.0, down_mbit=100.0, delay_s=0.005)
 
@@ -166,12 +168,14 @@ class Lab:
         if what in _LEARNER_GOES:
             if what == "learner-away":  # people copy a link that names others too, once they have been up for minutes
                 self._watch(lambda: self._swarm.link_peers() > 1, _LINK_S, "link", lambda: "names the learner alone")
+                announced = self._swarm.versions()  # it goes while it sends a version
+                self._watch(lambda: self._swarm.versions() > announced, _PUBLISH_S, "next version", lambda: "")
             self._swarm.kill(LEARNER)
             if what == "learner-moves":
                 self._machines[LEARNER].set_addresses(self._control.move(LEARNER), None)
             elif what == "learner-away":
                 self._absent = frozenset({LEARNER})
-                self._newcomer = self._welcome()
+                self._newcomer = {"announced_version": self._swarm.versions() - 1, **self._welcome()}
                 self._absent = frozenset()
             self._control.forget_traffic()
             self._swarm.start_learner()

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from p2prl.errors import TransportError
+from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from tests.loopback.hivemind_swarm import KEY, Inbox, run, start, swarm
@@ -103,6 +105,32 @@ def test_a_peer_without_a_receiver_takes_no_frame() -> None:
             inbox = Inbox(first)
             await second.send(first.peer_id, b"now", timeout_s=5)
             assert await inbox.next() == (second.peer_id, b"now")
+
+    run(scenario)
+
+
+def sockets(transport: HivemindTransport) -> set[str]:
+    """The daemon's sockets of connections to others, by their inodes: ports stay when a connection is replaced."""
+    daemon = psutil.Process(transport._daemon.pid)
+    established = [each for each in daemon.net_connections("tcp4") if each.status == psutil.CONN_ESTABLISHED]
+    return {os.readlink(f"/proc/{daemon.pid}/fd/{each.fd}") for each in established}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_connection_is_replaced_only_if_somebody_listens_at_the_address() -> None:
+    async def scenario() -> None:
+        async with swarm(2) as (first, second):
+            inbox = Inbox(first)
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                free = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{first.peer_id}"
+            before = sockets(second)
+            with pytest.raises(TransportError, match="accepts no connection"):
+                await second.replace_circuit(free)
+            assert sockets(second) == before != set()
+            assert await second.replace_circuit(first.addresses[0]) == first.peer_id
+            assert sockets(second).isdisjoint(before)
+            await second.send(first.peer_id, b"over the new one", timeout_s=5)
+            assert await inbox.next() == (second.peer_id, b"over the new one")
 
     run(scenario)
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.further_peers import list_to_reread
+from p2prl.cli.commands.further_peers import reach_options
 from p2prl.cli.options import (
     AsJson,
     Base,
     DiskGb,
     Engine,
     Home,
+    Lan,
     Link,
     Listen,
     MonthlyGb,
@@ -79,6 +80,7 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         transport: Transport = "hivemind",
         public: Public = False,
         no_port_mapping: NoPortMapping = False,
+        lan: Lan = False,
         slots: Slots = 0,
         vram_gb: VramGb = 0.0,
         share: Share = 0.0,
@@ -99,7 +101,6 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         from p2prl.cli.commands.join_devices import one_device
         from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-        from p2prl.net.process.network_config import ReachOptions
 
         bounds = {"share": share, "vram_gb": vram_gb, "ram_gb": ram_gb, "disk_gb": disk_gb}
         planned = plan_limits(home, upload_mbit=upload_mbit, monthly_gb=monthly_gb, **bounds)
@@ -110,7 +111,7 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
             transport=transport,
             peers=peers,
             caps=planned.caps,
-            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
+            reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping, lan=lan),
             base=base,
             engine=engine,
             device=one_device(context, device, home=home, events=events, as_json=as_json),

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.further_peers import list_to_reread
+from p2prl.cli.commands.further_peers import reach_options
 from p2prl.cli.options import (
     AsJson,
+    Lan,
     Listen,
     MonthlyGb,
     NoPortMapping,
@@ -35,6 +36,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         transport: Transport = "hivemind",
         public: Public = False,
         no_port_mapping: NoPortMapping = False,
+        lan: Lan = False,
         updates: Annotated[
             int | None,
             typer.Option("--updates", min=0, help="Updates to train; 0 for no end. Default: run.toml's."),
@@ -49,14 +51,13 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
         Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
         from p2prl.cli.commands.learn_run import learn_command
-        from p2prl.net.process.network_config import ReachOptions
 
         learn_command(
             run,
             listen=listen,
             peers=peers,
             transport=transport,
-            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
+            reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping, lan=lan),
             updates=updates,
             upload_mbit=upload_mbit,
             monthly_gb=monthly_gb,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from p2prl.cli.commands.further_peers import list_to_reread
+from p2prl.cli.commands.further_peers import reach_options
 from p2prl.cli.options import (
     AsJson,
     DiskGb,
     Home,
+    Lan,
     Link,
     Listen,
     MonthlyGb,
@@ -28,6 +29,7 @@ def seed(
     transport: Transport = "hivemind",
     public: Public = False,
     no_port_mapping: NoPortMapping = False,
+    lan: Lan = False,
     upload_mbit: UploadMbit = 0.0,
     monthly_gb: MonthlyGb = 0.0,
     disk_gb: DiskGb = 0.0,
@@ -41,7 +43,6 @@ def seed(
     """
     from p2prl.cli.commands.owner_controls import plan_limits
     from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-    from p2prl.net.process.network_config import ReachOptions
 
     planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
     request = WorkerRequest(
@@ -51,7 +52,7 @@ def seed(
         transport=transport,
         peers=peers,
         caps=planned.caps,
-        reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
+        reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping, lan=lan),
         confine=not no_confinement,
     )
     start = start_worker(request)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.further_peers import list_to_reread
+from p2prl.cli.commands.further_peers import reach_options
 from p2prl.cli.options import (
     AsJson,
     Base,
@@ -66,7 +66,6 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         """
         from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-        from p2prl.net.process.network_config import ReachOptions
 
         planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
         request = WorkerRequest(
@@ -76,7 +75,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
             transport=transport,
             peers=peers,
             caps=planned.caps,
-            reach=ReachOptions(is_public=public, maps_ports=not no_port_mapping, peers_list=list_to_reread(peers)),
+            reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping),
             base=base,
             confine=not no_confinement,
         )

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
-from pathlib import Path
+from collections.abc import Coroutine
 
 from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import MeetingTransport, Transport
 from p2prl.net.process.dial_resolution import resolved
+from p2prl.net.process.nearby_search import NearbySearch
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.peer_list import download_apart, web_peers
 from p2prl.net.storage.kept_peers import read_peers, write_peers
@@ -43,40 +44,34 @@ _WRITE_S = 60.0
 
 
 class LinkKeeper:
-    """One node's remembered peers and redialing. Call `run` once the transport is up."""
+    """One node's remembered peers and redialing. Call `run` once the transport is up.
+
+    More than twelve attributes, because every source of addresses and the rules for each meet here.
+    """
 
     def __init__(
-        self,
-        node: Node,
-        clock: Clock,
-        rng: Randomness,
-        own: PeerId,
-        run: Digest,
-        role: Role,
-        bootstrap: Sequence[str],
-        path: Path | None,
-        peers_list: str = "",
+        self, node: Node, clock: Clock, rng: Randomness, own: PeerId, config: NetworkConfig, nearby: NearbySearch | None
     ) -> None:
-        """Reads the peers remembered at `path`; None remembers them no longer than this process lives.
+        """Reads the peers that `config.peers_file` remembers; without one they are remembered while this process lives.
 
-        `peers_list` is the web address of a list, or empty. Nine arguments, because the node, its settings and its
-        files meet here.
+        `nearby` searches the local network; None where the owner has not asked for it.
         """
         self._node = node
         self._clock = clock
-        self._path = path
-        self._list = peers_list
-        self._named = frozenset(bootstrap)
-        named = [(split_peer(address)[1], address) for address in bootstrap]
-        self._is_learner = role is Role.LEARNER
+        self._path = config.peers_file
+        self._list = config.reach.peers_list
+        self._nearby = nearby
+        self._named = config.bootstrap
+        named = [(split_peer(address)[1], address) for address in config.bootstrap]
+        self._is_learner = config.node.role is Role.LEARNER
         self._redialer = Redialer(named, rng, clock.now(), is_learner=self._is_learner)
         self._detours = Detours()
         self._link_peers = LinkPeers()
         self.link_peers: tuple[str, ...] = ()
         """Addresses of the peers that the learner's join link should name beside it."""
-        self._memory = PeerMemory(run, own)
-        if path is not None:
-            self._memory.restore(read_peers(path), clock.now())
+        self._memory = PeerMemory(Digest(config.run), own)
+        if self._path is not None:
+            self._memory.restore(read_peers(self._path), clock.now())
         self._write_at = clock.now() + _WRITE_S
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -89,6 +84,11 @@ class LinkKeeper:
         """Addresses of remembered peers that may relay to this node: those in roles that stay up."""
         return tuple(address for _, address in self._memory.addresses(self._node.dial_rules, lasting=True))
 
+    async def bootstrap(self) -> tuple[str, ...]:
+        """Peers to join through: those that were named, and those found on the local network. Raises `MachineError`."""
+        found = [] if self._nearby is None else await self._nearby.first(self._node.dial_rules)
+        return (*self._named, *(address for _, address in found))
+
     async def run(self, transport: Transport, driver: NodeDriver) -> None:
         """Note neighbors and redial, until cancelled."""
         note_at = self._clock.now() + _NOTE_S
@@ -99,12 +99,15 @@ class LinkKeeper:
                     note_at = now + _NOTE_S
                     self._note(now, transport.addresses, at_once=False)
                     self._replace_circuits(transport, driver, now)
+                    await self._look_nearby(transport.addresses)
                 self._redial(transport, driver, now)
                 await asyncio.sleep(_TURN_S)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._nearby is not None:
+                await self._nearby.close()
             self._note(self._clock.now(), transport.addresses, at_once=True)
 
     def _note(self, now: float, addresses: tuple[str, ...], *, at_once: bool) -> None:
@@ -118,6 +121,12 @@ class LinkKeeper:
         if self._path is not None and (self._memory.changed or at_once or now >= self._write_at):
             self._memory.changed, self._write_at = False, now + _WRITE_S
             write_peers(self._path, self._memory.to_bytes())
+
+    async def _look_nearby(self, addresses: tuple[str, ...]) -> None:
+        """Announce this node's own addresses on the local network, and note who else is there."""
+        if self._nearby is not None:
+            await self._nearby.announce(addresses)
+            self._redialer.take_nearby(self._nearby.found(self._node.dial_rules))
 
     def _replace_circuits(self, transport: Transport, driver: NodeDriver, now: float) -> None:
         """Dial peers at their public addresses that are linked through circuits."""

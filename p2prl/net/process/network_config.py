@@ -24,6 +24,8 @@ class ReachOptions:
     with a public address know it."""
     maps_ports: bool = True
     """It may ask the home router for a port (UPnP, NAT-PMP)."""
+    on_lan: bool = False
+    """It says on the local network that it is here, and tries others of its run that do."""
     peers_list: str = ""
     """Web address of a list of further peers, read again while the learner is not found; empty for none."""
 

@@ -24,6 +24,7 @@ from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.link_keeper import LinkKeeper
+from p2prl.net.process.nearby_search import NearbySearch
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.process.open_files import links_for, raise_open_files
@@ -140,17 +141,8 @@ class NetworkProcess:
         )
         self._guard = NodeGuard(self._node, self._clock)
         self._node.set_networks(private_networks())
-        self._keeper = LinkKeeper(
-            self._node,
-            self._clock,
-            rng,
-            identity.peer_id,
-            Digest(config.run),
-            config.node.role,
-            config.bootstrap,
-            config.peers_file,
-            config.reach.peers_list,
-        )
+        nearby = NearbySearch(Digest(config.run), identity.peer_id) if config.reach.on_lan else None
+        self._keeper = LinkKeeper(self._node, self._clock, rng, identity.peer_id, config, nearby)
         self._kept = KeptVersions(config.blob_dir)
         held = self._kept.found(config.manifest) if config.manifest and config.node.rebuilds else []
         # Not before the first download is complete: until then it may continue one of an earlier process.
@@ -254,7 +246,7 @@ class NetworkProcess:
             )
 
         try:
-            return await start(options(config.bootstrap))
+            return await start(options(await self._keeper.bootstrap()))
         except UnreachableError as error:
             if not config.manifest and not self._keeper.knows_peers:
                 raise

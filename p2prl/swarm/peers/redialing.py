@@ -1,7 +1,8 @@
 """Redialing: which known addresses to try while this node is short of the peers it needs. Pure.
 
 Named addresses are those its owner gave: the join link's, and those of `--peers`. They are tried every few seconds,
-since the learner at one of them may be starting again. A list on the web is read again when that does not help.
+since the learner at one of them may be starting again; so are those found on the local network. A list on the web is
+read again when that does not help.
 Remembered ones (`p2prl.swarm.peers.peer_memory`) are strangers of earlier days, so each waits longer after every
 failure. The directory does not replace this: a learner that has just started knows nobody, and a node whose neighbors
 are all gone has no directory.
@@ -64,6 +65,7 @@ class Redialer:
         self._satisfied_at = now
         self._listed: tuple[NamedAddress, ...] = ()
         self._listed_at = float("-inf")
+        self._nearby: tuple[NamedAddress, ...] = ()
         self._attempts: dict[str, _Attempts] = {}
 
     def wants(self, now: float, *, has_learner: bool, links: int) -> bool:
@@ -87,6 +89,10 @@ class Redialer:
         """Dial these too; they replace those of the last reading."""
         self._listed = tuple(listed)
 
+    def take_nearby(self, found: Sequence[NamedAddress]) -> None:
+        """Dial these too, which were found on the local network; they replace those of the last search."""
+        self._nearby = tuple(found)
+
     def due(
         self,
         remembered: Sequence[NamedAddress],
@@ -105,7 +111,7 @@ class Redialer:
         if not self.wants(now, has_learner=has_learner, links=links):
             return []
         strangers = remembered if links < ENOUGH_LINKS else [item for item in remembered if item[0] == learner]
-        offered = {address: peer for peer, address in (*self._named, *self._listed, *strangers)}
+        offered = {address: peer for peer, address in (*self._named, *self._nearby, *self._listed, *strangers)}
         self._attempts = {
             address: tried for address, tried in self._attempts.items() if address in offered or tried.dialing
         }
@@ -133,7 +139,7 @@ class Redialer:
         tried = self._of(address)
         tried.dialing = False
         tried.failures += 1
-        if any(address == named for _, named in (*self._named, *self._listed)):
+        if any(address == named for _, named in (*self._named, *self._nearby, *self._listed)):
             tried.not_before = now + self._pause_s(now)
         else:
             tried.not_before = now + backoff_s(tried.failures, base_s=_FIRST_S, cap_s=_LONGEST_S, rng=self._rng)

@@ -1,4 +1,4 @@
-"""What becomes of a download that waits for chunks. Pure."""
+"""Verdicts on downloads that wait for chunks. Pure."""
 
 from __future__ import annotations
 

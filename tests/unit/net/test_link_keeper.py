@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,12 +15,15 @@ import pytest
 from p2prl.errors import TransportError, UnreachableError
 from p2prl.net.process import link_keeper
 from p2prl.net.process.link_keeper import LinkKeeper
+from p2prl.net.process.nearby_search import NearbySearch
+from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.node import Node
+from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.dial_rules import DialRules
 from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.subnets import subnet_of
@@ -26,6 +31,7 @@ from p2prl.swarm.peers.subnets import subnet_of
 LEARNER = identity_of("learner").peer_id
 OLD, NEW = (f"/ip4/8.8.4.{number}/tcp/4001/p2p/{LEARNER}" for number in (4, 5))
 PRIVATE = f"/ip4/10.0.0.1/tcp/4001/p2p/{LEARNER}"
+RUN = Digest(bytes(32))
 URL = "https://example.org/peers.txt"
 
 
@@ -57,18 +63,16 @@ class Transport:
         return LEARNER
 
 
-def keeper(node: Any, peers_list: str) -> LinkKeeper:
-    return LinkKeeper(
-        cast(Node, node),
-        Clock(),
-        random.Random(1),
-        identity_of("home").peer_id,
-        Digest(bytes(32)),
-        Role.VOLUNTEER,
-        (OLD,),
-        None,
-        peers_list,
+def keeper(node: Any, peers_list: str, nearby: NearbySearch | None = None) -> LinkKeeper:
+    config = NetworkConfig(
+        key_file=Path("key"),
+        run=RUN,
+        node=NodeConfig(role=Role.VOLUNTEER),
+        blob_dir=Path("blobs"),
+        bootstrap=(OLD,),
+        reach=ReachOptions(peers_list=peers_list),
     )
+    return LinkKeeper(cast(Node, node), Clock(), random.Random(1), identity_of("home").peer_id, config, nearby)
 
 
 def lonely_node() -> Any:
@@ -162,3 +166,50 @@ async def _replaced(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Pe
 
 def test_a_learner_behind_a_circuit_is_dialed_at_its_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(_replaced(monkeypatch)) == ([NEW], [LEARNER])
+
+
+class Room(NearbySearch):
+    """A local network on which the learner has answered at `NEW`."""
+
+    def __init__(self) -> None:
+        super().__init__(RUN, identity_of("home").peer_id)
+        self.announced: list[tuple[str, ...]] = []
+        self.is_closed = False
+
+    async def first(self, rules: DialRules) -> list[tuple[PeerId, str]]:
+        return self.found(rules)
+
+    def found(self, rules: DialRules) -> list[tuple[PeerId, str]]:
+        assert not rules.networks
+        return [(LEARNER, NEW)]
+
+    async def announce(self, addresses: Sequence[str]) -> None:
+        self.announced.append(tuple(addresses))
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_who_answers_on_the_local_network_is_a_peer_to_join_through() -> None:
+    assert asyncio.run(keeper(lonely_node(), "", Room()).bootstrap()) == (OLD, NEW)
+    assert asyncio.run(keeper(lonely_node(), "").bootstrap()) == (OLD,)
+
+
+async def _dials_nearby(room: Room, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(link_keeper, "_TURN_S", 0.0)
+    transport = Transport()
+    driver = cast(NodeDriver, SimpleNamespace(wake=lambda: None))
+    task = asyncio.create_task(keeper(lonely_node(), "", room).run(cast(Any, transport), driver))
+    await asyncio.wait([task, reached := asyncio.create_task(transport.reached.wait())], return_when="FIRST_COMPLETED")
+    for each in (task, reached):
+        each.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await each
+    return transport.dialed
+
+
+def test_who_answers_later_is_dialed_while_the_learner_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room()
+    assert NEW in asyncio.run(_dials_nearby(room, monkeypatch))
+    assert room.announced
+    assert room.is_closed

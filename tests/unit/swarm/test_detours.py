@@ -1,4 +1,4 @@
-"""When peers that are linked through circuits are dialed directly."""
+"""Detours: peers that are linked through circuits are dialed directly."""
 
 from __future__ import annotations
 
