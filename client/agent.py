@@ -36,6 +36,7 @@ class LocalPolicy:
     manifest: PolicyManifest
     digest: Digest
     path: str
+    """For `open_weights`."""
 
 
 @dataclass(frozen=True, slots=True)

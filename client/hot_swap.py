@@ -6,13 +6,12 @@ between two batches: a group declares one policy and is replayed with that one.
 
 from __future__ import annotations
 
-import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from p2prl.client.agent import LocalPolicy
-from p2prl.errors import IntegrityError
 from p2prl.models.sampler_port import Sampler, StagedWeights
+from p2prl.net.storage.held_weights import open_weights
 
 
 class HotSwap:
@@ -59,11 +58,5 @@ class HotSwap:
 
 
 def _stage(policy: LocalPolicy, sampler: Sampler) -> StagedWeights:
-    with Path(policy.path).open("rb") as file:
-        try:
-            # Mapped, not read, so that gigabytes of weights are in memory once. A file deleted meanwhile stays
-            # readable.
-            weights = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:
-            raise IntegrityError("its weights file is empty") from error
-    return sampler.stage(memoryview(weights), policy.manifest.version)
+    # Mapped, not read, so that gigabytes of weights are in memory once. They stay readable if they are deleted.
+    return sampler.stage(open_weights(Path(policy.path)), policy.manifest.version)

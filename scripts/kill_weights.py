@@ -1,11 +1,12 @@
-"""Kill a process at random times while it downloads a patch, rebuilds weights and stores them; then check the disk.
+"""Kill a process at random times while it follows a run's versions as a volunteer does; then check the disk.
 
     python -m scripts.kill_weights --kills 200 --seed 0
 
 A child follows an endless series of versions with the code of a volunteer: it writes chunks of a patch into the blob
-store (`p2prl.net.storage.disk_blobs`), decodes patch and old weights into new weights
-(`p2prl.net.process.patch_decoder`), hashes every chunk of them again and keeps their signed manifest
-(`p2prl.net.storage.kept_versions`). The parent ends it with SIGKILL, reads the disk as a restarted node does, compares
+store (`p2prl.net.storage.chain_blobs`), decodes the patch over the weights of the chain, which is first made of the
+version that was downloaded whole (`p2prl.net.process.version_rebuild`), reads every chunk of them as it would for a
+peer, keeps their signed manifest (`p2prl.net.storage.kept_versions`), and drops older versions. Now and then it jumps:
+a version comes as a whole file. The parent ends it with SIGKILL, reads the disk as a restarted volunteer does, compares
 every word of the kept versions, and restarts the child, which must continue from there without losing a version or a
 chunk of the next patch. Prints a report as JSON; exits 1 at the first violation, and keeps the folder.
 """
@@ -28,8 +29,11 @@ from blake3 import blake3
 
 from p2prl.bench.patch.simulated_training import adam_versions
 from p2prl.net.process import control
-from p2prl.net.process.patch_decoder import rebuild
+from p2prl.net.process.version_rebuild import rebuild, resume_chain
+from p2prl.net.storage.chain_blobs import CHAIN_FOLDER, WorkerBlobs
+from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.storage.held_weights import read_weights
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import fastest_kernels
@@ -49,6 +53,12 @@ LEARNING_RATE = 1e-5
 """Learning rate that changes 7 % of the words."""
 
 PATCH_CHUNK_BYTES, WEIGHT_CHUNK_BYTES = 16 * 1024, 256 * 1024
+
+KEPT = 3
+"""Versions a child keeps."""
+
+JUMP_EVERY = 7
+"""Every so many versions one is a whole file."""
 
 PHASES = ("download", "rebuild", "keep")
 
@@ -100,12 +110,13 @@ class Source:
 
 def holds(blobs: DiskBlobStore, ref: BlobRef) -> int:
     """Number of a blob's chunks that are on disk and intact."""
-    return len(blobs.begin(ref))
+    return sum(ref.proves(index, blobs.read(ref, index), blobs.proof(ref, index)) for index in sorted(blobs.begin(ref)))
 
 
 def kept_versions_on(folder: Path) -> list[PolicyManifest]:
-    """The complete versions on this disk, oldest first, as loaded by a starting node."""
-    blobs = DiskBlobStore(folder)
+    """The complete versions on this disk, oldest first, as loaded by a starting volunteer."""
+    resume_chain(folder)
+    blobs = WorkerBlobs(folder)
     manifests = [body_of(open_envelope(raw, now=None), PolicyManifest) for raw in KeptVersions(folder).found(RUN_RAW)]
     whole = [held for held in manifests if holds(blobs, held.weights) == held.weights.total]
     blobs.close()
@@ -116,46 +127,58 @@ def follow(folder: Path, source: Source) -> None:
     """Run the child: follow the versions and print each step."""
     disk = folder / "blobs"
     held = kept_versions_on(disk)
-    blobs, holdings = DiskBlobStore(disk), KeptVersions(disk)
+    blobs, holdings = WorkerBlobs(disk), KeptVersions(disk)
     if not held:
         raw, first = source.manifest(0)
         blobs.add(first.weights, source.words(0))
         holdings.keep(raw, first)
         held = [first]
+    for known in held:
+        blobs.begin(known.weights)
     while True:
         raw, target = source.manifest(held[-1].version + 1)
         (patch,) = target.patches
-        present = blobs.begin(patch.blob)
-        tell("download", target.version, len(present))
-        data = source.patch(target.version)
-        nodes = tree_of(data, PATCH_CHUNK_BYTES)[1]
-        for index in sorted(set(range(patch.blob.total)) - present):
-            offset, length = patch.blob.span(index)
-            proof = proof_among(nodes, index, patch.blob.total)
-            blobs.write(patch.blob, index, data[offset : offset + length], proof)
-            tell("chunk", target.version, index + 1)
-        blobs.finish(patch.blob)
+        fetch(blobs, patch.blob, source.patch(target.version), target.version)
         tell("rebuild", target.version, 0)
-        rebuild(
-            control.PatchesReady(
-                digest=bytes(32),
-                weights_digest=target.weights_digest,
-                size_bytes=target.weights.size_bytes,
-                dtype="bfloat16",
-                base=str(blobs.path(held[-1].weights.root)),
-                patches=(str(blobs.path(patch.blob.root)),),
-                target=str(blobs.path(target.weights.root)),
+        if target.version % JUMP_EVERY == 0:
+            blobs.add(target.weights, source.words(target.version))
+        else:
+            rebuild(
+                control.PatchesReady(
+                    digest=bytes(32),
+                    version=target.version,
+                    weights=target.weights,
+                    weights_digest=target.weights_digest,
+                    dtype="bfloat16",
+                    base_version=held[-1].version,
+                    base=held[-1].weights.root,
+                    patches=(patch.blob.root,),
+                    held=tuple(known.weights.root for known in held),
+                    folder=str(disk),
+                )
             )
-        )
         tell("keep", target.version, 0)
         assert holds(blobs, target.weights) == target.weights.total
         holdings.keep(raw, target)
         tell("held", target.version, 0)
         held.append(target)
-        for old in held[:-2]:
-            for ref in (old.weights, *(patch.blob for patch in old.patches)):
-                blobs.drop(ref.root)
-        held = held[-2:]
+        for old in held[:-KEPT]:
+            roots = [old.weights.root, *(patch.blob.root for patch in old.patches)]
+            for root in set(roots).difference(known.weights.root for known in held[-KEPT:]):
+                blobs.drop(root)
+        held = held[-KEPT:]
+
+
+def fetch(blobs: DiskBlobStore, ref: BlobRef, data: bytes, number: int) -> None:
+    """Write the chunks of a patch that are not there yet."""
+    present = blobs.begin(ref)
+    tell("download", number, len(present))
+    nodes = tree_of(data, PATCH_CHUNK_BYTES)[1]
+    for index in sorted(set(range(ref.total)) - present):
+        offset, length = ref.span(index)
+        blobs.write(ref, index, data[offset : offset + length], proof_among(nodes, index, ref.total))
+        tell("chunk", number, index + 1)
+    blobs.finish(ref)
 
 
 def tell(event: str, number: int, count: int) -> None:
@@ -170,10 +193,19 @@ class Report:
     """Kills by the child's step."""
     found: Counter[str] = field(default_factory=Counter)
     """Newest version found: the previous one, or the one in progress."""
+    files: Counter[int] = field(default_factory=Counter)
+    """Versions that were files of their own, beside the chain."""
+    chained: Counter[int] = field(default_factory=Counter)
+    """Versions in the chain."""
     resumed_chunks: int = 0
     """Chunks of a patch in progress that the next child did not download again."""
     versions: int = 0
     slowest_stock_s: float = 0.0
+
+
+def _chained(disk: Path) -> int:
+    state = ChainReader(disk / CHAIN_FOLDER).state
+    return 0 if state is None else len(state.roots)
 
 
 class KillTest:
@@ -227,8 +259,12 @@ class KillTest:
         least = number if said == "held" else number - 1
         assert least <= newest <= number, f"version {newest} after {said} of {number}"
         for manifest in held:
-            words = (disk / manifest.weights.root.hex()).read_bytes()
+            words = read_weights(disk / manifest.weights.root.hex())
             assert words == self._source.words(manifest.version), f"words of version {manifest.version} differ"
+        files = [path for path in disk.iterdir() if path.suffix == "" and path.is_file()]
+        whole = sum(path.stat().st_size == held[-1].weights.size_bytes for path in files)
+        self.report.files[whole] += 1
+        self.report.chained[_chained(disk)] += 1
         self.report.found["the version before" if newest < number else "the version in progress"] += 1
         self.report.versions = newest
         if newest < number:
@@ -239,7 +275,7 @@ class KillTest:
             wanted = count if said in ("download", "chunk") else patch.blob.total
             assert present >= wanted, f"{present} chunks of {wanted} after {said} of {number}"
             self.report.resumed_chunks += present
-        left = {path.suffix for path in disk.iterdir()} - {"", ".part", ".policy", ".tree"}
+        left = {path.suffix for path in disk.rglob("*")} - {"", ".part", ".policy", ".tree", ".json"}
         assert not left, f"{left} left behind"
 
 
@@ -263,7 +299,8 @@ def main() -> int:
         if kill % 20 == 19:
             print(f"{kill + 1} kills, version {test.report.versions}", file=sys.stderr)
     report = test.report
-    document = {**report.__dict__, "kills": dict(report.kills), "found": dict(report.found), "seed": arguments.seed}
+    counts = {name: dict(getattr(report, name)) for name in ("kills", "found", "files", "chained")}
+    document = {**report.__dict__, **counts, "seed": arguments.seed}
     print(json.dumps(document, indent=1, sort_keys=True))
     shutil.rmtree(folder)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2prl.models.scorer_port import Scorer
+from p2prl.net.storage.held_weights import read_weights
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import PolicyManifest
 
@@ -39,14 +40,14 @@ class ReplayWeights:
         return self._on_disk[policy][0]
 
     def load(self, scorer: Scorer, policy: Digest) -> bool:
-        """Load a policy on disk into the scorer. False if its file is gone; raises `IntegrityError` if it is
+        """Load a policy on disk into the scorer. False if it is gone; raises `IntegrityError` if it is
         damaged."""
         if self._loaded == policy:
             return True
         self._is_free = False
         self._loaded = None  # after a failure, the scorer may no longer hold the previous policy
         try:
-            scorer.load_weights(self._on_disk[policy][1].read_bytes())
+            scorer.load_weights(read_weights(self._on_disk[policy][1]))
         except FileNotFoundError:
             del self._on_disk[policy]
             return False

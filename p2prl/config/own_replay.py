@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from p2prl.config.own_runs import OwnRun
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
+from p2prl.net.storage.held_weights import has_weights, read_weights
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Role
@@ -47,6 +48,7 @@ class HeldPolicy:
 
     manifest: PolicyManifest
     weights: Path
+    """For `read_weights`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def find_policy(folders: Iterable[Path], run: OwnRun, policy: bytes, version: in
                 continue
             name, manifest = held
             newest = max(newest, manifest.version)
-            if name == policy and path.with_suffix("").is_file():
+            if name == policy and has_weights(path.with_suffix("")):
                 return HeldPolicy(manifest, path.with_suffix(""))
     holds = f"; the newest here is version {newest}" if newest >= 0 else ""
     raise MachineError(
@@ -119,7 +121,7 @@ def replay_group(run: OwnRun, group: SignedGroup, folders: Iterable[Path], make_
     policy = find_policy(places, run, group.group.policy, group.group.version)
     tools = make_tools(run, files_of(run, places))
     try:
-        weights = policy.weights.read_bytes()
+        weights = read_weights(policy.weights)
         if weights_digest(weights) != policy.manifest.weights_digest:
             raise IntegrityError(
                 f"the weights of version {policy.manifest.version} are damaged on this disk",

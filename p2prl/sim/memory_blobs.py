@@ -72,6 +72,10 @@ class MemoryBlobs:
         """See `BlobStore.read`."""
         return self._chunks[ref.root][index]
 
+    def room(self, ref: BlobRef) -> int:
+        """See `BlobStore.room`."""
+        return ref.size_bytes
+
     def finish(self, ref: BlobRef) -> None:
         """See `BlobStore.finish`."""
         self._finished[ref.root] = None

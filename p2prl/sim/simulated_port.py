@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.net.process import bridge, control
-from p2prl.net.process.patch_decoder import carry_out
+from p2prl.net.process.patch_decoder import carry_out, forget
+from p2prl.net.storage.held_weights import has_weights
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, VersionReady
@@ -65,8 +66,14 @@ class SimulatedPort:
         if isinstance(message, control.PatchesReady):
             bridge.apply_message(self.network.node(self.peer), carry_out(message)[0], self.network.now)
             self.network.wake(self.peer)
+        elif isinstance(message, control.WeightsReleased):
+            forget(message)
         else:
             self.inbox.append(message)
+
+    def still_held(self) -> list[bytes]:
+        """Envelopes of the policies whose weights are still on disk."""
+        return [raw for root, raw in self.held.items() if has_weights(self.path_of(root))]
 
     def make_status(self) -> control.Status:
         """Peer links now; the simulator does not measure memory."""

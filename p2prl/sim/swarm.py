@@ -30,7 +30,7 @@ from p2prl.models.group_work import ReplayTools, SamplingTools
 from p2prl.models.pretrained import LoadedModel
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
-from p2prl.net.storage.chain_blobs import ChainBlobs
+from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
@@ -231,7 +231,7 @@ class Swarm:
     def _start_volunteer(self, number: int) -> None:
         identity = identity_of(f"volunteer {self._config.seed}/{number}")
         pace = self._config.sample_seconds * 2.0 ** (2 * self._rng.random() - 1)
-        blobs = DiskBlobStore(self._directory / f"volunteer-{number}" / "blobs")
+        blobs = WorkerBlobs(self._directory / f"volunteer-{number}" / "blobs")
         port = self._host(identity, Role.VOLUNTEER, blobs, keep_versions=4)
         role = self._make_volunteer(identity, number)
         role.attach(self._network_of(number, identity, port))
@@ -283,7 +283,7 @@ class Swarm:
         def make(now: float, rng: random.Random) -> Node:
             node = Node(identity, run.run, store, rng, config, now)
             if role is Role.LEARNER or port.held:
-                node.begin(run.manifest_raw, [raw for root, raw in port.held.items() if store.path(root).exists()])
+                node.begin(run.manifest_raw, port.still_held())
             return node
 
         self.network.host(peer, run.run, make, port.on_event)

@@ -52,6 +52,12 @@ class DiskQuota:
         self._reserved[name] = size_bytes
         self._sum_bytes += size_bytes
 
+    def resize(self, name: bytes, size_bytes: int) -> None:
+        """A reserved name takes this much now; no-op when it is not reserved."""
+        if name in self._reserved:
+            self._sum_bytes += size_bytes - self._reserved[name]
+            self._reserved[name] = size_bytes
+
     def release(self, name: bytes) -> None:
         """Free a name; no-op when it is not reserved."""
         self._sum_bytes -= self._reserved.pop(name, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.protocol.manifests import NO_BASE, PolicyManifest, RunManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,18 @@ class PatchesReady:
     """Root of the weights the route starts from, or the digest of the owner's local base; None for a keyframe."""
     patches: tuple[Digest, ...]
     """Roots of the patches, in the order in which they apply; empty when the local base is the version itself."""
+    base_version: int = NO_BASE
+    """Version the route starts from; `NO_BASE` for a keyframe or the local base."""
+    held: tuple[Digest, ...] = ()
+    """Roots of the weights that the node holds, as in `WeightsReleased`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReleased:
+    """Versions have been released: the owner may forget all weights but these."""
+
+    held: tuple[Digest, ...]
+    """Roots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +191,7 @@ Event = (
     | VersionAnnounced
     | VersionReady
     | PatchesReady
+    | WeightsReleased
     | BaseReleased
     | LearnerSilent
     | FileReady

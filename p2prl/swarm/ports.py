@@ -33,6 +33,10 @@ class BlobStore(Protocol):
         """The proof of a chunk that `begin` or `write` reported present, for the peers that it is sent to."""
         ...
 
+    def room(self, ref: BlobRef) -> int:
+        """Bytes that a complete blob takes on disk: its size, unless it is kept as a difference from another."""
+        ...
+
     def finish(self, ref: BlobRef) -> None:
         """Make a blob readable as one file; every chunk is present."""
         ...

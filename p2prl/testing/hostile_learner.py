@@ -54,6 +54,10 @@ class RepeatedBytes:
             self._nodes[root] = TreeBuilder(chunk_digest(self.read(ref, each)) for each in range(ref.total)).nodes
         return proof_among(self._nodes[root], index, ref.total)
 
+    def room(self, ref: BlobRef) -> int:
+        """See `BlobStore.room`."""
+        return ref.size_bytes
+
     def finish(self, ref: BlobRef) -> None:
         """Nothing to do."""
 

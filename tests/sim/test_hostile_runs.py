@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2prl.config.requirements import requirements_of
 from p2prl.net.process import control
-from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.storage.chain_blobs import WorkerBlobs
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import BlobRef, blob_of
@@ -30,7 +30,7 @@ WEIGHTS = 400_000
 LIMIT = 1_000_000
 
 
-class CountingBlobs(DiskBlobStore):
+class CountingBlobs(WorkerBlobs):
     """Counts what is written, and the most that is on disk."""
 
     def __init__(self, directory: Path) -> None:
@@ -49,7 +49,7 @@ class CountingBlobs(DiskBlobStore):
         self.most_held = max(self.most_held, self.held())
 
     def held(self) -> int:
-        return sum(path.stat().st_size for path in self._root.iterdir())
+        return sum(path.stat().st_size for path in self._root.rglob("*") if path.is_file())
 
 
 class Victim:
@@ -86,6 +86,7 @@ class Victim:
         if isinstance(event, PatchesReady):
             self.store.count(event.manifest.weights.size_bytes)
         self.port.on_event(event)
+        self.store.count(0)
 
     def failure(self) -> control.Failed | None:
         return next((message for message in self.port.poll(0.0) if isinstance(message, control.Failed)), None)

@@ -1,13 +1,12 @@
 """The hot-swap benchmark: the stall of sampling when a volunteer switches to the next policy during a transfer.
 
 As in a real volunteer, another process receives, hashes and writes chunks as fast as it can; a background thread
-decodes the patch into a new weights file and stages the policy; the main thread samples without pause and swaps between
+decodes the patch over the weights file and stages the policy; the main thread samples without pause and swaps between
 two tokens. The benchmark measures the gap between consecutive tokens.
 """
 
 from __future__ import annotations
 
-import mmap
 import multiprocessing
 import tempfile
 import time
@@ -29,11 +28,15 @@ from p2prl.models.sampling import sample_all
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.net.process import control
-from p2prl.net.process.patch_decoder import rebuild
+from p2prl.net.process.version_rebuild import rebuild
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.storage.held_weights import open_weights
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.stream_format import segment_spans
 from p2prl.patches.words import WORD_TYPES, Words, WordType
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import blob_of, chunk_bytes_for
 
 STALL_BOUND_S = 0.3
 
@@ -104,10 +107,15 @@ class _Bench:
         first = np.frombuffer(flatten(model, self._layout), dtype=self._word_type.dtype)
         self._versions = [first, _moved(first, config.seed)]
         self._states = [blake3(words.tobytes()).digest() for words in self._versions]
+        self._blobs = [blob_of(words.tobytes(), chunk_bytes_for(words.nbytes)) for words in self._versions]
+        store = DiskBlobStore(folder)
+        store.add(self._blobs[0], first.tobytes())
+        self._patches: list[Digest] = []
         for kind in (0, 1):
             patch = _patch(self._versions[1 - kind], self._versions[kind], self._word_type)
-            (folder / f"patch-{kind}").write_bytes(patch)
-        (folder / "weights-0").write_bytes(first.tobytes())
+            ref = blob_of(patch, chunk_bytes_for(len(patch)))
+            store.add(ref, patch)
+            self._patches.append(ref.root)
         self._gaps: dict[str, list[float]] = {"quiet": [], "busy": [], "swap": []}
         self._swaps_s: list[float] = []
         self._prepare_s: list[float] = []
@@ -134,7 +142,7 @@ class _Bench:
             network.join()
         return SwapReport(
             parameters=self._layout.parameters,
-            patch_bytes=(self._folder / "patch-1").stat().st_size,
+            patch_bytes=(self._folder / self._patches[1].hex()).stat().st_size,
             stalls_s=tuple(self._gaps["swap"]),
             swaps_s=tuple(self._swaps_s),
             step_s=float(np.median(self._gaps["quiet"])),
@@ -147,21 +155,22 @@ class _Bench:
     def _prepare(self, number: int) -> StagedWeights:
         """Decode, write and stage a version, in the background thread."""
         began = time.monotonic()
-        kind = number % 2
-        target = self._folder / f"weights-{kind}"
+        new, old = self._blobs[number % 2], self._blobs[1 - number % 2]
         rebuild(
             control.PatchesReady(
                 digest=b"",
-                weights_digest=self._states[kind],
-                size_bytes=self._layout.size_bytes,
+                version=number,
+                weights=new,
+                weights_digest=self._states[number % 2],
                 dtype=self._config.dtype,
-                base=str(self._folder / f"weights-{1 - kind}"),
-                patches=(str(self._folder / f"patch-{kind}"),),
-                target=str(target),
+                base_version=number - 1,
+                base=old.root,
+                patches=(self._patches[number % 2],),
+                held=(old.root,),
+                folder=str(self._folder),
             )
         )
-        with target.open("rb") as file:
-            staged = self._sampler.stage(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), number)
+        staged = self._sampler.stage(open_weights(self._folder / new.root.hex()), number)
         self._prepare_s.append(time.monotonic() - began)
         return staged
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ from p2prl.learner.stages import ThreadStage
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.weight_layout import layout_of
 from p2prl.net.process import control
-from p2prl.net.storage.chain_blobs import ChainBlobs
+from p2prl.net.process.version_rebuild import rebuild
+from p2prl.net.storage.chain_blobs import CHAIN_FOLDER, ChainBlobs
+from p2prl.net.storage.disk_blobs import DiskBlobStore
+from p2prl.net.storage.weight_store import WeightStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Kind
@@ -42,6 +46,7 @@ from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 
 BLOCKED_BOUND_S, HEAD_BOUND_S, SWITCH_BOUND_S, SILENT_BOUND_S = 0.3, 3.0, 5.0, 0.1
+REBUILD_BOUND_CPU_S = 2.0
 MEMORY_BOUND_BYTES = 300 * 1000 * 1000
 """Demands at half a billion parameters in bf16, on two quiet cores."""
 
@@ -97,6 +102,12 @@ class PublishReport:
     """Longest from the request for a chunk of any version until it can be sent; those of older ones are computed."""
     loop_silent_s: float
     """Longest that an event loop was silent which offered every version and served those chunks."""
+    rebuild_s: float
+    """For a worker to make a version out of the one before and its patch."""
+    rebuild_cpu_s: float
+    """The same in processor time."""
+    worker_bytes: int
+    """The worker's weight chain, which holds every version, at the end."""
 
     @property
     def met(self) -> bool:
@@ -108,6 +119,7 @@ class PublishReport:
             and self.peak_bytes_beyond_weights <= MEMORY_BOUND_BYTES
             and self.store_bytes <= self.bytes + 2 * self.patch_bytes
             and self.loop_silent_s <= SILENT_BOUND_S
+            and self.rebuild_cpu_s <= REBUILD_BOUND_CPU_S
         )
 
 
@@ -232,6 +244,7 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
             training.step()
             on_progress("publishing", (version + 1) / config.versions)
         serve_s, loop_silent_s = asyncio.run(_serve(storage.blobs.directory, port.manifests))
+        rebuilt_s, rebuilt_cpu_s, worker_bytes = _follow(storage, port.manifests, config.dtype, folder / "worker")
         return PublishReport(
             bytes=layout.size_bytes,
             versions=config.versions,
@@ -246,6 +259,9 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
             switch_s=max(_switch_s(storage, version) for version in range(config.versions)),
             serve_s=serve_s,
             loop_silent_s=loop_silent_s,
+            rebuild_s=statistics.median(rebuilt_s),
+            rebuild_cpu_s=statistics.median(rebuilt_cpu_s),
+            worker_bytes=worker_bytes,
         )
     finally:
         publisher.close()
@@ -261,6 +277,39 @@ def _switch_s(storage: LearnerStorage, version: int) -> float:
     checked = np.frombuffer(weights, dtype=np.uint8)[:: len(weights) // 64]
     assert len(checked) >= 64
     return seconds
+
+
+def _follow(
+    storage: LearnerStorage, manifests: Sequence[PolicyManifest], dtype: str, folder: Path
+) -> tuple[list[float], list[float], int]:
+    """(wall times, processor times, bytes of the chain) of a worker that has version 0 and follows the others."""
+    worker = DiskBlobStore(folder)
+    first = manifests[0].weights
+    worker.add(first, storage.published.chain.copy_of(0))
+    wall_s, processor_s = [], []
+    for before, manifest in pairwise(manifests):
+        patch = manifest.patch_from(before.version)
+        if patch is None:  # it would be as large as the weights
+            worker.add(manifest.weights, storage.published.chain.copy_of(manifest.version))
+            continue
+        worker.take_in(patch.blob, storage.blobs.path(patch.blob.root))
+        order = control.PatchesReady(
+            digest=b"",
+            version=manifest.version,
+            weights=manifest.weights,
+            weights_digest=manifest.weights_digest,
+            dtype=dtype,
+            base_version=before.version,
+            base=before.weights.root,
+            patches=(patch.blob.root,),
+            held=tuple(each.weights.root for each in manifests[: manifest.version]),
+            folder=str(folder),
+        )
+        began, used = time.perf_counter(), time.process_time()
+        rebuild(order)
+        wall_s.append(time.perf_counter() - began)
+        processor_s.append(time.process_time() - used)
+    return wall_s, processor_s, WeightStore(folder / CHAIN_FOLDER).disk_bytes
 
 
 async def _serve(directory: Path, manifests: Sequence[PolicyManifest]) -> tuple[float, float]:

@@ -60,6 +60,10 @@ class _TokenBlobs:
     def proof(self, ref: BlobRef, index: int) -> bytes:  # noqa: ARG002 - one blob
         return self._proofs[index]
 
+    def room(self, ref: BlobRef) -> int:
+        """See `BlobStore.room`."""
+        return ref.size_bytes
+
     def finish(self, ref: BlobRef) -> None:
         """Do nothing."""
 

@@ -128,11 +128,11 @@ def compared_lines(results: ResultFile, parts: Sequence[Part]) -> list[str]:
     tasks = list(dict.fromkeys(task for pairs in rows.values() for task in pairs))
     names = ["law", "method", *(f"`{task}`" for task in tasks), "mean", "pass@8, mean", "sampled, mean"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for law, method in sorted(rows, key=lambda row: [each for each, _ in LAWS].index(row[0])):
-        pairs = rows[law, method]
-        greedy = [points_text(gain_of(pairs[task], "greedy")) if task in pairs else "–" for task in tasks]
-        means = [points_text(mean_gain([gain_of(each, name) for each in pairs.values()])) for name in _MEASURES]
-        lines.append(f"| `{law}` | `{method}` | {' | '.join((*greedy, *means))} |")
+    laws = [law for law, _ in LAWS]
+    for (name, method), by_task in sorted(rows.items(), key=lambda row: laws.index(row[0][0])):
+        greedy = [points_text(gain_of(by_task[task], "greedy")) if task in by_task else "–" for task in tasks]
+        means = [points_text(mean_gain([gain_of(pairs, each) for pairs in by_task.values()])) for each in _MEASURES]
+        lines.append(f"| `{name}` | `{method}` | {' | '.join((*greedy, *means))} |")
     return lines if rows else []
 
 

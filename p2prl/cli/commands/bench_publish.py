@@ -28,6 +28,7 @@ def bench_publish(
     from p2prl.bench.publish.benchmark import (
         BLOCKED_BOUND_S,
         HEAD_BOUND_S,
+        REBUILD_BOUND_CPU_S,
         SILENT_BOUND_S,
         SWITCH_BOUND_S,
         PublishBenchConfig,
@@ -45,12 +46,14 @@ def bench_publish(
         say(f"on disk: {report.store_bytes:,} bytes")
         say(f"memory beyond the copy of the weights: {report.peak_bytes_beyond_weights:,} bytes")
         say(f"weights file rewritten after {report.written_s:.2f} s, processor time {report.head_cpu_s:.2f} s")
+        say(f"a worker rebuilds a version in {report.rebuild_s:.2f} s, and has {report.worker_bytes:,} bytes on disk")
         say(f"a chunk of any version can be sent after {report.serve_s:.3f} s")
         blocked, head, switch = report.trainer_blocked_s, report.head_s, report.switch_s
-        silent = report.loop_silent_s
+        silent, rebuilt = report.loop_silent_s, report.rebuild_cpu_s
         say(verdict_line("training waits, s", BLOCKED_BOUND_S, blocked, blocked <= BLOCKED_BOUND_S))
         say(verdict_line("head sent after, s", HEAD_BOUND_S, head, head <= HEAD_BOUND_S))
         say(verdict_line("any version of the window in a file, s", SWITCH_BOUND_S, switch, switch <= SWITCH_BOUND_S))
         say(verdict_line("network loop silent, s", SILENT_BOUND_S, silent, silent <= SILENT_BOUND_S))
+        say(verdict_line("rebuilt by a worker, CPU s", REBUILD_BOUND_CPU_S, rebuilt, rebuilt <= REBUILD_BOUND_CPU_S))
     if check and not report.met:
         raise P2PRLError("publishing costs too much", remedy="Rerun it while nothing else is running.")

@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from blake3 import blake3
 
 from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError, LocalProtocolError, MachineError
 from p2prl.learner.publishing.patch_publishing import PatchBase, chosen_patches
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.redo_records import redo_record
+from p2prl.net.storage.weight_names import WeightNames
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.dead_band import hold_back
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.stream_format import MAGIC, PREAMBLE, segment_spans, words_digest
 from p2prl.patches.words import Words, WordType
-from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest
-from p2prl.protocol.hash_tree import TreeBuilder, bound_top, top_of
+from p2prl.protocol.digests import DIGEST_BYTES, Digest
 from p2prl.protocol.manifests import BlobRef, Patch, chunk_bytes_for
 
 _MOST_THREADS = 8
@@ -104,8 +103,9 @@ def _write(job: VersionJob, weights: memoryview) -> VersionFiles:
     if chained and not (job.follows and job.bases[0].chained):
         raise LocalProtocolError(f"version {job.version} does not follow the version in the weight chain")
     words = np.frombuffer(weights, dtype=job.word_type.dtype)
-    names = _Names(weights, chunk_bytes_for(len(weights), pieces=job.chunk_pieces))
+    names = WeightNames(chunk_bytes_for(len(weights), pieces=job.chunk_pieces))
     made, changed, complete = _write_patches(job, words, names, chained=chained)
+    names.end()
     ref, digest = names.blob, names.digest
     job.blobs.trees.save(ref.root, names.nodes)
     if chained:
@@ -117,47 +117,8 @@ def _write(job: VersionJob, weights: memoryview) -> VersionFiles:
     return VersionFiles(job.version, ref, digest, patches, counted, chained)
 
 
-class _Names:
-    """Digests of a version's weights, computed while later segments are still encoded."""
-
-    def __init__(self, weights: memoryview, chunk_bytes: int) -> None:
-        self._weights, self._chunk_bytes = weights, chunk_bytes
-        self._whole, self._hashed = blake3(), 0
-        self._begun = 0
-        """Bytes of the chunks that the tree has."""
-        self._tree = TreeBuilder()
-
-    def add(self, end: int) -> None:
-        """The weights up to this byte are final."""
-        self._whole.update(self._weights[self._hashed : end])
-        self._hashed = end
-        while self._begun < len(self._weights):
-            stop = min(self._begun + self._chunk_bytes, len(self._weights))
-            if stop > end:
-                break
-            self._tree.add(chunk_digest(self._weights[self._begun : stop]))
-            self._begun = stop
-
-    @property
-    def blob(self) -> BlobRef:
-        """The weights as a blob."""
-        assert self._hashed == len(self._weights), "all weights are final"
-        size = len(self._weights)
-        return BlobRef(size, self._chunk_bytes, bound_top(size, self._chunk_bytes, top_of(self.nodes)))
-
-    @property
-    def nodes(self) -> bytes:
-        """Nodes of the blob's tree."""
-        return self._tree.nodes
-
-    @property
-    def digest(self) -> Digest:
-        """Digest of the weights."""
-        return Digest(self._whole.digest())
-
-
 def _write_patches(
-    job: VersionJob, words: Words, names: _Names, *, chained: bool
+    job: VersionJob, words: Words, names: WeightNames, *, chained: bool
 ) -> tuple[list[Path], int, Callable[[Digest], None]]:
     """(files of the patches, changed words, completion of the staged version)."""
     olders = [base.version for base in job.bases if base.chained] if chained else []
@@ -178,7 +139,7 @@ def _write_patches(
                 file.write(piece)
             if staged is not None:
                 staged.add(segment.redo, segment.inverses)
-            names.add(sum(spans[done - 1]) * job.word_type.word_bytes)
+            names.add(words[slice(spans[done - 1][0], sum(spans[done - 1]))].view(np.uint8).data)
             job.on_progress(done / len(spans))
         for file in files:
             file.flush()

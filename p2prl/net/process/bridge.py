@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from p2prl import errors
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.net.process import control
-from p2prl.protocol.digests import Digest
+from p2prl.protocol.digests import DIGEST_BYTES, Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.wire_codec import encode
@@ -116,16 +116,10 @@ def message_of(
             return control.VersionAnnounced(manifest.version, manifest.step)
         case events.VersionReady(manifest=manifest, digest=policy):
             return control.VersionReady(policy, encode(manifest), str(path_of(manifest.weights.root)))
-        case events.PatchesReady(manifest=manifest, digest=policy, dtype=dtype, base=base, patches=patches):
-            return control.PatchesReady(
-                digest=policy,
-                weights_digest=manifest.weights_digest,
-                size_bytes=manifest.weights.size_bytes,
-                dtype=dtype,
-                base="" if base is None else str(path_of(base)),
-                patches=tuple(str(path_of(root)) for root in patches),
-                target=str(path_of(manifest.weights.root)),
-            )
+        case events.PatchesReady():
+            return _order_for(event, path_of)
+        case events.WeightsReleased(held=held):
+            return control.WeightsReleased(held, str(path_of(bytes(DIGEST_BYTES)).parent))
         case events.BaseReleased():
             return _base_notice(event)
         case events.LearnerSilent(version=version, since_s=since):
@@ -165,6 +159,22 @@ def message_of(
                 "the learner signed two different policies for one version: stopping",
                 "Ask the run's operator what happened.",
             )
+
+
+def _order_for(event: events.PatchesReady, path_of: Callable[[bytes], Path]) -> control.PatchesReady:
+    manifest = event.manifest
+    return control.PatchesReady(
+        digest=event.digest,
+        version=manifest.version,
+        weights=manifest.weights,
+        weights_digest=manifest.weights_digest,
+        dtype=event.dtype,
+        base_version=event.base_version,
+        base=event.base or b"",
+        patches=event.patches,
+        held=event.held,
+        folder=str(path_of(manifest.weights.root).parent),
+    )
 
 
 def _base_notice(released: events.BaseReleased) -> control.Warned:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from p2prl.net.process.network_config import NetworkConfig
+from p2prl.protocol.manifests import BlobRef
 
 LENGTH = struct.Struct("<I")
 
@@ -79,7 +80,7 @@ class StartFrom(Message, frozen=True, array_like=True, tag=True):
 
 
 class VersionRebuilt(Message, frozen=True, array_like=True, tag=True):
-    """Answer to `PatchesReady`: the weights are at its target path, or could not be decoded."""
+    """Answer to `PatchesReady`: the weights are where the store looks for them, or could not be decoded."""
 
     digest: bytes
     """Of the policy manifest's envelope."""
@@ -152,13 +153,14 @@ class VersionAnnounced(Message, frozen=True, array_like=True, tag=True):
 
 
 class VersionReady(Message, frozen=True, array_like=True, tag=True):
-    """A policy's weights are at `path`, verified."""
+    """A policy's weights are on disk, verified."""
 
     digest: bytes
     """Of the policy manifest's envelope."""
     manifest: bytes
     """The manifest's body, msgpack."""
     path: str
+    """For `p2prl.net.storage.held_weights`."""
 
 
 class PatchesReady(Message, frozen=True, array_like=True, tag=True):
@@ -169,16 +171,31 @@ class PatchesReady(Message, frozen=True, array_like=True, tag=True):
 
     digest: bytes
     """Of the policy manifest's envelope."""
+    version: int
+    weights: BlobRef
+    """The weights that the patches lead to."""
     weights_digest: bytes
-    """Digest the decoded weights must have."""
-    size_bytes: int
+    """Digest of all of them."""
     dtype: str
-    base: str
-    """Path of the weights the first patch applies to; empty for a keyframe."""
-    patches: tuple[str, ...]
-    """Paths of the patch streams, in the order in which they apply."""
-    target: str
-    """Path to write the decoded weights to."""
+    base_version: int
+    """Version the first patch applies to; `NO_BASE` for a keyframe or the owner's local base."""
+    base: bytes
+    """Root of the weights the first patch applies to, or the local base's digest; empty for a keyframe."""
+    patches: tuple[bytes, ...]
+    """Roots of the patches, in the order in which they apply."""
+    held: tuple[bytes, ...]
+    """Roots of the weights that the node holds, as in `WeightsReleased`."""
+    folder: str
+    """Where the blobs are."""
+
+
+class WeightsReleased(Message, frozen=True, array_like=True, tag=True):
+    """The node holds these weights and no others: the role may forget the rest."""
+
+    held: tuple[bytes, ...]
+    """Roots."""
+    folder: str
+    """Where the blobs are."""
 
 
 class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
@@ -290,7 +307,7 @@ class Logged(Message, frozen=True, array_like=True, tag=True):
     line: str
 
 
-RunReport = NetworkUp | RunKnown | FileReady | VersionAnnounced | VersionReady | PatchesReady
+RunReport = NetworkUp | RunKnown | FileReady | VersionAnnounced | VersionReady | PatchesReady | WeightsReleased
 GroupReport = EnvelopeArrived | GroupFetched | GroupBodyWanted | PublishRefused
 FromNetwork = RunReport | GroupReport | LedgerWanted | LedgerArrived | Status | Warned | Logged | Failed
 

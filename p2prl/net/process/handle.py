@@ -25,6 +25,7 @@ from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
 from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
+from p2prl.net.process.version_rebuild import resume_chain
 from p2prl.protocol.kinds import Role
 
 log = logging.getLogger("p2prl.net")
@@ -81,6 +82,8 @@ class NetworkHandle:
         self._counted_before = dict.fromkeys(_COUNTED, 0)
         self._heard_at = time.monotonic()
         self._decoder = PatchDecoder(self._on_decoded)
+        if config.node.rebuilds and config.node.role is not Role.LEARNER:
+            resume_chain(config.blob_dir)
         self.addresses: tuple[str, ...] = ()
         self._start()
 
@@ -249,7 +252,7 @@ class NetworkHandle:
 
     def _on_message(self, message: control.FromNetwork | None) -> None:
         """Runs on the channel's thread."""
-        if isinstance(message, control.PatchesReady):
+        if isinstance(message, control.PatchesReady | control.WeightsReleased):
             self._decoder.take(message)  # at once: the role may be in a batch that takes minutes
         elif isinstance(message, control.Logged):
             sys.stderr.write(f"{message.line}\n")  # a live panel stands in for it, and draws itself below the line

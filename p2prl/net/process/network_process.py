@@ -11,7 +11,6 @@ import contextlib
 import random
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 
@@ -33,7 +32,7 @@ from p2prl.net.process.program import NEW_RELAYS_STATUS
 from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.version_check import VersionCheck
-from p2prl.net.storage.chain_blobs import ChainBlobs
+from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
@@ -119,8 +118,7 @@ class NetworkProcess:
         self._versions = VersionCheck(
             () if config.node.role is Role.LEARNER else config.bootstrap, lambda: this_installation().update_command
         )
-        learns = config.node.role is Role.LEARNER
-        self._blobs = self._chain_blobs(config.blob_dir) if learns else DiskBlobStore(config.blob_dir)
+        self._blobs = self._chain_blobs(config)
         self._groups = DiskBlobStore(config.blob_dir / "groups")
         self._budget = UploadBudget(
             self._clock,
@@ -332,13 +330,14 @@ class NetworkProcess:
             bridge.message_of(event, path_of=self._blobs.path, group_path_of=self._groups.path, status=self._status)
         )
 
-    def _chain_blobs(self, directory: Path) -> ChainBlobs:
+    def _chain_blobs(self, config: NetworkConfig) -> ChainBlobs:
         loop = asyncio.get_running_loop()
 
         def chunk_came() -> None:  # on the store's thread
             loop.call_soon_threadsafe(self._driver.wake)
 
-        return ChainBlobs(directory, chunk_came)
+        kind = ChainBlobs if config.node.role is Role.LEARNER else WorkerBlobs
+        return kind(config.blob_dir, chunk_came)
 
     def _report(self, message: control.FromNetwork) -> None:
         if not self._writer.is_closing():

@@ -1,4 +1,4 @@
-"""Blob store of a learner: blobs in files, and the weights of published versions out of the weight chain.
+"""Blob stores with a weight chain: blobs in files, and the weights of versions out of the chain.
 
 A version's weights are never a file of their own: a chunk is read from the weights file, or computed from it. Whatever
 is read is checked with the chunk's proof then, and not before, which takes seconds a gigabyte: so a version that is
@@ -29,7 +29,7 @@ _KEPT_SEGMENTS = 4
 
 
 class ChainBlobs(DiskBlobStore):
-    """A `BlobStore` that serves the versions of a chain beside its own files."""
+    """A learner's `BlobStore`: it serves the versions of its chain beside its own files."""
 
     def __init__(self, directory: Path, on_ready: Callable[[], None] | None = None) -> None:
         """With `on_ready`, chunks are read by a thread, which calls it whenever one is; without, only by `read`."""
@@ -52,11 +52,8 @@ class ChainBlobs(DiskBlobStore):
             self._made.add(ref.root)
             self._need_tree(ref)
             return everything
-        state = self._chain.state
-        version = None if state is None or state.size_bytes != ref.size_bytes else state.version_of(ref.root)
-        if version is None:
+        if not self._serve_version(ref):
             return super().begin(ref)
-        self._versions[ref.root] = version
         self._need_tree(ref)
         return everything
 
@@ -94,6 +91,14 @@ class ChainBlobs(DiskBlobStore):
             self._thread.close()
         super().close()
 
+    def _serve_version(self, ref: BlobRef) -> bool:
+        """Read a blob from the chain from now on; returns whether it is there."""
+        state = self._chain.state
+        version = None if state is None or state.size_bytes != ref.size_bytes else state.version_of(ref.root)
+        if version is not None:
+            self._versions[ref.root] = version
+        return version is not None
+
     def _need_tree(self, ref: BlobRef) -> None:
         """Make the tree of a blob that has none: a learner writes it with the blob, but earlier programs did not."""
         if self.trees.is_whole(ref):
@@ -127,3 +132,59 @@ class ChainBlobs(DiskBlobStore):
             return self._chain.read(version, offset, length)
         with self.path(ref.root).open("rb") as file:
             return os.pread(file.fileno(), length, offset)
+
+
+class WorkerBlobs(ChainBlobs):
+    """A worker's `BlobStore`: what it downloads are files, which the worker's role moves into its chain.
+
+    The network process writes the files, the role the chain (`p2prl.net.process.version_rebuild`). A file that has
+    become the chain's is rewritten to later versions, so a complete blob is checked whenever a chunk of it is read.
+    """
+
+    def begin(self, ref: BlobRef) -> AbstractSet[int]:
+        """See `BlobStore.begin`. Files are hashed, versions of the chain are when they are read."""
+        if self.path(ref.root).exists() or not self._serve_version(ref):
+            return DiskBlobStore.begin(self, ref)
+        self._need_tree(ref)
+        return frozenset(range(ref.total))
+
+    def room(self, ref: BlobRef) -> int:
+        """See `BlobStore.room`. The newest version of the chain has the file, each other one its inverse patches."""
+        state = self._chain.state
+        version = None if state is None or self.path(ref.root).exists() else state.version_of(ref.root)
+        if state is None or version is None or version in (state.newest, max(self._versions.values(), default=-1)):
+            return ref.size_bytes
+        return min(ref.size_bytes, sum(each.size_bytes for each in state.inverses if each.older == version))
+
+    def ready(self, ref: BlobRef, index: int) -> bool:
+        """See `BlobStore.ready`."""
+        self._follow(ref)
+        return super().ready(ref, index)
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        """See `BlobStore.read`. `IntegrityError` when the files are damaged."""
+        is_whole = self._follow(ref)
+        if ref.root in self._versions:
+            return super().read(ref, index)
+        data = DiskBlobStore.read(self, ref, index)
+        if not is_whole or ref.proves(index, data, self.trees.proof(ref, index)):
+            return data
+        self._follow(ref)
+        if ref.root not in self._versions:
+            raise IntegrityError(
+                f"weights in {self.directory} are damaged",
+                remedy="Start it again: it checks all files, and downloads what is damaged.",
+            )
+        return super().read(ref, index)
+
+    def _follow(self, ref: BlobRef) -> bool:
+        """Read a file that has moved into the chain from there; returns whether the blob is complete."""
+        if ref.root in self._versions:
+            return True
+        path = self.path(ref.root)
+        if path.exists():
+            return True
+        if ref.root in self._files and not path.with_suffix(".part").exists() and self._serve_version(ref):
+            os.close(self._files.pop(ref.root))
+            return True
+        return False

@@ -73,6 +73,11 @@ class ChainReader:
             held = self._state = data, read_state(data)
         return held[1]
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one version. `IntegrityError` when there is no chain."""
+        return self._required().size_bytes
+
     def holds(self, version: int, root: bytes) -> bool:
         """Whether a version with this root can be read."""
         state = self.state
@@ -147,6 +152,24 @@ class ChainReader:
         """Bytes of the weights file as they are now; the caller checks which version they belong to."""
         with self._locked(fcntl.LOCK_SH) as file:
             return os.pread(file, length, offset)
+
+    def at_words(self, index: int) -> Words:
+        """The words of a segment of the weights file as they are, for the process that writes it."""
+        state = self._required()
+        start, count = segment_spans(state.words)[index]
+        with (self.directory / WEIGHTS_FILE).open("rb") as file:
+            data = os.pread(file.fileno(), count * state.word_type.word_bytes, start * state.word_type.word_bytes)
+        return np.frombuffer(data, dtype=state.word_type.dtype)
+
+    def view_of(self, version: int) -> memoryview:
+        """The weights of the version in the file, which is not rewritten while the view lives. `StaleWorkError` when
+        the file holds another one."""
+        with self._locked(fcntl.LOCK_SH) as file:
+            state = self._required()
+            if state.at != version or state.target is not None:
+                raise StaleWorkError(f"the weights file holds another version than {version}")
+            # The mapping has the file's descriptor, and the lock, until the last view of it goes.
+            return memoryview(mmap.mmap(file, state.size_bytes, access=mmap.ACCESS_READ))
 
     def copy_of(self, version: int) -> memoryview:
         """A version's weights in a file without a name, which goes when the last view of it goes. Raises what `words`

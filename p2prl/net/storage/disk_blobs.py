@@ -185,6 +185,10 @@ class DiskBlobStore:
         """See `BlobStore.proof`."""
         return self.trees.proof(ref, index)
 
+    def room(self, ref: BlobRef) -> int:
+        """See `BlobStore.room`."""
+        return ref.size_bytes
+
     def finish(self, ref: BlobRef) -> None:
         """See `BlobStore.finish`."""
         path = self.path(ref.root)

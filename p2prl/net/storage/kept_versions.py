@@ -1,4 +1,4 @@
-"""Policy versions kept on disk across restarts: each version's signed manifest beside its weights.
+"""Policy versions kept on disk across restarts: each version's signed manifest beside its weights, or its weight chain.
 
 A peer that was offline for a day starts from the version it had, and reaches the newest one by a few patches. Nothing
 is trusted: the manifest is verified and every chunk hashed again before use.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from p2prl.errors import RemoteProtocolError
+from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.net.storage.chain_blobs import CHAIN_FOLDER
+from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.net.storage.tree_files import NEW_TREE_SUFFIX, TREE_SUFFIX
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Role
@@ -41,8 +43,9 @@ class KeptVersions:
         with contextlib.suppress(OSError):
             new.write_bytes(raw)
             new.rename(path)
+            chained = self._chained()
             for other in self._directory.glob(f"*{_SUFFIX}"):
-                if not other.with_suffix("").exists():
+                if not other.with_suffix("").exists() and other.stem not in chained:
                     other.unlink()
 
     def found(self, run_manifest: bytes) -> list[bytes]:
@@ -56,10 +59,10 @@ class KeptVersions:
         manifest = body_of(run, RunManifest)
         versions: list[tuple[int, bytes]] = []
         needed = {file.blob.root.hex() for file in blobs_for(manifest, Role.SEEDER)}
-        newest_at = 0.0
+        newest_at, chained = 0.0, self._chained()
         for path in sorted(self._directory.glob(f"*{_SUFFIX}"))[:_MAX_MANIFESTS]:
             version_manifest = self._read(path, run, manifest.learner)
-            if version_manifest is None or not path.with_suffix("").exists():
+            if version_manifest is None or not (path.with_suffix("").exists() or path.stem in chained):
                 continue
             versions.append((version_manifest.version, path.read_bytes()))
             newest_at = max(newest_at, path.stat().st_mtime)
@@ -74,9 +77,17 @@ class KeptVersions:
             if path.suffix in (*_HALF_WRITTEN, _SUFFIX) or path.stat().st_mtime < newest_at:
                 path.unlink(missing_ok=True)
         for path in self._directory.glob(f"*{TREE_SUFFIX}"):
-            if not path.with_suffix("").exists() and not path.with_suffix(".part").exists():
+            is_whole = path.with_suffix("").exists() or path.stem in chained
+            if not is_whole and not path.with_suffix(".part").exists():
                 path.unlink(missing_ok=True)
         return [raw for _, raw in sorted(versions)]
+
+    def _chained(self) -> frozenset[str]:
+        """Names of the versions in the weight chain."""
+        with contextlib.suppress(IntegrityError):
+            state = ChainReader(self._directory / CHAIN_FOLDER).state
+            return frozenset() if state is None else frozenset(root.hex() for root in state.roots.values())
+        return frozenset()
 
     @staticmethod
     def _read(path: Path, run: Opened, learner: bytes) -> PolicyManifest | None:

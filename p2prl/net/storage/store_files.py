@@ -30,6 +30,13 @@ class StoreFiles:
         """Give a file its name, replacing another."""
         path.rename(name)
 
+    def link(self, path: Path, other: Path) -> None:
+        """Give a file another name beside its own, or instead of it where the file system has no hard links."""
+        try:
+            os.link(path, other)
+        except OSError:
+            path.rename(other)
+
     def sync_names(self, directory: Path) -> None:
         """The names of the files in a folder survive a power cut from now on."""
         folder = os.open(directory, os.O_RDONLY)

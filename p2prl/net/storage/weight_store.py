@@ -51,6 +51,24 @@ class WeightStore(ChainReader):
         except OSError as error:
             raise write_error(error, f"in {self.directory}") from error
 
+    def adopt(self, version: int, root: Digest, path: Path, word_type: WordType) -> None:
+        """Begin the chain with a version's file, which gets another name: no byte of it is written.
+
+        The file stays at `path` until the chain holds the version. A process that is killed may leave it at both places
+        (`resume`).
+        """
+        assert self.state is None, "a chain that is there is extended, or removed"
+        self.remove()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            words = path.stat().st_size // word_type.word_bytes
+            self._files.link(path, self.directory / WEIGHTS_FILE)
+            self._files.sync_names(self.directory)
+            self._save(ChainState(word_type=word_type, words=words, at=version, roots={version: root}))
+            self._files.unlink(path)
+        except OSError as error:
+            raise write_error(error, f"in {self.directory}") from error
+
     def stage(self, version: int, olders: Sequence[int]) -> StagedVersion:
         """Begin to write a version newer than all, with inverse patches to `olders`, the one in the file first."""
         return StagedVersion(self, self._files, version, olders)
@@ -65,6 +83,27 @@ class WeightStore(ChainReader):
             self._finish(self._required().arrived())
         except OSError as error:
             raise write_error(error, f"in {self.directory}") from error
+
+    @property
+    def is_viewed(self) -> bool:
+        """Whether somebody has a `view_of` the file, which `commit` would wait for."""
+        try:
+            with self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return False
+        except BlockingIOError:
+            return True
+
+    def resume(self) -> None:
+        """After a start: finish what was begun, and hold every version that can be read; none if the file is damaged.
+
+        For a chain whose versions were signed before they were staged; `settle` is for versions that are signed later.
+        Reads the weights file once.
+        """
+        try:
+            state = self.state
+        except IntegrityError:
+            state = None
+        self.settle(None, None) if state is None else self.settle(state.newest, state.roots[state.newest])
 
     def settle(self, version: int | None, root: bytes | None) -> bool:
         """After a start: hold this version, the newest that was signed, and every other one that can be read.
@@ -222,10 +261,10 @@ class WeightStore(ChainReader):
     def _write(self, path: Path, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file that appears complete or not at all."""
         new = path.with_name(path.name + ".new")
-        file = self._files.create(new)
-        for piece in pieces:
-            self._files.append(file, piece)
-        self._files.finish(file)
+        with self._files.create(new) as file:
+            for piece in pieces:
+                self._files.append(file, piece)
+            self._files.finish(file)
         self._files.rename(new, path)
         self._files.sync_names(path.parent)
 
@@ -265,6 +304,12 @@ class StagedVersion:
         """Give up what was not sealed. The next start deletes it, and so does the next version of this number."""
         for file in (self._redo, *self._inverses):
             file.close()
+
+    def discard(self) -> None:
+        """Give up the version, unless it is complete, and free its room."""
+        self.close()
+        for name in (REDO_FILE, *self._names()):
+            self._files.unlink(self._store.directory / (name + ".new"))
 
     def complete(self, root: Digest) -> None:
         """Make the version ready to be committed. `root` names the version's weights; `WeightStore.commit` may

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import BlobRef
+from p2prl.protocol.manifests import NO_BASE, BlobRef
 from p2prl.protocol.policy_head import PatchEdge
-from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
+from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady, WeightsReleased
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
 from p2prl.swarm.policies.disk_room import DiskRoom
@@ -124,6 +124,7 @@ class VersionDownloads:
                 download.decoded_bytes = download.patch_bytes
                 download.use_full_weights(now)
                 self._relay.fetch(download.target.manifest.weights, now)
+                self._relay.measure()
                 continue
             self._room.allowance.failed(download.patch_bytes)
             if download.from_local_base:
@@ -201,9 +202,13 @@ class VersionDownloads:
             self.start_requested(policy, now)
 
     def _forget(self, released: Iterable[PolicyVersion]) -> None:
+        gone = False
         for policy in released:
-            self.ready.pop(policy.digest, None)
+            gone |= self.ready.pop(policy.digest, None) is not None
             self._requested.pop(policy.digest, None)
+        if gone:
+            self._relay.measure()
+            self._events.append(WeightsReleased(self._held_weights()))
 
     def _busy(self) -> set[Digest]:
         """Roots of the blobs that a download needs."""
@@ -292,12 +297,26 @@ class VersionDownloads:
         if not self._has_weights(target):
             self._relay.drop(target.manifest.weights.root)  # chunks of an earlier attempt without patches
         self._room.reserve(target)
-        patches = tuple(ref.root for ref in download.patches)
-        self._events.append(PatchesReady(target.manifest, target.digest, self._dtype, start, patches))
+        self._events.append(
+            PatchesReady(
+                target.manifest,
+                target.digest,
+                self._dtype,
+                start,
+                tuple(ref.root for ref in download.patches),
+                NO_BASE if download.from_local_base else download.base,
+                self._held_weights(),
+            )
+        )
 
     def _has_weights(self, policy: PolicyVersion) -> bool:
         have, total = self._relay.progress(policy.manifest.weights.root)
         return 0 < have == total
+
+    def _held_weights(self) -> tuple[Digest, ...]:
+        """Roots of the weights on disk, and of those that the owner decodes."""
+        rebuilding = (download.target for download in self._active() if download.rebuilding)
+        return tuple(policy.manifest.weights.root for policy in (*self.ready.values(), *rebuilding))
 
     def _finish(self, download: VersionDownload, now: float) -> None:
         """A version's weights are complete."""

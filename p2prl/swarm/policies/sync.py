@@ -139,7 +139,7 @@ class PolicySync:
 
     def _resume(self, ref: BlobRef, now: float) -> bool:
         """Serve a blob as far as it is on disk; returns whether it is complete."""
-        if self._relay.quota.lacks(ref.size_bytes) and not self._relay.quota.holds(ref.root):
+        if not self._relay.has_room(ref):
             return False
         self._relay.fetch(ref, now)
         have, total = self._relay.progress(ref.root)

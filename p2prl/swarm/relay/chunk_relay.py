@@ -133,6 +133,16 @@ class Relay:
             self._finish(transfer)
         self._uploads.due = True
 
+    def has_room(self, ref: BlobRef) -> bool:
+        """Whether a blob is stored already, or fits."""
+        return self.quota.holds(ref.root) or not self.quota.lacks(self._state.store.room(ref))
+
+    def measure(self) -> None:
+        """Account for complete blobs with the room that they take now."""
+        for root, transfer in self._state.transfers.items():
+            if transfer.complete:
+                self.quota.resize(root, self._state.store.room(transfer.ref))
+
     def drop(self, root: Digest) -> None:
         """Stop downloading and serving a blob, and free its space."""
         self._deadline_valid = False
@@ -334,7 +344,7 @@ class Relay:
         state, root = self._state, ref.root
         transfer = state.transfers.get(root)
         if transfer is None:
-            self.quota.reserve(root, ref.size_bytes)
+            self.quota.reserve(root, state.store.room(ref))
             transfer = Transfer(ref, root, 0, origin, wanted, began_at=now, progressed_at=now, queried_at=now)
             for index in state.store.begin(ref):
                 transfer.have |= 1 << index

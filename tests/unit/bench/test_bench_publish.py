@@ -12,6 +12,7 @@ from p2prl.bench.publish.benchmark import (
     BLOCKED_BOUND_S,
     HEAD_BOUND_S,
     MEMORY_BOUND_BYTES,
+    REBUILD_BOUND_CPU_S,
     SILENT_BOUND_S,
     SWITCH_BOUND_S,
     PublishBenchConfig,
@@ -35,6 +36,9 @@ AT_THE_BOUNDS = PublishReport(
     switch_s=SWITCH_BOUND_S,
     serve_s=9.0,
     loop_silent_s=SILENT_BOUND_S,
+    rebuild_s=9.0,
+    rebuild_cpu_s=REBUILD_BOUND_CPU_S,
+    worker_bytes=2000,
 )
 
 
@@ -55,6 +59,8 @@ def test_versions_are_published_and_measured(monkeypatch: pytest.MonkeyPatch, dt
     assert report.bytes < report.store_bytes < 7 * report.bytes, "the weights once, and five inverse patches"
     assert report.head_longest_s >= report.head_s > 0
     assert report.written_s > report.head_s, "the head does not wait for the weights file"
+    assert report.rebuild_s > 0
+    assert report.worker_bytes >= report.bytes
     assert min(report.trainer_blocked_s, report.head_cpu_s, report.switch_s, report.serve_s, report.loop_silent_s) > 0
 
 
@@ -65,6 +71,7 @@ def test_versions_are_published_and_measured(monkeypatch: pytest.MonkeyPatch, dt
         {"head_s": HEAD_BOUND_S + 0.01},
         {"switch_s": SWITCH_BOUND_S + 0.01},
         {"loop_silent_s": SILENT_BOUND_S + 0.01},
+        {"rebuild_cpu_s": REBUILD_BOUND_CPU_S + 0.01},
         {"peak_bytes_beyond_weights": MEMORY_BOUND_BYTES + 1},
         {"store_bytes": 1021},
     ],

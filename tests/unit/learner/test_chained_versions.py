@@ -14,14 +14,13 @@ from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.learner.stages import InlineStage, Job
 from p2prl.models.weight_layout import flatten
-from p2prl.net.process import control
-from p2prl.net.process.patch_decoder import rebuild
 from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.patches.words import BF16
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.manifests import NO_BASE, BlobRef
 from tests.unit.learner.publishing_rig import Publishing, run_in
 from tests.unit.learner.small_run import SmallRun
+from tests.unit.rebuilding import rebuilt
 
 
 def started_again(publishing: Publishing) -> list[int]:
@@ -157,14 +156,8 @@ def test_version_zero_stays_in_the_chain_for_newcomers(tmp_path: Path) -> None:
     assert bytes(small_run.published.chain.copy_of(0)) == publishing.training[0]
     assert [patch.base for patch in manifests[16].patches] == [15, 12, 0, NO_BASE]
     patch = manifests[16].patches[2]
-    (tmp_path / "base").write_bytes(publishing.training[0])
-    size, stream = manifests[16].weights.size_bytes, str(small_run.blobs.path(patch.blob.root))
-    target = tmp_path / "rebuilt"
-    order = control.PatchesReady(
-        b"", manifests[16].weights_digest, size, "bfloat16", str(tmp_path / "base"), (stream,), str(target)
-    )
-    rebuild(order)
-    assert target.read_bytes() == publishing.training[16]
+    stream = small_run.blobs.path(patch.blob.root).read_bytes()
+    assert rebuilt(tmp_path / "disk", manifests[16], publishing.training[0], stream) == publishing.training[16]
     small_run.close()
 
 

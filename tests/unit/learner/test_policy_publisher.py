@@ -14,13 +14,12 @@ from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.publishing.patch_publishing import PatchBase
 from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.models.weight_layout import flatten
-from p2prl.net.process import control
-from p2prl.net.process.patch_decoder import rebuild
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest
 from p2prl.swarm.policies.routing import cheapest_route
 from tests.unit.learner.publishing_rig import Publishing, run_in
+from tests.unit.rebuilding import rebuilt
 
 
 @pytest.fixture
@@ -52,14 +51,9 @@ def test_every_patch_leads_to_the_published_weights(publishing: Publishing, tmp_
     manifests = publishing.port.manifests()
     for manifest in (manifests[1], manifests[16], manifests[17]):
         for patch in manifest.patches:
-            base = "" if patch.base == NO_BASE else str(tmp_path / "base")
-            if base:
-                (tmp_path / "base").write_bytes(publishing.weights(manifests[patch.base]))
-            target = tmp_path / "rebuilt"
-            stream = str(blobs.path(patch.blob.root))
-            size = manifest.weights.size_bytes
-            rebuild(control.PatchesReady(b"", manifest.weights_digest, size, "bfloat16", base, (stream,), str(target)))
-            assert target.read_bytes() == publishing.weights(manifest)
+            base = None if patch.base == NO_BASE else publishing.weights(manifests[patch.base])
+            stream = blobs.path(patch.blob.root).read_bytes()
+            assert rebuilt(tmp_path / "disk", manifest, base, stream) == publishing.weights(manifest)
 
 
 def test_head_lists_patches_and_is_renewed_before_it_expires(publishing: Publishing) -> None:
@@ -137,12 +131,9 @@ def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: in
         assert np.array_equal(ordinals(published[version]), held)
         assert np.count_nonzero(held != now) > 0, "otherwise nothing was tested"
         patch = next(p for p in publishing.port.manifests()[version].patches if p.base == version - 1)
-        target, stream = tmp_path / "rebuilt", str(small_run.blobs.path(patch.blob.root))
-        base = str(tmp_path / "base")
-        (tmp_path / "base").write_bytes(published[version - 1])
-        state = publishing.port.manifests()[version].weights_digest
-        rebuild(control.PatchesReady(b"", state, len(published[version]), "bfloat16", base, (stream,), str(target)))
-        assert target.read_bytes() == published[version]
+        stream = small_run.blobs.path(patch.blob.root).read_bytes()
+        manifest = publishing.port.manifests()[version]
+        assert rebuilt(tmp_path / "disk", manifest, published[version - 1], stream) == published[version]
     small_run.close()
 
 

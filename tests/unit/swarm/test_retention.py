@@ -8,7 +8,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.manifests import PolicyManifest, blob_of
+from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
@@ -26,8 +26,16 @@ SIZE_BYTES = 5_000
 class Disk:
     """A catalog of versions whose weights are all on disk; the versions in `equal` have the same weights."""
 
-    def __init__(self, versions: int, *, keep_versions: int, disk_bytes: int = 0, equal: tuple[int, ...] = ()) -> None:
-        self.store = MemoryBlobs()
+    def __init__(
+        self,
+        versions: int,
+        *,
+        keep_versions: int,
+        disk_bytes: int = 0,
+        equal: tuple[int, ...] = (),
+        store: MemoryBlobs | None = None,
+    ) -> None:
+        self.store = store or MemoryBlobs()
         self.gossip = Gossip(Role.VOLUNTEER, random.Random(1), GossipConfig())
         relay = Relay(self.store, random.Random(1), RelayConfig(), quota := DiskQuota())
         catalog = PolicyCatalog(LEARNER.public_key, SIZE_BYTES)
@@ -44,6 +52,7 @@ class Disk:
             self.gossip.pin(opened.raw, opened.digest)
             self.store.add(weights, data)
             relay.fetch(weights, 0.0)
+        relay.measure()
         quota.set_limit(disk_bytes)
 
     def stored(self) -> list[int]:
@@ -60,6 +69,27 @@ def test_the_newest_versions_are_kept_and_the_others_forgotten() -> None:
     assert released(disk, 1) == [0, 2, 3], "version 1 is in use"
     assert disk.stored() == [1, 4, 5]
     assert [disk.gossip.is_new(version.digest) for version in disk.versions] == [True, False, True, True, False, False]
+
+
+class Differences(MemoryBlobs):
+    """Keeps all blobs but the newest as differences of a hundredth of their size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.newest = b""
+
+    def add(self, ref: BlobRef, data: bytes | memoryview) -> None:
+        super().add(ref, data)
+        self.newest = ref.root
+
+    def room(self, ref: BlobRef) -> int:
+        return ref.size_bytes if ref.root == self.newest else ref.size_bytes // 100
+
+
+def test_versions_that_are_kept_as_differences_take_less_of_the_budget() -> None:
+    disk = Disk(9, keep_versions=10, disk_bytes=SIZE_BYTES * 105 // 100, store=Differences())
+    assert released(disk) == [0, 1, 2], "the newest whole, and five differences"
+    assert disk.stored() == [3, 4, 5, 6, 7, 8]
 
 
 def test_the_budget_drops_older_versions_that_are_not_in_use() -> None:

@@ -1,0 +1,227 @@
+"""Rebuild a version's weights from patches, in place where a weight chain holds the version before.
+
+A worker's weights are on its disk once: one file, rewritten to each newer version, and inverse patches to the versions
+that it still serves. A version that was downloaded whole is a file first; the next order moves it into the chain, by
+another name for the file where there is no chain, or as one more version of it. What fits neither way, as a version
+older than the chain's, or one while somebody views the chain's file, is written to a file of its own.
+
+Each segment goes through all patches of the route before the next one, so only a few segments are in memory for any
+number of patches and any model size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from p2prl.disk_full import write_error
+from p2prl.errors import IntegrityError
+from p2prl.net.process import control
+from p2prl.net.storage.chain_blobs import CHAIN_FOLDER
+from p2prl.net.storage.redo_records import redo_record
+from p2prl.net.storage.tree_files import TreeFiles
+from p2prl.net.storage.weight_names import WeightNames
+from p2prl.net.storage.weight_store import WeightStore
+from p2prl.patches.decode import apply_route
+from p2prl.patches.encode import encode_segment
+from p2prl.patches.kernel_choice import kernels_for
+from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
+from p2prl.patches.words import WORD_TYPES, Words
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.manifests import NO_BASE
+
+_PIECE_BYTES = 1 << 20
+
+_MOST_SHARE = 4
+"""One part in this many of the weights is the most that a version's patches may have, and what is staged for it, if it
+is to be written over the version before: 7 % of changed bf16 words are just within it. Where more changes, a file of
+its own costs less. A learner that signs versions which change less at first and more at the end costs a disk no more
+than it was told (`p2prl.swarm.policies.write_allowance`)."""
+
+
+def rebuild(order: control.PatchesReady) -> None:
+    """Decode the patches of `order`; the version is in the chain or in its file then, and survives a crash.
+
+    Raises `IntegrityError` or `RemoteProtocolError` when the patches do not lead from the base to the signed weights,
+    and `MachineError` when the disk refuses.
+    """
+    try:
+        _Rebuild(order).run()
+    except OSError as error:
+        raise write_error(error, f"in {order.folder}") from error
+
+
+def resume_chain(folder: Path) -> None:
+    """Before a worker's network process starts: finish or undo what a killed role left in the chain in this folder."""
+    chain = WeightStore(folder / CHAIN_FOLDER)
+    chain.resume()
+    state = chain.state
+    for root in () if state is None else state.roots.values():
+        (folder / root.hex()).unlink(missing_ok=True)  # the name it had before the chain took it
+
+
+def forget_others(folder: Path, held: Collection[bytes]) -> None:
+    """Forget the versions of the chain in this folder that are older than all whose weights' roots are `held`.
+
+    Of versions with equal weights the newest counts: a learner that signs the same few in turns fills no disk.
+    """
+    chain = WeightStore(folder / CHAIN_FOLDER)
+    state = chain.state
+    if state is None:
+        return
+    oldest = min((version for root in held if (version := state.version_of(root)) is not None), default=None)
+    if oldest is None:
+        chain.remove()
+    else:
+        chain.retain(oldest)
+
+
+class _Rebuild:
+    """One order."""
+
+    def __init__(self, order: control.PatchesReady) -> None:
+        self._order = order
+        self._folder = Path(order.folder)
+        self._word_type = WORD_TYPES[order.dtype]
+        self._words = order.weights.size_bytes // self._word_type.word_bytes
+        self._kernels = kernels_for(order.weights.size_bytes)
+        self._chain = WeightStore(self._folder / CHAIN_FOLDER)
+        self._trees = TreeFiles(self._folder)
+
+    def run(self) -> None:
+        """Put the version where it belongs."""
+        order = self._order
+        forget_others(self._folder, order.held)
+        self._take_in_base()
+        if self._chain.state is None:
+            self._begin_chain()
+        elif self._is_dense() or not self._extend(order.version, order.weights.root, self._checked()):
+            self._write_file()
+
+    def _is_dense(self) -> bool:
+        sizes = sum(self._path(root).stat().st_size for root in self._order.patches)
+        return sizes * _MOST_SHARE > self._order.weights.size_bytes
+
+    def _take_in_base(self) -> None:
+        """Move the file of the version before into the chain."""
+        order, path = self._order, self._path(self._order.base)
+        if order.base_version == NO_BASE or not path.exists():
+            return
+        if self._chain.state is None:
+            self._base_file().close()
+            self._chain.adopt(order.base_version, Digest(order.base), path, self._word_type)
+            return
+        words = (self._from_file(start, count) for start, count in segment_spans(self._words))
+        if self._extend(order.base_version, Digest(order.base), words):
+            path.unlink()
+
+    def _extend(self, version: int, root: Digest, new_words: Iterator[Words]) -> bool:
+        """Write a version over the chain's file. False, and nothing is changed, if it does not follow it, or if too
+        many words change."""
+        chain = self._chain
+        state = chain.state
+        if state is None or version <= state.newest or chain.is_viewed:
+            return False
+        staged = chain.stage(version, [state.at])
+        room = state.size_bytes // _MOST_SHARE
+        try:
+            for index, new in enumerate(new_words):
+                old = chain.at_words(index)
+                redo = redo_record(np.flatnonzero(old != new), new, self._word_type)
+                room -= len(redo)
+                if room < 0:
+                    return False  # without the time that its inverse would take
+                header, body = encode_segment(new, old, self._word_type, self._kernels)
+                room -= len(body)
+                staged.add(redo, [header.pack() + body])
+            staged.complete(root)
+        finally:
+            staged.discard()
+        chain.commit()
+        return True
+
+    def _begin_chain(self) -> None:
+        """Write the version as the first of a chain."""
+        order = self._order
+        pieces = (_bytes_of(words) for words in self._checked())
+        try:
+            self._chain.create(order.version, order.weights.root, pieces, words=self._words, word_type=self._word_type)
+        finally:
+            if self._chain.state is None:
+                self._chain.remove()
+
+    def _write_file(self) -> None:
+        """Write the version to a file of its own, which gets its name once it is complete."""
+        target = self._path(self._order.weights.root)
+        part = target.with_suffix(".rebuilt")
+        try:
+            with part.open("wb") as file:
+                for words in self._checked():
+                    file.write(_bytes_of(words))
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _checked(self) -> Iterator[Words]:
+        """The decoded words, segment by segment. After the last one the weights are those that the learner signed, and
+        the tree that proves their chunks to others is on disk; or it raises."""
+        order = self._order
+        names = WeightNames(order.weights.chunk_bytes)
+        for words in self._decoded():
+            names.add(_bytes_of(words))
+            yield words
+        names.end()
+        if names.digest != order.weights_digest or names.blob.tree_hash != order.weights.tree_hash:
+            raise IntegrityError("patches: the decoded weights are not those of the manifest")
+        self._trees.save(order.weights.root, names.nodes)
+
+    def _decoded(self) -> Iterator[Words]:
+        streams = [_pieces(self._path(root)) for root in self._order.patches]
+        route = apply_route(
+            streams, self._base_words(), words=self._words, word_type=self._word_type, kernels=self._kernels
+        )
+        for _, words in route:
+            yield words
+
+    def _base_words(self) -> Callable[[int, int], Words]:
+        """Where the words come from that the first patch applies to."""
+        order, chain, state = self._order, self._chain, self._chain.state
+        if not order.base:
+            return lambda _, count: np.zeros(count, dtype=self._word_type.dtype)
+        version = None if state is None else state.version_of(order.base)
+        if state is None or version is None:
+            return self._from_file
+        if version == state.at:
+            return lambda start, _: chain.at_words(start // SEGMENT_WORDS)
+        return lambda start, _: chain.words(start // SEGMENT_WORDS, version)
+
+    def _from_file(self, start: int, count: int) -> Words:
+        word_bytes = self._word_type.word_bytes
+        with self._base_file() as file:
+            return np.frombuffer(os.pread(file.fileno(), count * word_bytes, start * word_bytes), self._word_type.dtype)
+
+    def _base_file(self) -> BinaryIO:
+        file = self._path(self._order.base).open("rb")
+        if os.fstat(file.fileno()).st_size != self._order.weights.size_bytes:
+            file.close()
+            raise IntegrityError("patches: the weights they apply to are not of this model")
+        return file
+
+    def _path(self, root: bytes) -> Path:
+        return self._folder / root.hex()
+
+
+def _bytes_of(words: Words) -> memoryview:
+    return np.ascontiguousarray(words).view(np.uint8).data
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
