@@ -158,15 +158,19 @@ def check_memory(needs: Requirements, limits: MachineLimits, *, on_cpu: bool, av
     private = needs.private_bytes(on_cpu=on_cpu)
     least = private + 2 * limits.network_memory_bytes
     if limits.ram_gb and least > limits.ram_bytes:
-        raise ConfigError(
-            f"this run needs {size_text(least)} of memory, and --ram-gb allows {size_text(limits.ram_bytes)}",
-            remedy=f"Give it {_gb_above(least)} GB or more, or leave --ram-gb out. {_KEPT}",
-        )
+        raise _too_little_memory("this run", least, limits)
     if private > available_bytes:
         raise MachineError(
             f"this run needs {size_text(private)} of memory and {size_text(available_bytes)} are available",
             remedy="Close other programs, or take part in a run with a smaller model.",
         )
+
+
+def _too_little_memory(what: str, least: int, limits: MachineLimits) -> ConfigError:
+    return ConfigError(
+        f"{what} needs {size_text(least)} of memory, and --ram-gb allows {size_text(limits.ram_bytes)}",
+        remedy=f"Give it {_gb_above(least)} GB or more, or leave --ram-gb out. {_KEPT}",
+    )
 
 
 def available_memory() -> int:
@@ -188,8 +192,12 @@ def sampling_memory(limits: MachineLimits, *, on_cpu: bool) -> int | None:
 def enforce_memory(limits: MachineLimits, *, on_cpu: bool) -> None:
     """Hold this process to the owner's `--ram-gb`, less the network's share. No-op without a figure.
 
-    Only for a process that computes on the CPU (`on_cpu`): drivers of GPUs map memory that is not used.
+    Only for a process that computes on the CPU (`on_cpu`): drivers of GPUs map memory that is not used. `ConfigError`
+    for a figure below what the program takes with any run: held to it, it could not even start a thread.
     """
+    least = PROGRAM_BYTES + 2 * limits.network_memory_bytes
+    if limits.ram_gb and limits.ram_bytes < least:
+        raise _too_little_memory("any run", least, limits)
     if limits.ram_gb and on_cpu:
         allowed = limits.ram_bytes - 2 * limits.network_memory_bytes
         limit_memory_growth(allowed - psutil.Process().memory_info().rss + _SLACK_BYTES)

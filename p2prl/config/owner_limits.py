@@ -78,14 +78,19 @@ def _of_file(home: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in _flat(tables.get("limits", {})):
         try:
-            limit_spec(name)
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise ConfigError(f"{name} must be a text or a number", remedy=f'Write {name} = "…".')
-            checked(name, str(value))
+            found[name] = _text(name, value)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}", remedy=error.remedy) from error
-        found[name] = str(value)
     return found
+
+
+def _text(name: str, value: Any) -> str:
+    """A value of the file as the text of a limit. `ConfigError` for an unknown name or a wrong value."""
+    limit_spec(name)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"{name} must be a text or a number", remedy=f'Write {name} = "…".')
+    checked(name, str(value))
+    return str(value)
 
 
 def _flat(table: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from p2prl.errors import IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
@@ -75,26 +78,40 @@ def _text_of(public_key: bytes) -> str:
     return "\n".join(_searchable(public_key))
 
 
+class _TableText(NamedTuple):
+    """All that a search may find in a table as one text, which is searched in a tenth of the time of its rows."""
+
+    text: str
+    starts: Sequence[int]
+    """Where the text of each row begins, in the table's order."""
+
+    def rows_with(self, word: str) -> Iterator[int]:
+        """The rows whose text contains a word without white space, in order."""
+        at = self.text.find(word)
+        while at >= 0:
+            row = bisect_right(self.starts, at) - 1
+            yield row
+            at = self.text.find(word, self.starts[row + 1]) if row + 1 < len(self.starts) else -1
+
+
 @lru_cache(maxsize=8)
-def _texts(board: BoardState, by: str, window: str) -> Sequence[str]:
-    """The text of each row in the table's order, with those of its machines: the quick test before the exact one."""
+def _table_text(board: BoardState, by: str, window: str) -> _TableText:
+    """The text of a table, with that of each row's machines: for the quick test before the exact one."""
     machines = board.machines if by == "people" else board.validator_machines
-    return [
+    texts = [
         _text_of(key) if len(machines.get(key, ())) < 2 and key in machines.get(key, (key,))
         else "\n".join(map(_text_of, {key, *machines[key]}))
         for _, (_, _, key) in _ranked(board, by, window)
     ]  # fmt: skip
+    return _TableText("\n".join(texts), list(accumulate((len(text) + 1 for text in texts[:-1]), initial=0)))
 
 
 @lru_cache(maxsize=64)
 def _found(board: BoardState, by: str, window: str, words: tuple[str, ...]) -> Sequence[_Ranked]:
-    """The rows that a search matches."""
-    texts = _texts(board, by, window)
-    return [
-        place
-        for place, text in zip(_ranked(board, by, window), texts, strict=True)
-        if all(word in text for word in words) and _row_matches(board, by, place[1][2], list(words))
-    ]
+    """The rows that a search matches. The longest word leaves the fewest to test."""
+    table = _ranked(board, by, window)
+    rows = _table_text(board, by, window).rows_with(max(words, key=len)) if table else ()
+    return [table[row] for row in rows if _row_matches(board, by, table[row][1][2], list(words))]
 
 
 def leaderboard_document(

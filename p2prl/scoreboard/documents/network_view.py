@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 
 from p2prl.scoreboard.documents.api_views import ACTIVE_STEPS, require_run, rounded
 from p2prl.scoreboard.documents.page_schema import NetworkDocument
 from p2prl.scoreboard.ledger.leaderboard_totals import Step
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 
 
 def network_document(snapshot: Snapshot) -> NetworkDocument:
     """Health over the last `ACTIVE_STEPS` steps. Raises `NotReadyError` before the manifest is known."""
     _, board = require_run(snapshot)
+    return _network(board)
+
+
+@lru_cache(maxsize=4)
+def _network(board: BoardState) -> NetworkDocument:
+    """Counts over everybody, kept for the newest states: each page shows them, whatever its visitor asked for."""
     recent = sorted(board.steps)[-ACTIVE_STEPS:]
     steps = reduce(Step.merged, (board.steps[step] for step in recent), Step(last_ms=0))
     first = recent[0] if recent else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -43,6 +44,8 @@ from tests.command_doc import json_keys, section
 from tests.json_shapes import breaches, promised, shape_of
 from tests.unit.cli.invocation import commands, json_of
 from tests.unit.cli.views.test_worker_views import BUSY
+
+COMMANDS = Path(certificate_make.__file__).parent
 
 BENCHMARKS = "p2prl bench "
 """docs/cli.md names the keys of their rows, not always those of the whole document."""
@@ -162,6 +165,37 @@ def test_keys_that_only_some_documents_have_are_optional(command: str, path: str
         promise = promised()[command][name]
         assert promise.types == next(shape[name].types for shape in shapes if name in shape)
         assert promise.optional == (len(rows) == 1 or not all(name in shape for shape in shapes))
+
+
+@pytest.mark.parametrize(
+    ("command", "modules"),
+    [
+        ("p2prl bench draw", ["bench_draw"]),
+        ("p2prl bench engine", ["bench_engine", "bench_engine_pairs"]),
+        ("p2prl bench machine", ["bench_machine"]),
+        ("p2prl bench pacing", ["bench_pacing"]),
+        ("p2prl bench ppo", ["bench_results"]),
+        ("p2prl bench replay", ["bench_replay"]),
+        ("p2prl bench rewards", ["bench_results"]),
+        ("p2prl bench step", ["bench_step"]),
+    ],
+)
+def test_documents_of_benchmarks_have_the_promised_keys(command: str, modules: list[str]) -> None:
+    """Read from what the program passes to `emit`, without the minutes that a benchmark takes."""
+    emitted = {key for module in modules for key in keys_emitted_by(COMMANDS / f"{module}.py")}
+    assert emitted == {re.split(r"[.\[]", path)[1] for path in promised()[command]}
+
+
+def keys_emitted_by(file: Path) -> set[str]:
+    """The keys of the dictionary that a command's only `emit` gets."""
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "emit"
+    ]
+    (document,) = call.args
+    assert isinstance(document, ast.Dict)
+    return {key.value for key in document.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
 def test_every_document_has_a_promised_shape() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from p2prl.config.machine_limits import (
     SMALL_FILES_BYTES,
     MachineLimits,
     check_memory,
+    enforce_memory,
     plan_disk,
     sampling_memory,
 )
@@ -163,6 +165,15 @@ def test_the_networks_share_of_the_memory_is_at_most_a_gibibyte(ram_gb: float) -
     room = sampling_memory_of(limits)
     assert room is not None
     assert room == 1 or room + PROGRAM_BYTES + 2 * limits.network_memory_bytes == limits.ram_bytes
+
+
+@given(st.floats(1e-6, 1.1), st.booleans())
+def test_less_memory_than_the_program_takes_is_refused_before_anything_is_limited(ram_gb: float, on_cpu: bool) -> None:
+    with pytest.raises(ConfigError, match=r"any run needs .* of memory, and --ram-gb allows") as caught:
+        enforce_memory(MachineLimits(ram_gb=ram_gb), on_cpu=on_cpu)
+    (enough,) = re.findall(r"Give it (\S+) GB", caught.value.remedy)
+    enforce_memory(MachineLimits(ram_gb=float(enough)), on_cpu=False)
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, "this process is not limited"
 
 
 @pytest.mark.parametrize("option", ["disk_gb", "ram_gb"])

@@ -144,6 +144,29 @@ def test_search_finds_every_contributor_by_name_or_id() -> None:
     assert (nobody["total"], nobody["people"], nobody["next_cursor"]) == (0, [], None)
 
 
+def test_search_finds_what_its_rule_says_and_nothing_else() -> None:
+    """The rule of the documentation, row by row: words of each name, ends and middles of each id, letters, pairs."""
+    app = create_app(MemorySource(crowd(60)))
+    table = ask(app, "/api/v1/leaderboard?limit=500").document["people"]
+
+    def by_rule(query: str) -> list[int]:
+        texts = [(row["rank"], row["handle"].lower(), row["id"].lower()) for row in table]
+        words = query.lower().split()
+        return [
+            rank
+            for rank, name, peer in texts
+            if all(word in name or peer.startswith(word) or peer.endswith(word) for word in words)
+        ]
+
+    queries = ["e", "1", "12d3koow", "zq", "otter 9", "no such name"]
+    for row in table:
+        queries += [*row["handle"].split(), row["id"], row["id"][-5:], row["id"][20:30], f"{row['handle']} {row['id']}"]
+    for query in queries:
+        found = ask(app, f"/api/v1/leaderboard?limit=500&q={quote(query)}").document
+        assert [row["rank"] for row in found["people"]] == by_rule(query), query
+        assert found["total"] == len(found["people"])
+
+
 def test_search_pages_through_all_matches() -> None:
     app = create_app(MemorySource(MANY))
     found = ask(app, "/api/v1/leaderboard?limit=500&q=otter").document
