@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.manifests import NO_BASE, BlobRef
+from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.policy_head import PatchEdge
-from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady, WeightsReleased
+from p2prl.swarm.events import BaseReleased, Event, VersionReady, WeightsReleased
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
 from p2prl.swarm.policies.disk_room import DiskRoom
@@ -121,8 +121,7 @@ class VersionDownloads:
             if download.target.digest != name or not download.rebuilding:
                 continue
             if ok:
-                download.decoded_bytes = download.patch_bytes
-                download.use_full_weights(now)
+                download.use_decoded(now)
                 self._relay.fetch(download.target.manifest.weights, now)
                 self._relay.measure()
                 continue
@@ -239,14 +238,9 @@ class VersionDownloads:
 
     def _in_use(self) -> set[Digest]:
         """Versions that a download needs, and the newest on disk: the next patch starts from it."""
-        used: set[Digest] = set()
-        for download in self._active():
-            base = self._catalog.get(download.base)
-            used |= {download.target.digest, *(Digest(patch.manifest) for patch in download.route)}
-            used |= {base.digest} if base is not None else set()
-        if self.ready:
-            used.add(max(self.ready.values(), key=lambda policy: policy.manifest.version).digest)
-        return used
+        used = {digest for download in self._active() for digest in download.needed(self._catalog)}
+        latest = max(self.ready.values(), key=lambda policy: policy.manifest.version, default=None)
+        return used | ({latest.digest} if latest else set())
 
     def _choose_route(self, download: VersionDownload, now: float) -> None:
         plan = self._planner.plan(download.target.manifest, self.held_versions())
@@ -290,24 +284,12 @@ class VersionDownloads:
             self._relay.drop(root)  # of a route, the room that was reserved for its outcome
 
     def _request_rebuild(self, download: VersionDownload) -> None:
-        base, target = self._catalog.get(download.base), download.target
-        base_root = None if base is None else base.manifest.weights.root
-        start = self._planner.base.digest if download.from_local_base else base_root
+        target, local = download.target, self._planner.base.digest
         download.rebuilding = True
         if not self._has_weights(target):
             self._relay.drop(target.manifest.weights.root)  # chunks of an earlier attempt without patches
         self._room.reserve(target)
-        self._events.append(
-            PatchesReady(
-                target.manifest,
-                target.digest,
-                self._dtype,
-                start,
-                tuple(ref.root for ref in download.patches),
-                NO_BASE if download.from_local_base else download.base,
-                self._held_weights(),
-            )
-        )
+        self._events.append(download.rebuild_request(self._catalog, self._dtype, local, self._held_weights()))
 
     def _has_weights(self, policy: PolicyVersion) -> bool:
         have, total = self._relay.progress(policy.manifest.weights.root)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import NO_BASE, BlobRef
 from p2prl.protocol.policy_head import PatchEdge
+from p2prl.swarm.events import PatchesReady
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
 from p2prl.swarm.policies.routing import Route, RoutePlan
 
@@ -70,6 +71,25 @@ class VersionDownload:
             return self.patches
         return (self.target.manifest.weights,)
 
+    def needed(self, catalog: PolicyCatalog) -> set[Digest]:
+        """The versions it needs: its own, those along the route, and the one the route starts from."""
+        base = catalog.get(self.base)
+        return {self.target.digest, *(Digest(patch.manifest) for patch in self.route), *([base.digest] if base else ())}
+
+    def rebuild_request(
+        self, catalog: PolicyCatalog, dtype: str, local_base: Digest | None, held: tuple[Digest, ...]
+    ) -> PatchesReady:
+        """What the owner needs to decode the patches.
+
+        `local_base`: digest of the owner's local base; `held`: roots of the weights on disk and of those being decoded.
+        """
+        base = catalog.get(self.base)
+        root = None if base is None else base.manifest.weights.root
+        start = local_base if self.from_local_base else root
+        number = NO_BASE if self.from_local_base else self.base
+        roots = tuple(ref.root for ref in self.patches)
+        return PatchesReady(self.target.manifest, self.target.digest, dtype, start, roots, number, held)
+
     def missing_manifests(self, catalog: PolicyCatalog) -> list[Digest]:
         """Manifests of the route that are still missing."""
         names = dict.fromkeys(Digest(patch.manifest) for patch in self.route)
@@ -79,6 +99,11 @@ class VersionDownload:
         """Download the weights' own chunks from now on."""
         self.since, self.route, self.patches, self.rebuilding = now, (), (), False
         self.received.clear()
+
+    def use_decoded(self, now: float) -> None:
+        """The patches are decoded into the weights, whose chunks are all there."""
+        self.decoded_bytes = self.patch_bytes
+        self.use_full_weights(now)
 
     def use(self, plan: RoutePlan, now: float) -> None:
         """Follow this plan from now on."""

@@ -181,13 +181,8 @@ class Relay:
 
     def is_within_reach(self, root: Digest) -> bool:
         """Whether each chunk of a blob is here or at a linked peer, by what they announce; the learner has all."""
-        transfer, neighbors = self._state.transfers.get(root), self._state.neighbors.values()
-        if transfer is None:
-            return False
-        held = transfer.have
-        for neighbor in neighbors:
-            held |= transfer.all_chunks if neighbor.is_source else neighbor.held.get(root, 0)
-        return held == transfer.all_chunks
+        transfer = self._state.transfers.get(root)
+        return transfer is not None and self._state.held_by_any(transfer) == transfer.all_chunks
 
     # --- neighbors --------------------------------------------------------------------------------------------
 

@@ -254,6 +254,13 @@ class RelayState:
         """This node's uplink: as configured or capped, else as found while sending; 0 while unknown."""
         return self.config.upload_bytes_s or self.send_rate.bytes_s
 
+    def held_by_any(self, transfer: Transfer) -> int:
+        """Chunks of a blob that this node or a neighbor has, as a set of bits: the learner has all."""
+        held = transfer.have
+        for neighbor in self.neighbors.values():
+            held |= transfer.all_chunks if neighbor.is_source else neighbor.held.get(transfer.root, 0)
+        return held
+
     def holder(self, chunk: Place) -> Transfer | None:
         """The blob of a chunk, if this node holds the chunk."""
         root, index = chunk
