@@ -166,7 +166,7 @@ class VersionDownloads:
                 self._avoid(download, download.route, now)
 
     def _step_back(self, download: VersionDownload, least: int, now: float) -> None:
-        """Download an older version that is newer than `least` and still known, or the newest again; chunks are kept."""
+        """Download an older version that is above `least` and still known, or the newest again; chunks are kept."""
         version, is_stalled = download.target.manifest.version, self._stalls.is_stalled(download, now)
         older = self._catalog.newest_between(least, version)
         if older is not None and (is_stalled or older.manifest.version == version - 1):
