@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from p2prl.protocol import frames
 from p2prl.protocol.envelope import envelope_digest, seal
@@ -18,6 +19,7 @@ from p2prl.testing.patched_swarm import PatchedSwarm
 from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of
 
+MESSENGER = identity_of("messenger").peer_id
 _WEIGHTS = 320_000
 _UPLINK = 100_000.0
 """Bytes/s of the learner: it sends a version in some seconds."""
@@ -27,8 +29,8 @@ _SOON_S = 20.0
 every two."""
 
 
-def left_alone(unfinished: int = 1) -> ProtocolSwarm:
-    """Three volunteers hold version 2 and less than all of `unfinished` versions after it; the learner is gone."""
+def left_alone() -> ProtocolSwarm:
+    """Three volunteers hold version 2 and less than all of version 3; the learner is gone."""
     made = ProtocolSwarm(VirtualNetwork(1), weight_bytes=_WEIGHTS)
     made.add("learner", Role.LEARNER, upload_bytes_s=_UPLINK)
     for name in ("v0", "v1", "v2"):
@@ -37,14 +39,13 @@ def left_alone(unfinished: int = 1) -> ProtocolSwarm:
     for _ in range(3):
         made.publish(_WEIGHTS)
         made.network.run_for(30)
-    for _ in range(unfinished):
-        made.publish(_WEIGHTS)
-        made.network.run_for(1)
+    made.publish(_WEIGHTS)
+    made.network.run_for(1)
     made.network.crash(made.members["learner"].peer)
     made.network.run_for(60)
     for name in ("v0", "v1", "v2"):
         assert sorted(made.members[name].ready_at) == [0, 1, 2]
-        assert len(events_of(made.members[name], VersionAnnounced)) == 3 + unfinished
+        assert len(events_of(made.members[name], VersionAnnounced)) == 4
     return made
 
 
@@ -59,11 +60,35 @@ def test_a_newcomer_takes_the_newest_version_that_its_peers_hold_whole() -> None
     )
 
 
-def test_it_looks_for_older_versions_as_far_as_they_are_kept() -> None:
-    made = left_alone(unfinished=3)
+def announce(made: ProtocolSwarm, count: int) -> None:
+    """Versions of which the volunteers get the manifests and nothing else."""
+    learner = made.members["learner"]
+    raw, manifest, _ = made.published[-1]
+    for number in range(count):
+        weights = blob_of(bytes([number]) * _WEIGHTS, 16_384)
+        version, previous = manifest.version + 1, envelope_digest(raw)
+        manifest = msgspec.structs.replace(manifest, version=version, step=version, weights=weights, previous=previous)
+        raw = seal(learner.identity, manifest, run=made.run, now=made.network.now)
+        for name in ("v0", "v1", "v2"):
+            made.network.inject(
+                MESSENGER, made.members[name].peer, hello_of(made.run, now=made.network.now) + frames.pack(Push(raw))
+            )
+        made.network.run_for(5)
+    assert newest_announced(made.members["v0"]) == manifest.version
+
+
+def newest_announced(member: Member) -> int:
+    return max(event.manifest.version for event in member.events if isinstance(event, VersionAnnounced))
+
+
+@pytest.mark.parametrize("more", [1, 2])
+def test_it_looks_for_older_versions_one_after_the_other(more: int) -> None:
+    """As far as manifests are kept; each names the one before."""
+    made = left_alone()
+    announce(made, more)
     late = made.add("late", bootstrap=("v0", "v1", "v2"))
-    made.network.run_for(3 * _SOON_S)
-    assert sorted(late.ready_at) == [2]
+    made.network.run_for((more + 1) * _SOON_S)
+    assert versions(late) == [2]
 
 
 def come_back(made: ProtocolSwarm) -> None:
@@ -155,9 +180,9 @@ def test_a_peer_without_links_gives_nothing_up() -> None:
     assert sorted(late.ready_at) == [1]
 
 
-def patched_run() -> PatchedSwarm:
-    """Versions 0 to 4 with patches; `lagging` has version 1, two others all. Of version 5 there is the manifest alone,
-    and the learner is gone."""
+def patched_run(unfinished: int = 1) -> PatchedSwarm:
+    """Versions 0 to 4 with patches; `lagging` has version 1, two others all. Of `unfinished` versions after that there
+    are a head and manifests alone, and the learner is gone."""
     made = PatchedSwarm(VirtualNetwork(2))
     learner = made.add("learner", Role.LEARNER, config=rebuilds)
     followers = [made.add(name, bootstrap=("learner",), config=rebuilds) for name in ("v0", "v1")]
@@ -170,16 +195,22 @@ def patched_run() -> PatchedSwarm:
         made.network.run_for(30)
     assert [max(member.ready_at) for member in (*followers, lagging)] == [4, 4, 1]
     made.network.crash(learner.peer)
-    raw, last, _ = made.published[-1]
-    weights, patch = blob_of(bytes(last.weights.size_bytes), 4096), blob_of(bytes(500), 4096)
-    unfinished = msgspec.structs.replace(
-        last, version=5, weights=weights, previous=envelope_digest(raw), patches=(Patch(4, last.weights_digest, patch),)
-    )
-    envelope = seal(learner.identity, unfinished, run=made.run, now=made.network.now)
-    messenger = identity_of("messenger").peer_id
-    for member in followers:
-        made.network.inject(messenger, member.peer, hello_of(made.run) + frames.pack(Push(envelope)))
+    for version in range(5, 5 + unfinished):
+        raw, last, now = made.published[-1]
+        weights, patch = blob_of(bytes(last.weights.size_bytes), 4096), blob_of(bytes([version]) * 500, 4096)
+        patches = (Patch(version - 1, last.weights_digest, patch),)
+        previous = envelope_digest(raw)
+        manifest = msgspec.structs.replace(
+            last, version=version, step=version, weights=weights, previous=previous, patches=patches
+        )
+        made.published.append((seal(learner.identity, manifest, run=made.run, now=made.network.now), manifest, now))
+        head = seal(learner.identity, made.head(), run=made.run, now=made.network.now)
+        for member in followers:
+            pushed = frames.pack(Push(head)) + frames.pack(Push(made.published[-1][0]))
+            made.network.inject(MESSENGER, member.peer, hello_of(made.run, now=made.network.now) + pushed)
+        made.network.run_for(5)
     made.network.run_for(90)
+    assert [newest_announced(member) for member in followers] == [4 + unfinished] * 2
     return made
 
 
@@ -194,6 +225,14 @@ def test_a_newcomer_does_without_patches_that_nobody_has() -> None:
     made.network.run_for(2 * _SOON_S)
     assert sorted(late.ready_at) == [4]
     assert made.words_of(late, 4) == made.versions[4].tobytes()
+
+
+def test_of_many_versions_the_head_names_those_whose_manifests_are_kept() -> None:
+    """The volunteers were slower than the learner: they hold version 4 of 11, and no manifests of 5 to 7."""
+    made = patched_run(unfinished=7)
+    late = made.add("late", bootstrap=("v0", "v1"), config=rebuilds)
+    made.network.run_for(6 * _SOON_S)
+    assert versions(late) == [4]
 
 
 def test_who_was_away_takes_patches_to_the_newest_that_others_have() -> None:

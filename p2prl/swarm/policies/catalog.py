@@ -73,6 +73,21 @@ class PolicyCatalog:
         """Every known version, the newest first."""
         return sorted(self._by_version.values(), key=lambda policy: -policy.manifest.version)
 
+    def newest_between(self, least: int, version: int) -> PolicyVersion | None:
+        """The newest known version above `least` and below `version`."""
+        between = [number for number in self._by_version if least < number < version]
+        return self._by_version[max(between)] if between else None
+
+    def missing_between(self, least: int, version: int) -> list[Digest]:
+        """Names of the unknown versions above `least` and below `version` that the head or a manifest tells."""
+        told = {edge.version: edge.manifest for edge in self.head.head.edges} if self.head is not None else {}
+        told |= {policy.manifest.version - 1: policy.manifest.previous for policy in self._by_version.values()}
+        return [
+            Digest(told[number])
+            for number in range(version - 1, least, -1)
+            if number in told and number not in self._by_version
+        ]
+
     def patches(self) -> list[PatchEdge]:
         """Every patch that a known manifest or the head lists."""
         listed = {

@@ -20,7 +20,7 @@ from p2prl.swarm.policies.disk_room import DiskRoom
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import RoutePlanner
-from p2prl.swarm.policies.stalls import Stalls, Step
+from p2prl.swarm.policies.stalls import MOST_BACK, Stalls, Step
 from p2prl.swarm.policies.version_download import VersionDownload, patch_blobs
 from p2prl.swarm.relay.chunk_relay import Relay
 
@@ -159,24 +159,25 @@ class VersionDownloads:
             case Step.GO_ON:
                 self._abandon_newest(download, newest)
             case Step.STEP_BACK:
-                self._step_back(download, held, now)
+                self._step_back(download, max(held, newest.manifest.version - MOST_BACK), now)
             case Step.FULL_WEIGHTS:
                 self._fetch_weights(download, now)
             case Step.AVOID:
                 self._avoid(download, download.route, now)
 
-    def _step_back(self, download: VersionDownload, held: int, now: float) -> None:
-        """Download the version before, if it is of use, and after the oldest the newest again; chunks are kept."""
-        version = download.target.manifest.version - 1
-        is_of_use = version > held and not self._room.retention.is_past(version)
-        older = self._catalog.get(version) if is_of_use else None
-        if older is not None:
+    def _step_back(self, download: VersionDownload, least: int, now: float) -> None:
+        """Download an older version that is above `least` and still known, or the newest again; chunks are kept."""
+        version, is_stalled = download.target.manifest.version, self._stalls.is_stalled(download, now)
+        older = self._catalog.newest_between(least, version)
+        if older is not None and (is_stalled or older.manifest.version == version - 1):
             self.newest = VersionDownload(older, now, stands_in=True)
             self._choose_route(self.newest, now)
-        elif is_of_use:
-            self._gossip.ask_few([Digest(download.target.manifest.previous)])
-        if download.stands_in and self.newest is download and (not is_of_use or self._stalls.is_stalled(download, now)):
+        elif download.stands_in and (is_stalled or version - 1 <= least):
             self.newest = None
+        else:
+            missing = self._catalog.missing_between(least, version)
+            self._missing_manifests.update(missing)
+            self._gossip.ask_few(missing)
 
     def release_unusable_base(self, now: float) -> None:
         """Release a local base that cannot be used, unless the owner is rebuilding from it and still reads it."""

@@ -16,6 +16,10 @@ _OUT_OF_REACH_S = 5.0
 """So long when some chunk is at no linked peer, by what they announce: they are asked again within this time."""
 
 
+MOST_BACK = 16
+"""Versions to step back, each after seconds: peers that are slower than the learner hold a version and skip some."""
+
+
 class Step(enum.Enum):
     """What to do with a download."""
 
