@@ -10,6 +10,7 @@ from pathlib import Path
 from p2prl.net.process import bridge, control
 from p2prl.net.process.patch_decoder import carry_out, forget
 from p2prl.net.storage.held_weights import has_weights
+from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, VersionReady
@@ -64,7 +65,7 @@ class SimulatedPort:
             self.held[event.manifest.weights.root] = event.raw
         message = bridge.message_of(event, path_of=self.path_of, status=self.make_status)
         if isinstance(message, control.PatchesReady):
-            bridge.apply_message(self.network.node(self.peer), carry_out(message)[0], self.network.now)
+            bridge.apply_message(self.network.node(self.peer), carry_out(message, UnsyncedFiles())[0], self.network.now)
             self.network.wake(self.peer)
         elif isinstance(message, control.WeightsReleased):
             forget(message)

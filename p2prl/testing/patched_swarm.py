@@ -124,7 +124,7 @@ class PatchedSwarm(ProtocolSwarm):
         streams = [(member.store.by_root(root),) for root in event.patches]
         try:
             chain = apply_route(streams, old_words, words=count, word_type=BF16, kernels=NUMPY_KERNELS)
-            data = b"".join(words.tobytes() for _, words in chain)
+            data = b"".join(segment.words.tobytes() for segment in chain)
         except (IntegrityError, RemoteProtocolError):
             data = b""
         if blake3(data).digest() != event.manifest.weights_digest:

@@ -23,13 +23,14 @@ from p2prl.errors import IntegrityError
 from p2prl.net.process import control
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER
 from p2prl.net.storage.redo_records import redo_record
+from p2prl.net.storage.store_files import StoreFiles
 from p2prl.net.storage.tree_files import TreeFiles
 from p2prl.net.storage.weight_names import WeightNames
 from p2prl.net.storage.weight_store import WeightStore
-from p2prl.patches.decode import apply_route
+from p2prl.patches.decode import Rebuilt, apply_route
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import kernels_for
-from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans
+from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans, words_digest
 from p2prl.patches.words import WORD_TYPES, Words
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import NO_BASE
@@ -43,14 +44,16 @@ its own costs less. A learner that signs versions which change less at first and
 than it was told (`p2prl.swarm.policies.write_allowance`)."""
 
 
-def rebuild(order: control.PatchesReady) -> None:
+def rebuild(order: control.PatchesReady, files: StoreFiles | None = None) -> None:
     """Decode the patches of `order`; the version is in the chain or in its file then, and survives a crash.
+
+    `files` write the chain.
 
     Raises `IntegrityError` or `RemoteProtocolError` when the patches do not lead from the base to the signed weights,
     and `MachineError` when the disk refuses.
     """
     try:
-        _Rebuild(order).run()
+        _Rebuild(order, files).run()
     except OSError as error:
         raise write_error(error, f"in {order.folder}") from error
 
@@ -83,13 +86,13 @@ def forget_others(folder: Path, held: Collection[bytes]) -> None:
 class _Rebuild:
     """One order."""
 
-    def __init__(self, order: control.PatchesReady) -> None:
+    def __init__(self, order: control.PatchesReady, files: StoreFiles | None) -> None:
         self._order = order
         self._folder = Path(order.folder)
         self._word_type = WORD_TYPES[order.dtype]
         self._words = order.weights.size_bytes // self._word_type.word_bytes
         self._kernels = kernels_for(order.weights.size_bytes)
-        self._chain = WeightStore(self._folder / CHAIN_FOLDER)
+        self._chain = WeightStore(self._folder / CHAIN_FOLDER, files)
         self._trees = TreeFiles(self._folder)
 
     def run(self) -> None:
@@ -115,11 +118,12 @@ class _Rebuild:
             self._base_file().close()
             self._chain.adopt(order.base_version, Digest(order.base), path, self._word_type)
             return
-        words = (self._from_file(start, count) for start, count in segment_spans(self._words))
+        spans = segment_spans(self._words)
+        words = (Rebuilt(start, self._from_file(start, count), None) for start, count in spans)
         if self._extend(order.base_version, Digest(order.base), words):
             path.unlink()
 
-    def _extend(self, version: int, root: Digest, new_words: Iterator[Words]) -> bool:
+    def _extend(self, version: int, root: Digest, segments: Iterator[Rebuilt]) -> bool:
         """Write a version over the chain's file. False, and nothing is changed, if it does not follow it, or if too
         many words change."""
         chain = self._chain
@@ -129,13 +133,19 @@ class _Rebuild:
         staged = chain.stage(version, [state.at])
         room = state.size_bytes // _MOST_SHARE
         try:
-            for index, new in enumerate(new_words):
-                old = chain.at_words(index)
+            for index, segment in enumerate(segments):
+                old, new = chain.at_words(index), segment.words
                 redo = redo_record(np.flatnonzero(old != new), new, self._word_type)
                 room -= len(redo)
                 if room < 0:
                     return False  # without the time that its inverse would take
-                header, body = encode_segment(new, old, self._word_type, self._kernels)
+                # The digest of the file's words is known from the inverse before: if they were damaged since, the new
+                # ones are not those that were signed.
+                digests = (
+                    segment.digest or words_digest(new),
+                    chain.digest_of(state, state.at, index) or words_digest(old),
+                )
+                header, body = encode_segment(new, old, self._word_type, self._kernels, digests=digests)
                 room -= len(body)
                 staged.add(redo, [header.pack() + body])
             staged.complete(root)
@@ -147,7 +157,7 @@ class _Rebuild:
     def _begin_chain(self) -> None:
         """Write the version as the first of a chain."""
         order = self._order
-        pieces = (_bytes_of(words) for words in self._checked())
+        pieces = (_bytes_of(segment.words) for segment in self._checked())
         try:
             self._chain.create(order.version, order.weights.root, pieces, words=self._words, word_type=self._word_type)
         finally:
@@ -160,34 +170,29 @@ class _Rebuild:
         part = target.with_suffix(".rebuilt")
         try:
             with part.open("wb") as file:
-                for words in self._checked():
-                    file.write(_bytes_of(words))
+                for segment in self._checked():
+                    file.write(_bytes_of(segment.words))
                 file.flush()
                 os.fsync(file.fileno())
             part.rename(target)
         finally:
             part.unlink(missing_ok=True)
 
-    def _checked(self) -> Iterator[Words]:
-        """The decoded words, segment by segment. After the last one the weights are those that the learner signed, and
+    def _checked(self) -> Iterator[Rebuilt]:
+        """The decoded segments. After the last one the weights are those that the learner signed, and
         the tree that proves their chunks to others is on disk; or it raises."""
         order = self._order
         names = WeightNames(order.weights.chunk_bytes)
-        for words in self._decoded():
-            names.add(_bytes_of(words))
-            yield words
+        streams = [_pieces(self._path(root)) for root in order.patches]
+        for segment in apply_route(
+            streams, self._base_words(), words=self._words, word_type=self._word_type, kernels=self._kernels
+        ):
+            names.add(_bytes_of(segment.words))
+            yield segment
         names.end()
         if names.digest != order.weights_digest or names.blob.tree_hash != order.weights.tree_hash:
             raise IntegrityError("patches: the decoded weights are not those of the manifest")
         self._trees.save(order.weights.root, names.nodes)
-
-    def _decoded(self) -> Iterator[Words]:
-        streams = [_pieces(self._path(root)) for root in self._order.patches]
-        route = apply_route(
-            streams, self._base_words(), words=self._words, word_type=self._word_type, kernels=self._kernels
-        )
-        for _, words in route:
-            yield words
 
     def _base_words(self) -> Callable[[int, int], Words]:
         """Where the words come from that the first patch applies to."""

@@ -56,3 +56,17 @@ class StoreFiles:
     def sync_words(self, words: Words) -> None:
         """The mapped words survive a power cut from now on."""
         words.flush()  # type: ignore[attr-defined]  # a memmap
+
+
+class UnsyncedFiles(StoreFiles):
+    """Files that outlive their process and not a power cut: for simulations, which cut no power."""
+
+    def finish(self, file: BinaryIO) -> None:
+        """Close it."""
+        file.close()
+
+    def sync_names(self, directory: Path) -> None:
+        """Do nothing."""
+
+    def sync_words(self, words: Words) -> None:
+        """Do nothing."""

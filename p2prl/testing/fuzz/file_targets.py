@@ -21,7 +21,7 @@ from p2prl.models.run_model import read_run_model
 from p2prl.models.text_codec import library_panics
 from p2prl.models.tokenizer_backend import read_backend, read_special_tokens
 from p2prl.models.weight_layout import check_weights, copy_weights, flatten, layout_of
-from p2prl.patches.decode import apply_patch
+from p2prl.patches.decode import apply_route
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.words import BF16
@@ -96,8 +96,12 @@ def _patch() -> Target:
 
     def decode(data: bytes) -> None:
         pieces = (data[start : start + 97] for start in range(0, len(data), 97))
-        for _ in apply_patch(
-            pieces, lambda start, count: old[start : start + count], words=_WORDS, word_type=BF16, kernels=NUMPY_KERNELS
+        for _ in apply_route(
+            [pieces],
+            lambda start, count: old[start : start + count],
+            words=_WORDS,
+            word_type=BF16,
+            kernels=NUMPY_KERNELS,
         ):
             pass
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import numpy as np
 
 from p2prl.net.storage.redo_records import redo_record
-from p2prl.net.storage.store_files import StoreFiles
+from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernels import NUMPY_KERNELS
@@ -20,17 +20,80 @@ WORDS = 45
 SPANS = (1, 4, 16)
 
 
-class FastFiles(StoreFiles):
-    """Files that outlive their process, not a power cut: nothing here cuts the power."""
+class KilledError(Exception):
+    """The process ends here."""
+
+
+class KilledFiles(UnsyncedFiles):
+    """Ends the process at one of its writes, of which it may do a part."""
+
+    def __init__(self, at: int, *, half: bool) -> None:
+        self.left, self.half, self.dead = at, half, False
+        self.open: list[BinaryIO] = []
+
+    def _next(self) -> bool:
+        """Whether this write is the last."""
+        if self.dead:
+            raise KilledError  # out of what cleans up, as a dead process does not
+        self.left -= 1
+        self.dead = self.left < 0
+        return self.dead
+
+    def create(self, path: Path) -> BinaryIO:
+        if self._next():
+            raise KilledError
+        self.open.append(super().create(path))
+        return self.open[-1]
+
+    def bury(self) -> None:
+        """Close the files of the dead process, as its end does."""
+        for file in self.open:
+            file.close()
+
+    def append(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        if self._next():
+            file.write(data[: len(data) // 2] if self.half else b"")
+            file.flush()
+            raise KilledError
+        super().append(file, data)
 
     def finish(self, file: BinaryIO) -> None:
-        file.close()
+        if self._next():
+            raise KilledError
+        super().finish(file)
+
+    def link(self, path: Path, other: Path) -> None:
+        if self._next():
+            raise KilledError
+        super().link(path, other)
+
+    def rename(self, path: Path, name: Path) -> None:
+        if self._next():
+            raise KilledError
+        super().rename(path, name)
 
     def sync_names(self, directory: Path) -> None:
-        pass
+        if self._next():
+            raise KilledError
+        super().sync_names(directory)
+
+    def unlink(self, path: Path) -> None:
+        if self._next():
+            raise KilledError
+        super().unlink(path)
+
+    def write_words(self, segment: Words, positions: Words | slice, values: Words) -> None:
+        if self._next():
+            if self.half:
+                places = np.arange(len(segment))[positions]
+                segment[places[::2]] = values[::2]
+            raise KilledError
+        super().write_words(segment, positions, values)
 
     def sync_words(self, words: Words) -> None:
-        pass
+        if self._next():
+            raise KilledError
+        super().sync_words(words)
 
 
 def root_of(words: Words) -> Digest:

@@ -16,11 +16,12 @@ import pytest
 from p2prl.errors import StaleWorkError
 from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.net.storage.chain_state import Inverse
+from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches import stream_format
 from p2prl.patches.stream_format import segment_spans
 from p2prl.patches.words import BF16
-from tests.unit.net.store_rig import WORDS, FastFiles, begin, root_of, stage, successor
+from tests.unit.net.store_rig import WORDS, begin, root_of, stage, successor
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_format, "SEGMENT_WORDS", 20)
 
 
-class WatchedFiles(FastFiles):
+class WatchedFiles(UnsyncedFiles):
     """Lets somebody look before every write that no lock guards."""
 
     look: Callable[[], None]
@@ -87,7 +88,7 @@ def test_a_reader_sees_every_version_between_any_two_writes(tmp_path: Path) -> N
             assert np.array_equal(reader.words(index, version), versions[version][start : start + count])
             seen[-1 if version == state.target else state.at] += 1
 
-    begin(WeightStore(tmp_path, FastFiles()), versions[0])
+    begin(WeightStore(tmp_path, UnsyncedFiles()), versions[0])
     files = WatchedFiles()
     files.look = look
     store = WatchedStore(tmp_path, files)
@@ -120,7 +121,7 @@ def test_a_reader_goes_on_when_patches_are_deleted_under_its_hands(tmp_path: Pat
     """With version 16 comes a shorter way to 0; those over 15 to 12 and from there on are not needed any more."""
     rng = np.random.default_rng(9)
     versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
-    store = WeightStore(tmp_path / "before", FastFiles())
+    store = WeightStore(tmp_path / "before", UnsyncedFiles())
     begin(store, versions[0])
     for version in range(1, 17):
         versions[version] = np.where(rng.random(WORDS) < 0.1, versions[version - 1] ^ 1, versions[version - 1])
@@ -133,7 +134,7 @@ def test_a_reader_goes_on_when_patches_are_deleted_under_its_hands(tmp_path: Pat
             shutil.copytree(tmp_path / "before", folder)
             reader = OvertakenReader(folder)
             reader.left = opened
-            reader.overtake = partial(WeightStore(folder, FastFiles()).retain, oldest, besides=0)
+            reader.overtake = partial(WeightStore(folder, UnsyncedFiles()).retain, oldest, besides=0)
             try:
                 assert np.array_equal(reader.words(1, wanted), versions[wanted][20:40])
             except StaleWorkError:

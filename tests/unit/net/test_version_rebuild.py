@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16
 from p2prl.protocol.manifests import blob_of
+from tests.unit.net.store_rig import KilledError, KilledFiles
 from tests.unit.net.worker_disk import WORDS, Disk, versions_of
 from tests.unit.rebuilding import CHUNK_BYTES, order_for, stored
 
@@ -243,6 +245,38 @@ def test_where_everything_changes_a_version_gets_a_file(disk: Disk) -> None:
     assert blob_files(disk) == {disk.path(1).name}
     assert [disk.held(version) for version in (0, 1)] == [disk.weights(version) for version in (0, 1)]
     assert not list((disk.folder / CHAIN_FOLDER).glob("*.new"))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_killed_rebuild_loses_nothing(tmp_path: Path, chained: bool, half: bool) -> None:
+    """At any write: the version before or the next is there, and the next start goes on from it."""
+    versions = versions_of(WORDS)
+    for at in itertools.count():
+        disk, files = Disk(tmp_path / str(at), versions), KilledFiles(at, half=half)
+        stored(disk.folder, disk.weights(0))
+        if chained:
+            follow(disk, 0, 1)
+        before = 1 if chained else 0
+        base = blob_of(disk.weights(before), CHUNK_BYTES)
+        order = msgspec.structs.replace(disk.order_from(base, before, before + 1), held=disk.roots(0, before))
+        with contextlib.suppress(KilledError):
+            rebuild(order, files)
+        files.bury()
+        resume_chain(disk.folder)
+        for version in range(before + 2):
+            if version <= before or has_weights(disk.path(version)):
+                assert disk.held(version) == disk.weights(version), f"version {version} after write {at}"
+        if not has_weights(disk.path(before + 1)):
+            rebuild(order)
+        follow(disk, before + 1, before + 2)
+        assert [disk.held(version) for version in (before, before + 1, before + 2)] == [
+            disk.weights(version) for version in (before, before + 1, before + 2)
+        ]
+        assert {path.suffix for path in disk.folder.rglob("*") if path.is_file()} <= {"", ".tree", ".json"}
+        if not files.dead:
+            break
+    assert at > 15, "otherwise no write was stopped"
 
 
 def test_peers_are_served_from_the_chain_and_across_the_move(disk: Disk) -> None:

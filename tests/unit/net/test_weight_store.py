@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -12,86 +11,17 @@ import pytest
 from p2prl.errors import IntegrityError, StaleWorkError
 from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.net.storage.redo_records import changes_of, redo_record
+from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches import stream_format
 from p2prl.patches.words import BF16, FP32, Words, WordType
-from tests.unit.net.store_rig import WORDS, FastFiles, begin, root_of, stage, successor
+from tests.unit.net.store_rig import WORDS, KilledError, KilledFiles, begin, root_of, stage, successor
 
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three segments, the last one short."""
     monkeypatch.setattr(stream_format, "SEGMENT_WORDS", 20)
-
-
-class KilledError(Exception):
-    """The process ends here."""
-
-
-class KilledFiles(FastFiles):
-    """Ends the process at one of its writes, of which it may do a part."""
-
-    def __init__(self, at: int, *, half: bool) -> None:
-        self.left, self.half, self.dead = at, half, False
-        self.open: list[BinaryIO] = []
-
-    def _next(self) -> bool:
-        """Whether this write is the last."""
-        assert not self.dead, "a dead process writes nothing"
-        self.left -= 1
-        self.dead = self.left < 0
-        return self.dead
-
-    def create(self, path: Path) -> BinaryIO:
-        if self._next():
-            raise KilledError
-        self.open.append(super().create(path))
-        return self.open[-1]
-
-    def bury(self) -> None:
-        """Close the files of the dead process, as its end does."""
-        for file in self.open:
-            file.close()
-
-    def append(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        if self._next():
-            file.write(data[: len(data) // 2] if self.half else b"")
-            file.flush()
-            raise KilledError
-        super().append(file, data)
-
-    def finish(self, file: BinaryIO) -> None:
-        if self._next():
-            raise KilledError
-        super().finish(file)
-
-    def rename(self, path: Path, name: Path) -> None:
-        if self._next():
-            raise KilledError
-        super().rename(path, name)
-
-    def sync_names(self, directory: Path) -> None:
-        if self._next():
-            raise KilledError
-        super().sync_names(directory)
-
-    def unlink(self, path: Path) -> None:
-        if self._next():
-            raise KilledError
-        super().unlink(path)
-
-    def write_words(self, segment: Words, positions: Words | slice, values: Words) -> None:
-        if self._next():
-            if self.half:
-                places = np.arange(len(segment))[positions]
-                segment[places[::2]] = values[::2]
-            raise KilledError
-        super().write_words(segment, positions, values)
-
-    def sync_words(self, words: Words) -> None:
-        if self._next():
-            raise KilledError
-        super().sync_words(words)
 
 
 def check(store: ChainReader, versions: dict[int, Words]) -> None:
@@ -107,7 +37,7 @@ def check(store: ChainReader, versions: dict[int, Words]) -> None:
 @pytest.mark.parametrize("word_type", [BF16, FP32])
 def test_every_version_of_the_window_is_exact(tmp_path: Path, word_type: WordType) -> None:
     rng = np.random.default_rng(1)
-    store = WeightStore(tmp_path / "chain", FastFiles())
+    store = WeightStore(tmp_path / "chain", UnsyncedFiles())
     versions = {0: successor(rng, np.zeros(WORDS, word_type.dtype), word_type)}
     begin(store, versions[0], word_type)
     for version in range(1, 35):
@@ -117,7 +47,7 @@ def test_every_version_of_the_window_is_exact(tmp_path: Path, word_type: WordTyp
         store.retain(version - 21)
         versions = {each: words for each, words in versions.items() if each >= version - 21}
         if version % 13 == 0:
-            store = WeightStore(tmp_path / "chain", FastFiles())
+            store = WeightStore(tmp_path / "chain", UnsyncedFiles())
             assert store.settle(version, root_of(versions[version]))
         state = store.state
         assert state is not None
@@ -146,7 +76,7 @@ def test_killed_at_any_write(tmp_path: Path, seed: int, half: bool) -> None:
     versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
     for version in range(1, 5):
         versions[version] = successor(rng, versions[version - 1], BF16)
-    store = WeightStore(tmp_path / "before", FastFiles())
+    store = WeightStore(tmp_path / "before", UnsyncedFiles())
     begin(store, versions[0])
     for version in range(1, 4):
         stage(store, version, versions[version])
@@ -168,7 +98,7 @@ def test_killed_at_any_write(tmp_path: Path, seed: int, half: bool) -> None:
             files.bury()
         for _ in range(int(rng.integers(0, 3))):  # and killed while it recovers
             settle_until_killed(folder, int(rng.integers(0, 14)), signed, versions[signed], half=half)
-        survivor = WeightStore(folder, FastFiles())
+        survivor = WeightStore(folder, UnsyncedFiles())
         assert survivor.settle(signed, root_of(versions[signed])), killed_at
         state = survivor.state
         assert state is not None
@@ -186,7 +116,7 @@ def test_killed_at_any_write(tmp_path: Path, seed: int, half: bool) -> None:
 def test_a_journal_restored_from_a_copy_takes_the_file_back(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     versions = {0: successor(rng, np.zeros(WORDS, BF16.dtype), BF16)}
-    store = WeightStore(tmp_path / "before", FastFiles())
+    store = WeightStore(tmp_path / "before", UnsyncedFiles())
     begin(store, versions[0])
     for version in range(1, 7):
         versions[version] = successor(rng, versions[version - 1], BF16)
@@ -199,7 +129,7 @@ def test_a_journal_restored_from_a_copy_takes_the_file_back(tmp_path: Path) -> N
         if not settle_until_killed(copy, writes, 3, versions[3], half=True):
             break
         writes += 1
-        survivor = WeightStore(copy, FastFiles())
+        survivor = WeightStore(copy, UnsyncedFiles())
         assert survivor.settle(3, root_of(versions[3]))
         check(survivor, {version: versions[version] for version in range(4)})
     assert writes > 10
@@ -207,7 +137,7 @@ def test_a_journal_restored_from_a_copy_takes_the_file_back(tmp_path: Path) -> N
 
 
 def test_a_chain_of_another_run_is_removed(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path / "chain", FastFiles())
+    store = WeightStore(tmp_path / "chain", UnsyncedFiles())
     begin(store, np.zeros(WORDS, BF16.dtype))
     assert not store.settle(0, bytes(32))
     assert store.state is None
@@ -219,7 +149,7 @@ def test_a_chain_of_another_run_is_removed(tmp_path: Path) -> None:
 
 def test_damage_is_never_read_as_weights(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    store = WeightStore(tmp_path, FastFiles())
+    store = WeightStore(tmp_path, UnsyncedFiles())
     words = successor(rng, np.zeros(WORDS, BF16.dtype), BF16)
     newer = words.copy()
     newer[::7] ^= 3

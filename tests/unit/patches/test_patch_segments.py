@@ -11,7 +11,7 @@ import pytest
 
 from p2prl.bench.patch.simulated_training import adam_training, adam_versions, entropy_bits
 from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
-from p2prl.patches.decode import PatchReader, apply_patch, decode_segment
+from p2prl.patches.decode import PatchReader, apply_route, decode_segment
 from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.encode import encode_patch, encode_segment
 from p2prl.patches.history import History
@@ -171,10 +171,11 @@ def test_stream_in_pieces_of_any_size() -> None:
     size = len(sent) // 9 + 1
     pieces = [sent[i : i + size] for i in range(0, len(sent), size)]
     got = old.copy()
-    for start, words in apply_patch(
-        pieces, lambda start, n: old[start : start + n], words=len(old), word_type=BF16, kernels=NUMPY_KERNELS
+    for segment in apply_route(
+        [pieces], lambda start, n: old[start : start + n], words=len(old), word_type=BF16, kernels=NUMPY_KERNELS
     ):
-        got[start : start + len(words)] = words
+        got[segment.start : segment.start + len(segment.words)] = segment.words
+        assert segment.digest == words_digest(segment.words)
     assert np.array_equal(got, new)
     reader = PatchReader(words=len(old), word_type=BF16)
     one_by_one = [segment for i in range(len(sent)) for segment in reader.receive(sent[i : i + 1])]
@@ -195,7 +196,7 @@ def test_foreign_or_short_stream_is_refused() -> None:
         PatchReader(words=1000, word_type=BF16).receive(b"q" + sent[1:])
     with pytest.raises(RemoteProtocolError, match="complete weights are downloaded instead"):
         PatchReader(words=1000, word_type=BF16).receive(b"p2prl-patch-1\n" + sent[len(MAGIC) :])
-    applied = apply_patch([sent[:-1]], lambda *_: old, words=1000, word_type=BF16, kernels=NUMPY_KERNELS)
+    applied = apply_route([[sent[:-1]]], lambda *_: old, words=1000, word_type=BF16, kernels=NUMPY_KERNELS)
     with pytest.raises(RemoteProtocolError, match="too early"):
         list(applied)
     for pairs in ([], [(old[1:], new[1:])], [(old, new), (old, new)]):
@@ -205,7 +206,7 @@ def test_foreign_or_short_stream_is_refused() -> None:
 
 def test_empty_patch() -> None:
     sent = list(encode_patch([], words=0, word_type=BF16, kernels=NUMPY_KERNELS))
-    assert list(apply_patch(sent, lambda *_: np.zeros(0), words=0, word_type=BF16, kernels=NUMPY_KERNELS)) == []
+    assert list(apply_route([sent], lambda *_: np.zeros(0), words=0, word_type=BF16, kernels=NUMPY_KERNELS)) == []
 
 
 def test_numpy_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
