@@ -204,7 +204,7 @@ class Agent:
             return self._go_on("the run is past these weights; waiting for newer ones")
         self._in_demand = not learner_in_reach or outstanding < max(self._config.backlog, 4 * self._target.count)
         if not self._in_demand:
-            return self._go_on("the learner has a backlog of our groups")
+            return self._go_on("waiting until the learner has checked more of your groups")
         return Sample(self._loaded, tuple(itertools.islice(self._slots.free(), self._wanted(busy, room))))
 
     def _go_on(self, reason: str) -> Sample | Wait:

@@ -93,6 +93,7 @@ class Spool:
 
     def __init__(self, path: Path, config: SpoolConfig) -> None:
         """Open or create the database. Raises `MachineError`."""
+        self._path = path
         self._config = config
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +285,7 @@ class Spool:
             if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise write_error(error, "the spool", kept="finished work is safe") from error
+                raise write_error(error, f"the spool {self._path}", kept="finished work is safe") from error
             raise
         return changed
 
@@ -345,4 +346,4 @@ class Spool:
         try:
             return self._db.execute(statement, values).rowcount
         except sqlite3.Error as error:
-            raise write_error(error, "the spool", kept="finished work is safe") from error
+            raise write_error(error, f"the spool {self._path}", kept="finished work is safe") from error

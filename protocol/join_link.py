@@ -62,7 +62,8 @@ def parse_link(text: str) -> JoinLink:
     try:
         run = base64.b32decode(digest_text.upper() + "====")
     except ValueError as error:
-        raise ConfigError(f"the link's run digest {digest_text!r} is not base32", remedy=_REMEDY) from error
+        wrong = "has a character that no digest has: it was changed"
+        raise ConfigError(f"the link's run digest {digest_text!r} {wrong}", remedy=_REMEDY) from error
     assert len(run) == DIGEST_BYTES
     addresses = []
     for key, value in parse_qsl(query, keep_blank_values=True):

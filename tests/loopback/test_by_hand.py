@@ -38,7 +38,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path)
         wait_until(lambda: _contributors(port) == 2, seconds=60, what="two people on the board")
 
         _ctrl_c(first, expected=130)
-        assert "Finishing the current slots" in first.log
+        assert "Ending after the current groups" in first.log
         swarm.start_again(first)
         _ctrl_c(learner, expected=130)
         at = recorded_steps(run)

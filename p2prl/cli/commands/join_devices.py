@@ -116,7 +116,7 @@ def join_devices(
     interrupts = Interrupts(
         group.interrupt,
         group.interrupt,
-        finishing="Finishing the current slots of every worker; Ctrl-C again stops now and keeps them.",
+        finishing="Every worker ends after its current groups; Ctrl-C again ends now. Finished work is kept.",
     )
     with view.shown(), interrupts.handled(), group.ended_at_last():
         for device in group.started():

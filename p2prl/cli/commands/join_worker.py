@@ -102,7 +102,7 @@ def join_run(
         interrupts = Interrupts(
             volunteer.finish,
             volunteer.park,
-            finishing="Finishing the current slots; Ctrl-C again stops now and keeps them.",
+            finishing="Ending after the current groups; Ctrl-C again ends now. Finished work is kept.",
         )
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")

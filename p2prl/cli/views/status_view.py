@@ -119,6 +119,8 @@ def _policy(worker: Mapping[str, Any]) -> str:
     version = worker.get("version", -1)
     if version < 0 and worker.get("controls", {}).get("state") in ("paused", "resting"):
         return "none in memory while it rests"
+    if version < 0 and worker.get("resting") and not worker.get("running"):
+        return "none in memory: it rested when it ended"
     text = version_text(version)
     if (announced := worker.get("announced_version", -1)) > version:
         text += f", v{announced} is out"

@@ -110,6 +110,8 @@ class WorkerScreen:
     def _now_rows(self) -> Rows:
         worker, peers = self._worker, self._worker.get("peers", {})
         state = cleaned(str(worker.get("state") or "starting"))
+        if worker.get("resting") and state == "sampling":
+            state = "coming to rest"
         speed = f"   {rate_text(worker.get('tokens_per_s', 0.0))}" if state == "sampling" else ""
         rows: Rows = [("now", f"{state}{speed}")]
         if is_offline(worker):

@@ -42,6 +42,14 @@ def test_truncated_link_is_refused(address: str) -> None:
         assert caught.value.remedy
 
 
+@pytest.mark.parametrize("letter", ["0", "1", "8", "-", "é"])
+def test_a_letter_that_no_digest_has_is_called_a_change(letter: str) -> None:
+    text = str(JoinLink("run", Digest(bytes(range(32))), (DIRECT,)))
+    place = text.index("@") + 5
+    with pytest.raises(ConfigError, match="has a character that no digest has: it was changed"):
+        parse_link(text[:place] + letter + text[place + 1 :])
+
+
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_an_empty_link_is_called_empty(text: str) -> None:
     with pytest.raises(ConfigError, match="the join link is empty"):

@@ -72,6 +72,13 @@ def test_a_stopped_worker_is_shown_as_not_running(state: str, words: str) -> Non
     assert "MB for the network" not in text
 
 
+def test_a_worker_that_ended_while_it_rested_had_weights() -> None:
+    ended = {**VOLUNTEER, "version": -1, "resting": True, "running": False}
+    assert "none in memory: it rested when it ended" in shown(ended)
+    assert "no weights yet" not in shown(ended)
+    assert "no weights yet" in shown({**ended, "resting": False})
+
+
 def test_empty_status_shows_nothing() -> None:
     text = shown({"run": "r", "role": "volunteer", "running": True, "version": -1, "announced_version": -1})
     assert "no weights yet" in text

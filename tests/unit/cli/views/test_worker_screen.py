@@ -60,6 +60,18 @@ def test_each_screen_says_how_to_stop(state: str) -> None:
     assert ("p2prl resume ends a pause" in text) == (state == "paused")
 
 
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_a_worker_that_comes_to_rest_does_not_seem_to_work_on(columns: int) -> None:
+    """For a moment the owner's order is there, and the state is still that of before."""
+    output = io.StringIO()
+    worker = {**SAMPLING, "resting": True}
+    Console(file=output, width=columns, color_system=None, legacy_windows=False).print(WorkerScreen(worker, now=NOW))
+    assert "RESTING" in output.getvalue()
+    assert "coming to rest" in output.getvalue()
+    assert "sampling" not in output.getvalue()
+    assert "tokens/s" not in output.getvalue()
+
+
 def test_two_columns_begin_at_their_width() -> None:
     narrow, wide = screen("sampling", WIDE - 1), screen("sampling", WIDE)
     assert "next     v47" in narrow.splitlines()[3]
