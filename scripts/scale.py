@@ -127,6 +127,11 @@ class Run:
         return self.window * self.spans + self.keyframes * self.keyframe
 
     @property
+    def volunteer_chain(self) -> float:
+        """What its versions take of it: the weights, a patch to pass on for each, and inverse patches to the older."""
+        return self.weights + (2 * VERSIONS_KEPT[Role.VOLUNTEER] - 1) * self.patch
+
+    @property
     def volunteer_disk(self) -> float:
         """Disk of a volunteer, as it is told before it joins, with room for one version more."""
         manifest = run_manifest_of(identity_of("learner"), weight_bytes=int(self.weights))
@@ -191,8 +196,9 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
         "W / 1,058 MB/s",
         [f"{run.weights / MEASURED['decode_bytes_s'].value:.0f}" for run in runs],
     )
+    yield f"its {kept} versions on disk, GB", f"W + {2 * kept - 1} p", [gigabytes(run.volunteer_chain) for run in runs]
     yield (
-        f"its disk, GB ({kept} versions and one more)",
+        "the most it is told they may take, GB",
         f"{kept + 1} W",
         [gigabytes(run.volunteer_disk) for run in runs],
     )

@@ -137,8 +137,8 @@ class ChainBlobs(DiskBlobStore):
 class WorkerBlobs(ChainBlobs):
     """A worker's `BlobStore`: what it downloads are files, which the worker's role moves into its chain.
 
-    The network process writes the files, the role the chain (`p2prl.net.process.version_rebuild`). A file that has
-    become the chain's is rewritten to later versions, so a complete blob is checked whenever a chunk of it is read.
+    The network process writes the files, the role the chain (`p2prl.net.process.version_rebuild`), in which a file is
+    rewritten to later versions.
     """
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
@@ -162,29 +162,22 @@ class WorkerBlobs(ChainBlobs):
         return super().ready(ref, index)
 
     def read(self, ref: BlobRef, index: int) -> bytes:
-        """See `BlobStore.read`. `IntegrityError` when the files are damaged."""
-        is_whole = self._follow(ref)
-        if ref.root in self._versions:
-            return super().read(ref, index)
-        data = DiskBlobStore.read(self, ref, index)
-        if not is_whole or ref.proves(index, data, self.trees.proof(ref, index)):
-            return data
-        self._follow(ref)
-        if ref.root not in self._versions:
-            raise IntegrityError(
-                f"weights in {self.directory} are damaged",
-                remedy="Start it again: it checks all files, and downloads what is damaged.",
-            )
+        """See `BlobStore.read`. `IntegrityError` when the chain is damaged."""
+        root = ref.root
+        if root in self._files:
+            data = DiskBlobStore.read(self, ref, index)
+            # A file loses its name here before its first byte is rewritten: what was read before that is the blob's.
+            if not self._follow(ref):
+                return data
         return super().read(ref, index)
 
     def _follow(self, ref: BlobRef) -> bool:
-        """Read a file that has moved into the chain from there; returns whether the blob is complete."""
-        if ref.root in self._versions:
+        """Read a file that has moved into the chain from there, from now on; returns whether it has."""
+        root = ref.root
+        if root in self._versions:
             return True
-        path = self.path(ref.root)
-        if path.exists():
-            return True
-        if ref.root in self._files and not path.with_suffix(".part").exists() and self._serve_version(ref):
-            os.close(self._files.pop(ref.root))
-            return True
-        return False
+        if root not in self._files or self.path(root).exists() or self.path(root).with_suffix(".part").exists():
+            return False
+        if self._serve_version(ref):
+            os.close(self._files.pop(root))
+        return root in self._versions

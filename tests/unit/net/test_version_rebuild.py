@@ -341,19 +341,6 @@ def test_released_versions_are_forgotten_at_once(disk: Disk) -> None:
     assert chain_of(disk).disk_bytes == 0
 
 
-def test_a_damaged_file_is_never_served(disk: Disk) -> None:
-    ref = stored(disk.folder, disk.weights(0))
-    store = WorkerBlobs(disk.folder)
-    store.begin(ref)
-    data = bytearray(disk.weights(0))
-    data[5000] ^= 1
-    disk.path(0).write_bytes(data)
-    assert store.read(ref, 0) == disk.weights(0)[:CHUNK_BYTES]
-    with pytest.raises(IntegrityError):
-        store.read(ref, 1)
-    store.close()
-
-
 def test_a_name_left_by_a_killed_role_goes_at_the_next_start(disk: Disk) -> None:
     ref = stored(disk.folder, disk.weights(0))
     aside = disk.folder / "aside"
