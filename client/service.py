@@ -185,6 +185,8 @@ class Volunteer:
             self._skip_used_slots()
         prepared, manifest = self.bootstrap.prepared, self.bootstrap.manifest
         if prepared is None or manifest is None:
+            if self.owner.order.rests:
+                return Wait(self.owner.order.reason)
             return Wait("fetching the run's files" if manifest else "looking for the run")
         waiting = None if self.owner.order.rests else self._agent.waiting
         return self._agent.next_action(

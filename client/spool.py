@@ -9,6 +9,7 @@ repeating any step after a crash is harmless, and SIGKILL loses at most the slot
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -105,9 +106,13 @@ class Spool:
             if "scored" not in {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}:  # an older release
                 self._db.execute("ALTER TABLE groups ADD COLUMN scored INTEGER NOT NULL DEFAULT 1")
         except (OSError, sqlite3.Error) as error:
-            raise MachineError(
-                f"cannot open the spool {path}: {error}", remedy="Free some space or fix the directory's permissions."
-            ) from error
+            is_damaged = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+            remedy = (
+                f"It is damaged. To go on without the groups in it: mv {shlex.quote(str(path))} {path.name}.damaged"
+                if is_damaged
+                else "Free some space or fix the directory's permissions."
+            )
+            raise MachineError(f"cannot open the spool {path}: {error}", remedy=remedy) from error
 
     def limit(self, max_bytes: int) -> None:
         """Keep at most `max_bytes` of groups from now on."""

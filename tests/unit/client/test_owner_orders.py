@@ -98,6 +98,15 @@ def test_a_version_that_comes_during_the_rest_is_loaded_after_it(rig: VolunteerR
     }
 
 
+def test_a_rest_before_the_run_is_found_is_no_search(rig: VolunteerRig) -> None:
+    rig.volunteer.owner.give(REST)
+    assert rig.volunteer.turn(wait_s=0.0) == Wait("paused by you")
+    assert rig.progress[-1].state == "paused by you"
+    assert rig.progress[-1].resting
+    rig.volunteer.owner.give(Order())
+    assert rig.volunteer.turn(wait_s=0.0) == Wait("looking for the run")
+
+
 def test_a_rest_before_the_first_weights(rig: VolunteerRig) -> None:
     rig.volunteer.owner.give(REST)
     rig.introduce()

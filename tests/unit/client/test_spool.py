@@ -222,6 +222,18 @@ def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     spool.close()
 
 
+def test_a_damaged_spool_is_told_from_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "a seat" / "spool.db"
+    path.parent.mkdir()
+    path.write_bytes(b"not a database" * 100)
+    with pytest.raises(MachineError, match="cannot open the spool") as caught:
+        Spool(path, SpoolConfig())
+    assert "damaged" in caught.value.remedy
+    assert f"mv '{path}'" in caught.value.remedy
+    path.rename(path.with_name("spool.db.damaged"))
+    Spool(path, SpoolConfig()).close()
+
+
 def test_an_unusable_path_is_reported(tmp_path: Path) -> None:
     (tmp_path / "seat").write_text("")
     with pytest.raises(MachineError, match="cannot open the spool") as caught:
