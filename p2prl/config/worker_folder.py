@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -105,8 +106,16 @@ class WorkerFolder:
         self._lock.close()
 
 
+def make_home(home: Path) -> None:
+    """Make a home that is not there, closed to other users: it names the runs. One that is there stays as it is, and
+    one that cannot be made is told by whoever writes into it."""
+    with suppress(OSError):
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def claim_worker_folder(home: Path, *, kind: str = "seat") -> WorkerFolder:
     """Claim the first free worker folder under `home`, created with a key if needed."""
+    make_home(home)
     for number in range(1, _MOST_FOLDERS + 1):
         directory = home / f"{kind}-{number}"
         lock = try_lock(directory)

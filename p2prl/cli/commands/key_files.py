@@ -10,7 +10,7 @@ from pathlib import Path
 
 from p2prl.cli.views.console import emit, say
 from p2prl.config.owner_files import Machine, load_delegation, load_machines
-from p2prl.config.worker_folder import default_home
+from p2prl.config.worker_folder import default_home, make_home
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import create_identity, load_identity
 from p2prl.protocol.identity import Identity, peer_id_of
@@ -79,7 +79,7 @@ def restore_command(home: Path | None, *, seat: str) -> None:
     if sys.stdin.isatty():
         say("Type the twelve words:")
     identity = Identity.from_words(sys.stdin.readline())
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_home(home or default_home())
     create_identity(path, identity)
     say(f"Restored {identity.peer_id} as {path.parent.name}.")
     say("Use a key on one machine at a time: the second one to start stops. Give each its own: p2prl key delegate")

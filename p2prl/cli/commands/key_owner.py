@@ -21,7 +21,7 @@ from p2prl.config.owner_files import (
     save_delegation,
     save_machine,
 )
-from p2prl.config.worker_folder import default_home
+from p2prl.config.worker_folder import default_home, make_home
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import create_identity, load_identity, load_or_create_identity
 from p2prl.protocol.delegation import (
@@ -54,6 +54,7 @@ def owner_command(home: Path | None, *, as_json: bool) -> None:
     path = owner_key_file(home or default_home())
     is_new = not path.exists()
     if is_new:
+        make_home(home or default_home())
         create_identity(path, Identity.generate(os.urandom(ENTROPY_BYTES)))
     owner = load_identity(path)
     if as_json:
@@ -114,6 +115,7 @@ def revoke_command(home: Path | None, machine: str, since: str, *, as_json: bool
 
 def _request(base: Path, terms: Terms) -> dict[str, Any]:
     """On the machine: tell which key the owner has to sign for."""
+    make_home(base)
     machine = load_or_create_identity(key_file(base, terms.seat))
     say(
         f"This machine's key, {display_name(machine.public_key)}, asks for an owner. Where your owner's key is (p2prl "

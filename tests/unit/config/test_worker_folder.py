@@ -60,6 +60,7 @@ def test_killed_worker_releases_its_folder(tmp_path: Path) -> None:
 
 def test_only_the_owner_can_read_a_folder_and_its_key(tmp_path: Path) -> None:
     folder = claim_worker_folder(tmp_path / "home")
+    assert stat.S_IMODE(folder.home.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.key_file.stat().st_mode) == 0o600
     folder.release()

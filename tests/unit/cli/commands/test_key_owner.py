@@ -47,6 +47,12 @@ def node_of(home: Path) -> NodeConfig:
         worker.release()
 
 
+@pytest.mark.parametrize("command", ["owner", "delegate"])
+def test_a_home_that_a_key_makes_is_closed_to_other_users(tmp_path: Path, command: str) -> None:
+    json_of("key", command, "--home", tmp_path / "home")
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
+
+
 def test_by_default_a_machine_has_no_owner_but_itself(tmp_path: Path) -> None:
     node = node_of(tmp_path)
     assert (node.delegations, node.revocations) == ((), ())
