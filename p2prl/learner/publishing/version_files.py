@@ -165,13 +165,20 @@ def _segment(job: VersionJob, words: Words, index: int, chained: bool) -> _Segme
             changed = len(positions)
             redo = redo_record(positions, new, job.word_type) if chained else b""
         digest = digest or words_digest(new)
-        old_digest = words_digest(old)
+        old_digest = _digest_in_chain(job.chain, base.version, index) if in_chain else None
+        old_digest = old_digest or words_digest(old)
         header, body = encode_segment(old, new, job.word_type, kernels, digests=(old_digest, digest))
         patches.append(header.pack() + body)
         if in_chain and chained:
             header, body = encode_segment(new, old, job.word_type, kernels, digests=(digest, old_digest))
             inverses.append(header.pack() + body)
     return _Segment(patches, inverses, redo, changed)
+
+
+def _digest_in_chain(chain: WeightStore, version: int, index: int) -> Digest | None:
+    """Digest of a segment, if a patch of the chain names it: the chain has just read its words and compared them."""
+    state = chain.state
+    return None if state is None or version not in state.roots else chain.digest_of(state, version, index)
 
 
 def _in_parallel(work: Callable[[int], _Segment], count: int) -> Iterator[_Segment]:
