@@ -108,7 +108,7 @@ class WorkerFolder:
 
 def make_home(home: Path) -> None:
     """Make a home that is not there, closed to other users: it names the runs. One that is there stays as it is, and
-    one that cannot be made is told by whoever writes into it."""
+    the first file in one that cannot be made says why."""
     with suppress(OSError):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
