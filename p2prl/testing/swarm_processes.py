@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from p2prl.protocol.join_link import parse_link
+
 MARK = "P2PRL_TEST_SWARM"
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 _FOLDER = re.compile(r"/unix(/tmp/p2prl-[^/]+)/")
@@ -160,6 +162,12 @@ def command(*arguments: str, environment: dict[str, str], timeout_s: float = 120
         timeout=timeout_s,
         check=False,
     )
+
+
+def lasting(link: str) -> tuple[str, str]:
+    """What a join link keeps over restarts: the run with its digest, and the learner's address. Peers come and go."""
+    parsed = parse_link(link.strip())
+    return f"{parsed.name}@{parsed.run.hex()}", parsed.bootstrap[0]
 
 
 def kill_main(role: RoleProcess) -> list[psutil.Process]:

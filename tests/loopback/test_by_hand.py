@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.testing.run_audit import audit_run, record_everything, recorded_steps
-from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, rows, spools, wait_until
+from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, lasting, rows, spools, wait_until
 from tests.command_doc import json_keys
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
@@ -57,7 +57,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path)
         assert document["step"] == at + AFTERWARDS
         assert first.wait(60) == 9, first.log[-2000:]
         assert second.wait(60) == 9, second.log[-2000:]
-        assert (run / "link").read_text() == link
+        assert lasting((run / "link").read_text()) == lasting(link)
         assert _contributors(port) == 2
         _ctrl_c(board, expected=0)
         wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")

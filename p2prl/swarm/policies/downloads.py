@@ -279,8 +279,7 @@ class VersionDownloads:
         self._choose_route(download, now)
 
     def _abandon_newest(self, download: VersionDownload, newest: PolicyVersion) -> None:
-        self.newest = None
-        root = download.target.manifest.weights.root
+        self.newest, root = None, download.target.manifest.weights.root
         if newest.manifest.weights.root != root:
             self._relay.drop(root)  # of a route, the room that was reserved for its outcome
 
