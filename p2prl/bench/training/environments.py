@@ -18,7 +18,7 @@ from p2prl.bench.training.strict8 import STRICT8
 from p2prl.errors import ConfigError
 from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import TASKS, task_by_name
-from p2prl.tasks.task_spec import Demonstration, TaskSpec, TurnsDemonstration
+from p2prl.tasks.task_spec import Demonstration, SmallModel, TaskSpec, TurnsDemonstration
 
 _SPECIAL_TOKENS = 2
 """Token ids after the symbols: beginning of a text and end of a completion."""
@@ -108,6 +108,15 @@ class Environment:
         return self.task.score(prompt, "".join(self.symbols[token] for token in symbols), finished).reward
 
 
+def _what_is_trained(spec: TaskSpec) -> tuple[SmallModel, Demonstration] | str:
+    """What the benchmarks need of a task, or why it cannot be benchmarked."""
+    if spec.small_model is None or spec.demonstration is None:
+        return "it has no small model or no demonstrations"
+    if isinstance(spec.demonstration, TurnsDemonstration):
+        return "its episodes have several turns"
+    return spec.small_model, spec.demonstration
+
+
 def environment_by_name(name: str) -> Environment:
     """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked.
 
@@ -117,27 +126,26 @@ def environment_by_name(name: str) -> Environment:
     sized = _SIZED.fullmatch(name)
     if sized is not None:
         return _resized(environment_by_name(sized["task"]), int(sized["width"]), int(sized["layers"]))
+    if name not in BENCHMARK_TASKS and name not in TASKS.names():
+        fit = [known for known in TASKS.names() if not isinstance(_what_is_trained(task_by_name(known)), str)]
+        raise ConfigError(f"unknown task {name!r}", remedy=f"Choose one of {', '.join((*fit, *BENCHMARK_TASKS))}.")
     spec = BENCHMARK_TASKS.get(name) or task_by_name(name)
-    if spec.small_model is None or spec.demonstration is None:
+    trained = _what_is_trained(spec)
+    if isinstance(trained, str):
         raise ConfigError(
-            f"task {name!r} cannot be benchmarked: it has no small model or no demonstrations",
-            remedy="Choose a task that has both, such as chain4.",
+            f"task {name!r} cannot be benchmarked: {trained}",
+            remedy="Choose a task of one turn with a small model and demonstrations, such as chain4.",
         )
-    if isinstance(spec.demonstration, TurnsDemonstration):
-        raise ConfigError(
-            f"task {name!r} cannot be benchmarked: its episodes have several turns",
-            remedy="Choose a task of one turn, such as chain4; p2prl sim trains the others.",
-        )
-    model, symbols = spec.small_model, spec.small_model.symbols
+    model, demonstration = trained
     return Environment(
         task=spec.task,
-        symbols=symbols,
+        symbols=model.symbols,
         max_new_tokens=spec.max_new_tokens,
-        demonstration=spec.demonstration,
+        demonstration=demonstration,
         # One unused token makes the size equal to that of `p2prl/models/tiny_models.py`, whose alphabet has a padding
         # token.
         shape=DecoderShape(
-            vocabulary=len(symbols) + _SPECIAL_TOKENS + 1,
+            vocabulary=len(model.symbols) + _SPECIAL_TOKENS + 1,
             context=model.context,
             width=model.width,
             feedforward=model.feedforward,

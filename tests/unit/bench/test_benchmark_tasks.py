@@ -145,3 +145,13 @@ def test_a_long_task_trains(law: str) -> None:
     (result,) = DelayedTraining(environment, method, parse_law(law), plan, [0], start).run()
     assert len(result.evaluations) == 4
     assert result.evaluations[-1].greedy_seen == 0.0
+
+
+def test_an_unknown_task_is_answered_with_those_that_can_be_benchmarked() -> None:
+    with pytest.raises(ConfigError, match="unknown task 'chain5'") as caught:
+        environment_by_name("chain5")
+    named = caught.value.remedy.removeprefix("Choose one of ").removesuffix(".").split(", ")
+    assert {"chain4", "walk12", *BENCHMARK_TASKS} <= set(named)
+    for name in named:
+        environment_by_name(name)
+    assert "guess" not in named
