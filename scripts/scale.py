@@ -42,10 +42,10 @@ class Figure:
 
 MEASURED = {
     "version_bytes": Figure(988_065_536, "publish.md", "| bytes of a version | 58,469,440 | 988,065,536 | |"),
-    "waits_s": Figure(0.72, "publish.md", "| training waits, median, s | .05 | **.72** |"),
-    "head_s": Figure(4.8, "publish.md", "| head, median, s | 1.05 | **4.8** | 3 |"),
-    "beyond_copy_bytes": Figure(158e6, "publish.md", "| memory beyond the copy of the weights, MB | 148 | 158 | 300 |"),
-    "switch_s": Figure(5.9, "publish.md", "| any version of the window in a file, longest, s | 3.3 | **5.9** | 5 |"),
+    "waits_s": Figure(0.096, "publish.md", "| training waits, median, s | .05 | .096 |"),
+    "head_s": Figure(2.4, "publish.md", "| head, median, s | 1.05 | 2.4 | 3 |"),
+    "beyond_copy_bytes": Figure(228e6, "publish.md", "| memory beyond the copy of the weights, MB | 148 | 228 | 300 |"),
+    "switch_s": Figure(3.5, "publish.md", "| any version of the window in a file, longest, s | 3.3 | 3.5 | 5 |"),
     "keyframe_ratio": Figure(1.47, "publish.md", "1.47 times smaller than its"),
     "t95_over_bound": Figure(1.04, "spread.md", "| home | 24 | 0% | p2prl | 12.8 | 22.3 | 22.6 | 21.5 | 1.04 |"),
     "copies": Figure(2.25, "spread.md", "| 21.5 | 1.04 | 1.05 | 2.25 | 0.47% | 100% |"),
@@ -161,14 +161,14 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
     )
     yield (
         "its memory beside the trainer, GB",
-        "W + .158",
+        "W + .228",
         [gigabytes(run.weights + MEASURED["beyond_copy_bytes"].value) for run in runs],
     )
-    yield "training waits, s", ".72 W / .988", [f"{run.scaled('waits_s'):.0f}" for run in runs]
-    yield "head on two cores, s", "4.8 W / .988", [f"{run.scaled('head_s'):.0f}" for run in runs]
+    yield "training waits, s", ".096 W / .988", [f"{run.scaled('waits_s'):.0f}" for run in runs]
+    yield "head on two cores, s", "2.4 W / .988", [f"{run.scaled('head_s'):.0f}" for run in runs]
     yield (
         "an older version in a file, for replay, s",
-        "5.9 W / .988",
+        "3.5 W / .988",
         [f"{run.scaled('switch_s'):.0f}" for run in runs],
     )
     yield (
