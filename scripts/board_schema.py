@@ -13,6 +13,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from scripts.board_access import served
 
@@ -26,12 +27,12 @@ def main() -> int:
     program = shutil.which("schemathesis")
     if program is None:
         sys.exit("schemathesis is not on PATH; install it in an environment of its own: pip install schemathesis")
-    with served() as url:
+    # It keeps what it has seen in the folder that it runs in.
+    with served() as url, tempfile.TemporaryDirectory() as folder:
         schema = f"{url.rstrip('/')}/api/v1/openapi.json"
         drawn = ("--max-examples", str(arguments.examples), "--seed", str(arguments.seed))
-        return subprocess.run(
-            [program, "run", schema, "--exclude-path", "/api/v1/events", *drawn], check=False
-        ).returncode
+        command = [program, "run", schema, "--exclude-path", "/api/v1/events", *drawn]
+        return subprocess.run(command, cwd=folder, check=False).returncode
 
 
 if __name__ == "__main__":

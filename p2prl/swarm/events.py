@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.manifests import NO_BASE, PolicyManifest, RunManifest
+from p2prl.protocol.manifests import PolicyManifest, RunManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class PatchesReady:
     """Root of the weights the route starts from, or the digest of the owner's local base; None for a keyframe."""
     patches: tuple[Digest, ...]
     """Roots of the patches, in the order in which they apply; empty when the local base is the version itself."""
-    base_version: int = NO_BASE
+    base_version: int
     """Version the route starts from; `NO_BASE` for a keyframe or the local base."""
-    held: tuple[Digest, ...] = ()
+    held: tuple[Digest, ...]
     """Roots of the weights that the node holds, as in `WeightsReleased`."""
 
 

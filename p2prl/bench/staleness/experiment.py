@@ -166,12 +166,12 @@ class Tuning:
 
 
 @cache
-def _clips_of(task: str, method: str) -> list[str]:
+def _clips_of(task: str, method: str) -> tuple[str, ...]:
     """The method with its own clip or cap first; a rival's others after it."""
     limit = environment_by_name(task).max_new_tokens
     every = grid(method, plan_of(task, TUNING_LAW[1]), max_completion_tokens=limit)
     own, *others = (setting.rpartition("+lr=")[0] for setting in every[:: len(RATES)])
-    return [own, *(() if method in OWN else others)]
+    return own, *(() if method in OWN else others)
 
 
 def tuning_of(results: ResultFile, task: str, method: str) -> Tuning:

@@ -126,10 +126,14 @@ def environment_by_name(name: str) -> Environment:
     sized = _SIZED.fullmatch(name)
     if sized is not None:
         return _resized(environment_by_name(sized["task"]), int(sized["width"]), int(sized["layers"]))
-    if name not in BENCHMARK_TASKS and name not in TASKS.names():
+    try:
+        spec = BENCHMARK_TASKS.get(name) or task_by_name(name)
+    except ConfigError as error:
+        if name in TASKS.names():  # a plugin that cannot be loaded
+            raise
         fit = [known for known in TASKS.names() if not isinstance(_what_is_trained(task_by_name(known)), str)]
-        raise ConfigError(f"unknown task {name!r}", remedy=f"Choose one of {', '.join((*fit, *BENCHMARK_TASKS))}.")
-    spec = BENCHMARK_TASKS.get(name) or task_by_name(name)
+        remedy = f"Choose one of {', '.join((*fit, *BENCHMARK_TASKS))}."
+        raise ConfigError(f"unknown task {name!r}", remedy=remedy) from error
     trained = _what_is_trained(spec)
     if isinstance(trained, str):
         raise ConfigError(

@@ -49,7 +49,8 @@ class MulticastDns:
         if self._announced:
             await self._zeroconf.async_update_service(info)
         else:
-            await self._zeroconf.async_register_service(info)
+            # The name comes from a key. To ask whether it is free would let any machine on the network forbid it.
+            await self._zeroconf.async_register_service(info, cooperating_responders=True)
         self._announced = True
 
     async def close(self) -> None:

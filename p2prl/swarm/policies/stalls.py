@@ -15,7 +15,6 @@ on, or never had it."""
 _OUT_OF_REACH_S = 5.0
 """So long when some chunk is at no linked peer, by what they announce: they are asked again within this time."""
 
-
 MOST_BACK = 16
 """Versions to step back, each after seconds: peers that are slower than the learner hold a version and skip some."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -16,7 +16,7 @@ from p2prl.net.transports.local_network import Answer, start_mdns
 from p2prl.protocol.digests import Digest
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules
-from p2prl.swarm.peers.nearby_peers import announcement
+from p2prl.swarm.peers.nearby_peers import SERVICE, announcement, name_of
 
 RUN = Digest(bytes(32))
 ME, OTHER = identity_of("me").peer_id, identity_of("other").peer_id
@@ -76,18 +76,25 @@ def test_addresses_are_announced_once_they_are_known_and_when_they_change() -> N
     assert wire.closed
 
 
-def test_two_peers_find_each_other_by_multicast_dns() -> None:
-    """Both announce themselves over loopback; each finds the other, also after a change."""
-    pytest.importorskip("zeroconf")
+def over_loopback(answered: asyncio.Event) -> Callable[[str, Answer], LocalNetwork]:
+    """Starts of real searches, which set the event with every answer."""
 
-    answered = asyncio.Event()
-
-    def over_loopback(service: str, on_answer: Answer) -> LocalNetwork:
+    def start(service: str, on_answer: Answer) -> LocalNetwork:
         def take(properties: Mapping[bytes, bytes | None], hosts: Sequence[str], port: int) -> None:
             on_answer(properties, hosts, port)
             answered.set()
 
         return start_mdns(service, take, ["127.0.0.1"])
+
+    return start
+
+
+def test_two_peers_find_each_other_by_multicast_dns() -> None:
+    """Both announce themselves over loopback; each finds the other, also after a change."""
+    pytest.importorskip("zeroconf")
+
+    answered = asyncio.Event()
+    start = over_loopback(answered)
 
     async def until_found(search: NearbySearch, address: str) -> None:
         async with asyncio.timeout(20):
@@ -96,7 +103,7 @@ def test_two_peers_find_each_other_by_multicast_dns() -> None:
                 await answered.wait()
 
     async def scenario() -> None:
-        first, second = (NearbySearch(RUN, peer, over_loopback) for peer in (ME, OTHER))
+        first, second = (NearbySearch(RUN, peer, start) for peer in (ME, OTHER))
         try:
             await asyncio.gather(first.first(LOCAL), second.first(LOCAL))
             await asyncio.gather(first.announce((f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}",)), second.announce((AT_OTHER,)))
@@ -106,6 +113,26 @@ def test_two_peers_find_each_other_by_multicast_dns() -> None:
             await until_found(first, f"/ip4/127.0.0.1/tcp/4003/p2p/{OTHER}")
         finally:
             await asyncio.gather(first.close(), second.close())
+
+    asyncio.run(scenario())
+
+
+def test_a_neighbor_that_has_taken_its_name_does_not_stop_a_peer() -> None:
+    pytest.importorskip("zeroconf")
+    answered = asyncio.Event()
+    start = over_loopback(answered)
+
+    async def scenario() -> None:
+        squatter, search = start(SERVICE, lambda *_: None), NearbySearch(RUN, ME, start)
+        try:
+            await squatter.announce(name_of(ME), {b"run": b"another"}, ["127.0.0.1"], 9)
+            await search.first(LOCAL)
+            await answered.wait()
+            await search.announce((f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}",))
+            assert search.found(LOCAL) == []
+        finally:
+            await squatter.close()
+            await search.close()
 
     asyncio.run(scenario())
 

@@ -36,4 +36,4 @@ def test_the_text_says_what_is_computed() -> None:
     assert f"make up {keyframes / 1e9:.0f} of the {run.published / 1e9:.0f} GB" in text
     assert f"keep four 7B versions in {run.volunteer_chain / 1e9:.0f} GB of disk" in text
     assert f"They are told {run.volunteer_disk / 1e9:.0f} GB" in text
-    assert 20 * run.scaled("switch_s") / 60 == pytest.approx(18, abs=0.5)
+    assert f"twenty of them, as a batch of late groups may need, {run.scaled('switch_s') / 3:.0f} minutes" in text
