@@ -1,4 +1,5 @@
-"""Laws of delay: a distribution that all samplers share, or one by peer, by arrival in bursts, or within a group.
+"""Laws of delay: a distribution that all samplers share, one by peer, by arrival in bursts, within a group, or none
+but the starting policy.
 
 Shape legend: M seeds, S samplers.
 """
@@ -19,9 +20,15 @@ STEADY = 5
 """Updates per update of the longest delay from which on a run counts as steady: a fifth of it is start-up."""
 
 _BURST = re.compile(r"burst:([0-9]{1,6})", re.ASCII)
+OFFLINE = "start"
+"""The law under which every rollout is the starting policy's: what a delay costs that never ends."""
+
+_UNENDING = 10**6
+"""Delay in updates that no run is as long as."""
+
 _REMEDY = (
     "Write a distribution, such as const:64 or lognorm:60:1800s@12.5; peers:LAW/LAW/… with one for each sampler; "
-    "burst:K; or within:LAW."
+    "burst:K; within:LAW; or start."
 )
 
 
@@ -43,6 +50,11 @@ class DelayLaw(Protocol):
         """Whether the completions of one prompt come from all samplers; otherwise each prompt has one sampler."""
         ...
 
+    @property
+    def is_offline(self) -> bool:
+        """Whether every rollout is the starting policy's, so that no other has to be kept."""
+        ...
+
     def delay(self, uniform: float, update: int, sampler: int, /) -> int:
         """Delay of a sampler at an update, for a number within [0, 1); at most the updates done so far."""
         ...
@@ -55,6 +67,8 @@ class SharedLaw:
     distribution: StalenessDistribution
     within_groups: bool = False
     """See `DelayLaw.within_groups`."""
+
+    is_offline = False
 
     @property
     def text(self) -> str:
@@ -79,6 +93,8 @@ class PeerLaw:
     """One for each sampler; a shorter list repeats."""
     within_groups: bool = False
     """See `DelayLaw.within_groups`."""
+
+    is_offline = False
 
     @property
     def text(self) -> str:
@@ -108,7 +124,7 @@ class BurstLaw:
     away: int
     """Updates between its deliveries, at least 1."""
 
-    within_groups = False
+    within_groups = is_offline = False
 
     @property
     def text(self) -> str:
@@ -130,15 +146,31 @@ class BurstLaw:
         return since if since >= self.away else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfflineLaw:
+    """Every rollout is the starting policy's."""
+
+    text = OFFLINE
+    longest = _UNENDING
+    within_groups = False
+    is_offline = True
+
+    def delay(self, _uniform: float, update: int, _sampler: int, /) -> int:
+        """See `DelayLaw.delay`."""
+        return update
+
+
 def parse_law(text: str, *, step_s: float | None = None) -> DelayLaw:
     """Parse a law; ConfigError on an invalid one.
 
     A distribution (`staleness_distributions.parse_staleness`) is drawn by each of the four samplers for its quarter of
     the prompts. `peers:A/B/C/D` gives sampler i the i-th distribution. `within:LAW` divides every group among the four
     samplers, two completions each, so that one group mixes four ages; LAW is a distribution or `peers:…`. `burst:K`:
-    see `BurstLaw`. `step_s` is for distributions in seconds.
+    see `BurstLaw`; `start`: see `OfflineLaw`. `step_s` is for distributions in seconds.
     """
     stripped = text.strip()
+    if stripped == OFFLINE:
+        return OfflineLaw()
     name, _, rest = stripped.partition(":")
     if name == "burst":
         burst = _BURST.fullmatch(stripped)

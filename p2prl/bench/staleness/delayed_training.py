@@ -160,7 +160,8 @@ class DelayedTraining:
         kept = min(kept, done / (done + 9))
         self._average_MW.lerp_(self._weights_MW.detach(), 1 - kept)
         sampled_MW = self._average_MW if "published" in additions else self._weights_MW.detach()
-        self._history[done] = sampled_MW.clone()
+        if not self._delay.is_offline:
+            self._history[done] = sampled_MW.clone()
         self._history.pop(done - self._delay.longest - 1, None)
 
     def _rollouts(self, update: int, delays: list[list[int]], tokens_MBP: Tensor) -> Completions:

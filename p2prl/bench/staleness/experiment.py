@@ -2,8 +2,9 @@
 
 Reduced so that two cores finish it, and honest about how: every method is tuned on development seeds under one law per
 task, over its learning rate, as far down as that helps, and then, if it is a rival, over its clip or cap at the best
-rate; the setting chosen there is used under every law and on policy. Reporting seeds are used for nothing else. Runs on
-policy of several lengths are one run, evaluated on the way.
+rate; the setting chosen there is used under every law, on policy and offline. Reporting seeds are used for nothing
+else. Runs on policy of several lengths are one run, evaluated on the way; so are those on rollouts of the starting
+policy alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from p2prl.bench.staleness.bases import ON_POLICY
+from p2prl.bench.staleness.delay_laws import OFFLINE
 from p2prl.bench.staleness.method_sets import NAMED
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
@@ -39,10 +41,13 @@ VARIANTS = (WITHOUT_EXPECTATION, "gepo_t" + LEARNER, "gepo" + LEARNER)
 """The default without its group expectation, without its division by NLL, and GEPO itself."""
 
 ASYMPO, TOPR = "asympo" + LEARNER, "topr" + LEARNER
+RELAXED_GRPO = "grpo:clip_low=0.8:clip_high=4" + LEARNER
+"""GRPO with the clip that long delays want and the tuning law may not choose."""
+
 RIVALS = (ASYMPO, TOPR, "tis" + LEARNER, "gspo" + LEARNER, "oapl" + LEARNER)
 """The published losses that lost least in earlier runs, and the one that claims the longest lags."""
 
-METHODS = (DEFAULT, GRPO, *RIVALS, *VARIANTS, *PLAIN)
+METHODS = (DEFAULT, GRPO, RELAXED_GRPO, *RIVALS, *VARIANTS, *PLAIN)
 LONG_METHODS = (
     DEFAULT,
     GRPO,
@@ -50,7 +55,7 @@ LONG_METHODS = (
     NAMED["with_geometric_taper"] + LEARNER,
     NAMED["with_token_taper"] + LEARNER,
 )
-FEW = (DEFAULT, GRPO, ASYMPO, TOPR, WITHOUT_EXPECTATION)
+FEW = (DEFAULT, GRPO, RELAXED_GRPO, ASYMPO, TOPR, WITHOUT_EXPECTATION)
 """What is compared first, and in the larger model: the default without its group expectation is one of them."""
 
 OWN = (DEFAULT, *VARIANTS, PLAIN[0])
@@ -244,7 +249,8 @@ def reporting_jobs(
     """Missing runs on the reporting seeds, for methods whose setting is chosen; on policy, then under a law.
 
     `on_policy`: the methods that are run on policy; None: all. Half of the seeds under every law come before the other
-    half. The first run on policy is as long as any law of the part asks, and gives the results of the shorter ones.
+    half. The first run on policy is as long as any law of the part asks, and gives the results of the shorter ones. So
+    does the default's on rollouts of the starting policy alone.
     """
     for half, seeds in enumerate(REPORTING):
         for law in LAWS:
@@ -254,20 +260,22 @@ def reporting_jobs(
                     chosen = choice_of(results, part.task, method)
                     if chosen is not None:
                         if on_policy is None or method in on_policy:
-                            yield from _on_policy(results, part, chosen, seeds)
+                            yield from _every_length(results, part, chosen, ON_POLICY, seeds)
+                        if method == DEFAULT:
+                            yield from _every_length(results, part, chosen, OFFLINE, seeds)
                         yield from _missing(results, part, chosen, *law, seeds)
 
 
-def _on_policy(results: ResultFile, part: Part, method: str, seeds: Sequence[int]) -> Iterator[Job]:
+def _every_length(results: ResultFile, part: Part, method: str, law: str, seeds: Sequence[int]) -> Iterator[Job]:
     """One run of every missing seed, as long as the longest length that it lacks."""
     lengths = sorted({updates for _, updates in part.laws})
     lacking: dict[tuple[int, ...], list[int]] = {}
     for seed in seeds:
-        settings = {length: Setting.of(part.task, method, ON_POLICY, plan_of(part.task, length)) for length in lengths}
+        settings = {length: Setting.of(part.task, method, law, plan_of(part.task, length)) for length in lengths}
         if own := tuple(length for length in lengths if results.missing(settings[length], [seed])):
             lacking.setdefault(own, []).append(seed)
     for (*also, updates), missing in lacking.items():
-        yield Job(part=part, method=method, law=ON_POLICY, updates=updates, seeds=tuple(missing), also=tuple(also))
+        yield Job(part=part, method=method, law=law, updates=updates, seeds=tuple(missing), also=tuple(also))
 
 
 def next_job(results: ResultFile, parts: Sequence[Part] = PARTS) -> Job | None:
@@ -307,10 +315,12 @@ def remaining_seconds(results: ResultFile, parts: Sequence[Part] = PARTS) -> flo
     jobs = dict.fromkeys((*tuning_jobs(results, parts), *reporting_jobs(results, parts)))
     total = sum(job.seconds for job in jobs)
     for part in parts:
-        waiting = [each for each in (tuning_of(results, part.task, name) for name in part.methods) if not each.choice]
+        tunings = {name: tuning_of(results, part.task, name) for name in part.methods}
+        waiting = {name: tuning for name, tuning in tunings.items() if tuning.choice is None}
         lengths = [updates for _, updates in part.laws]
-        total += len(waiting) * part.seconds * (sum(lengths) + max(lengths)) * part_seeds(part)
-        to_come = sum(each.to_come for each in waiting)
+        updates = len(waiting) * (sum(lengths) + max(lengths)) + (max(lengths) if DEFAULT in waiting else 0)
+        total += updates * part.seconds * part_seeds(part)
+        to_come = sum(tuning.to_come for tuning in waiting.values())
         total += to_come * part.seconds * TUNING_LAW[1] * len(DEVELOPMENT_SEEDS)
     return total
 

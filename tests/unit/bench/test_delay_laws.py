@@ -92,3 +92,12 @@ def test_the_config_refuses_a_start_up_as_steady_state() -> None:
     with pytest.raises(ConfigError, match="peers") as caught:
         config(320, "peers:const:0/weibull:256")
     assert "--updates 1280" in caught.value.remedy
+
+
+def test_offline_every_rollout_is_the_starting_policys() -> None:
+    law = parse_law("start")
+    assert (law.text, law.is_offline, law.within_groups) == ("start", True, False)
+    assert [law.delay(0.5, update, 3) for update in (0, 1, 4096)] == [0, 1, 4096]
+    assert not is_steady(law, 2560)
+    for other in ("const:512", "burst:64", "peers:const:0/const:8", "within:lognorm:64"):
+        assert not parse_law(other).is_offline

@@ -160,7 +160,7 @@ def test_a_run_holds_the_results_of_shorter_ones() -> None:
         made.run_lengths([short])
 
 
-@pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4"])
+@pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4", "start"])
 def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record the sampling and the learning weights; the loss's staleness shows the drawn delays."""
     sampled: list[Tensor] = []
@@ -199,7 +199,9 @@ def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pyt
                 assert 0 <= age <= min(update, parse_law(delay).longest)
                 seen.add(age)
                 assert torch.equal(sampled[update][4 * index + sampler], learner[update - age][index])
-    assert seen == {0, 1, 2} if delay == "const:2" else len(seen) > 2
+    every = {"const:2": {0, 1, 2}, "start": set(range(PLAN.updates))}
+    assert seen == every.get(delay, seen)
+    assert len(seen) > 2
 
 
 def test_within_a_group_each_sampler_completes_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:

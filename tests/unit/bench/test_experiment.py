@@ -80,9 +80,11 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
     assert {job.method for job in reported} == {f"{DEFAULT}+lr=0.001", "grpo+amsgrad+lr=0.001"}
     lengths = [(job, updates) for job in reported for updates in (job.updates, *job.also)]
     runs = [(job.method, job.law, updates, seed) for job, updates in lengths for seed in job.seeds]
-    assert len(runs) == len(set(runs)) == 2 * 2 * 2 * 10
+    assert len(runs) == len(set(runs)) == 2 * 2 * 2 * 10 + 2 * 10
     on_policy = [job for job in reported if job.law == "const:0"]
-    assert {(job.updates, job.also) for job in on_policy} == {(1280, (640,))}, "one run gives both lengths"
+    offline = [job for job in reported if job.law == "start"]
+    assert {job.method for job in offline} == {f"{DEFAULT}+lr=0.001"}, "the default alone"
+    assert {(job.updates, job.also) for job in (*on_policy, *offline)} == {(1280, (640,))}, "one run gives both lengths"
     assert {seed for *_, seed in runs} == set(range(10))
 
 
@@ -99,7 +101,7 @@ def test_what_says_most_comes_first_on_every_task(tmp_path: Path) -> None:
         (task, law, updates)
         for task in ("chain4", "split4")
         for law, updates in (("const:64", 320), *laws, *(("const:0", updates) for _, updates in laws))
-    }
+    } | {(task, "start", updates) for task in ("chain4", "split4") for _, updates in laws}
     for task in ("chain4", "split4"):
         begun = [
             order.index((method, law, task))
@@ -226,9 +228,11 @@ def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(
     run(results, on_policy, 0.5)
     draw(results, path, SMALL)
     assert drawn.pop()[2] == {"const:64": plan_of("chain4", 320)}, "a run on policy alone shows no law"
-    delayed = next_job(results, SMALL)
-    assert delayed is not None
-    run(results, delayed, 0.5)
+    for law in ("start", "const:128"):
+        delayed = next_job(results, SMALL)
+        assert delayed is not None
+        assert delayed.law == law
+        run(results, delayed, 0.5)
     draw(results, path, SMALL)
     plans = {"const:128": plan_of("chain4", 640)}
     assert drawn == [("chain4", defaults, plans, list(range(10)), path)]
