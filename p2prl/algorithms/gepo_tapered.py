@@ -18,7 +18,7 @@ from p2prl.algorithms.gepo import require_whole_groups
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.negative_taper import Taper, require_taper, taper_negatives
 from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, terms_of
-from p2prl.algorithms.surrogates import weighted_logprob
+from p2prl.algorithms.surrogates import over_nll, weighted_logprob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class GepoTConfig:
     """ν in [0, 1]: factor on the weight of every negative after the taper. Below 1, successes count more than failures,
     and the policy stays closer to its samplers."""
     sharpness: float = 0.0
-    """κ in [0, 1]: every weight is divided by max(NLL, nll_floor)^κ, NLL = −LP, after cap and taper. log p of a nearly
-    certain completion has almost no gradient left; κ = 1 restores it, as ASymPO does. Weights then exceed the cap."""
+    """κ in [0, 1]: every weight is divided by max(NLL, nll_floor)^κ after cap and taper, see `over_nll`. Weights then
+    exceed the cap."""
     nll_floor: float = 0.01
     """Nats per token, > 0: smallest NLL to divide by. No effect without sharpness."""
 
@@ -101,8 +101,7 @@ def _capped_and_tapered(
     tapered_BGT = tapered.expand(terms.mask_BGT.shape) & terms.mask_BGT
     extra_metrics["tapered_fraction"] = tapered_BGT.sum() / terms.lengths_BG.sum()
     weights = torch.where(terms.advantages_BGT < 0, cfg.negatives * log_weights.exp(), log_weights.exp())
-    if cfg.sharpness > 0:
-        weights = weights * (-terms.policy_mean_BG.detach()).clamp(min=cfg.nll_floor).unsqueeze(-1) ** -cfg.sharpness
+    weights = over_nll(weights, terms, power=cfg.sharpness, floor=cfg.nll_floor)
     return weighted_logprob(weights, capped_BG1 | tapered, terms, batch, aggregation, extra_metrics)
 
 

@@ -43,6 +43,17 @@ def weighted_logprob(
     return summarize(token_loss_BGT, weights, bounded, terms, batch, aggregation, extra_metrics=extra_metrics)
 
 
+def over_nll(weights: Tensor, terms: Terms, *, power: float, floor: float) -> Tensor:
+    """Weights / max(NLL, floor)^power, NLL = −LP, the completion's mean −log p in nats; 0 is no division.
+
+    log p of a nearly certain completion has almost no gradient left; power 1 restores it, as ASymPO does (arXiv
+    2606.03070). `weights` broadcast to (B, G, T).
+    """
+    if power == 0:
+        return weights
+    return weights * (-terms.policy_mean_BG.detach()).clamp(min=floor).unsqueeze(-1) ** -power
+
+
 def by_sign(advantages: Tensor, *, positive: float, other: float) -> Tensor:
     """One constant where A > 0 and another elsewhere, in the dtype of the advantages."""
     # torch.where between two Python numbers would round them to float32.

@@ -54,7 +54,7 @@ class ReferenceTable:
 class LossConfig:
     """The loss that trains the policy, with its guards, probation and reference."""
 
-    name: str = "gepo_t"
+    name: str = "topr"
     """A name of `p2prl.algorithms.loss_registry`."""
     options: dict[str, object] = field(default_factory=dict)
     """Options of that loss (docs/algorithms.md)."""

@@ -26,7 +26,7 @@ learning_rate = 5e-4
 warmup_updates = 10
 
 [loss]
-name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
+name = "topr"             # failures count as far as the policy still samples them: stable at any staleness
 options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
                           # other losses, guards, probation and a reference: docs/algorithms.md
 
@@ -52,7 +52,7 @@ learning_rate = 2e-4      # at 5e-4 this model settles on wrong answers before i
 warmup_updates = 5
 
 [loss]
-name = "gepo_t"           # group expectation weights, tapered negatives: stable at any staleness
+name = "topr"             # failures count as far as the policy still samples them: stable at any staleness
 options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
 
 [network]

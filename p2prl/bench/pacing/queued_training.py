@@ -135,5 +135,5 @@ class QueuedTraining:
 
 
 def _objective(environment: Environment) -> Objective:
-    """The loss of the chain4 preset."""
+    """GEPO-T divided by NLL, which the figures of docs/benchmarks/pacing.md were measured with."""
     return build_loss("gepo_t", options={"sharpness": 1.0}, max_completion_tokens=environment.max_new_tokens)

@@ -1,4 +1,4 @@
-"""GEPO-T with every part of the preset's default as a switch: group expectation, cap, taper, division by NLL.
+"""GEPO-T with each of its parts as a switch: group expectation, cap, taper, division by NLL.
 
 Only for comparison: it is not in the registry, so a run cannot use it. Shape legend: B groups, G completions, T tokens;
 a trailing 1 broadcasts over T.
@@ -19,12 +19,12 @@ from p2prl.algorithms.config_checks import require_between, require_choice, requ
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.negative_taper import taper_negatives
 from p2prl.algorithms.ratios import log_expectation_of, terms_of
-from p2prl.algorithms.surrogates import weighted_logprob
+from p2prl.algorithms.surrogates import over_nll, weighted_logprob
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblatedConfig:
-    """Switches; the defaults are the preset's default, `gepo_t:sharpness=1`."""
+    """Switches; all of them on are `gepo_t:sharpness=1`, without the expectation it is `topr:sharpness=1`."""
 
     expectation: Literal["group", "none"] = "group"
     """group: w = P/Ê; none: w = 1."""
@@ -63,8 +63,8 @@ def ablated(
     if cfg.taper != "none":
         log_weights, tapered = taper_negatives(capped_BG, terms, cfg.taper)
         bounded = bounded | tapered
-    nll_BG1 = (-terms.policy_mean_BG.detach()).clamp(min=_NLL_FLOOR).unsqueeze(-1)
-    return weighted_logprob(log_weights.exp() * nll_BG1**-cfg.sharpness, bounded, terms, batch, aggregation)
+    weights = over_nll(log_weights.exp(), terms, power=cfg.sharpness, floor=_NLL_FLOOR)
+    return weighted_logprob(weights, bounded, terms, batch, aggregation)
 
 
 ABLATED = LossSpec(name="ablated", function=ablated, config_type=AblatedConfig)

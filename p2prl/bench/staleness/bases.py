@@ -10,7 +10,7 @@ from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting, version_of
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.training_plan import TrainingPlan
+from p2prl.bench.training.training_plan import FINAL_EVALUATIONS, TrainingPlan
 from p2prl.errors import ConfigError
 
 ON_POLICY = "const:0"
@@ -42,21 +42,30 @@ class Base:
     greedy_loss_error: float | None
 
 
-def base_of(base: Setting, base_results: Sequence[SeedResult], found: Sequence[SeedResult]) -> Base | None:
-    """The comparison of `found` with a base on the same seeds in the same order; None when it lacks one of them."""
+def base_of(
+    base: Setting,
+    base_results: Sequence[SeedResult],
+    found: Sequence[SeedResult],
+    *,
+    evaluations: int = FINAL_EVALUATIONS,
+) -> Base | None:
+    """The comparison of `found` with a base on the same seeds in the same order; None when it lacks one of them.
+
+    All figures are means over the last `evaluations`.
+    """
     if [result.seed for result in base_results] != [result.seed for result in found]:
         return None
     environment = environment_by_name(base.task)
     own_rate = parse_method(base.method, max_completion_tokens=environment.max_new_tokens).additions.get("lr")
-    loss, loss_error = _loss(found, base_results, "sampled")
-    greedy_loss, greedy_loss_error = _loss(found, base_results, "greedy")
+    loss, loss_error = _loss(found, base_results, "sampled", evaluations)
+    greedy_loss, greedy_loss_error = _loss(found, base_results, "greedy", evaluations)
     return Base(
         method=base.method,
         learning_rate=base.learning_rate if own_rate is None else own_rate,
-        last=_mean(base_results, "sampled"),
-        greedy=_mean(base_results, "greedy"),
-        pass_at_8=_mean(base_results, "pass_at_8"),
-        entropy=_mean(base_results, "entropy"),
+        last=_mean(base_results, "sampled", evaluations),
+        greedy=_mean(base_results, "greedy", evaluations),
+        pass_at_8=_mean(base_results, "pass_at_8", evaluations),
+        entropy=_mean(base_results, "entropy", evaluations),
         loss=loss,
         loss_error=loss_error,
         greedy_loss=greedy_loss,
@@ -86,12 +95,18 @@ def _comparable(setting: Setting, plan: TrainingPlan) -> bool:
     return setting.version == version and all(getattr(setting, name) == getattr(plan, name) for name in names)
 
 
-def _mean(found: Sequence[SeedResult], measure: str) -> float:
-    return fmean(result.last_of(measure) for result in found)
+def _mean(found: Sequence[SeedResult], measure: str, evaluations: int = FINAL_EVALUATIONS) -> float:
+    """Mean over seeds of one of `MEASURES` in the last `evaluations`."""
+    return fmean(result.last_of(measure, evaluations) for result in found)
 
 
-def _loss(found: Sequence[SeedResult], base: Sequence[SeedResult], measure: str) -> tuple[float | None, float | None]:
-    pairs = [(own.last_of(measure), other.last_of(measure)) for own, other in zip(found, base, strict=True)]
+def _loss(
+    found: Sequence[SeedResult], base: Sequence[SeedResult], measure: str, evaluations: int
+) -> tuple[float | None, float | None]:
+    pairs = [
+        (own.last_of(measure, evaluations), other.last_of(measure, evaluations))
+        for own, other in zip(found, base, strict=True)
+    ]
     # A hard seed is hard for every method, so comparing per seed removes most of that noise.
     shares = [1 - own / other for own, other in pairs if other]
     total = sum(other for _, other in pairs)

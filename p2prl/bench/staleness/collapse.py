@@ -9,10 +9,10 @@ three evaluations in a row say so, so that one spike is not a collapse:
 * length: below half of the start, or at least half of the completions do not finish.
 
 A run has collapsed when two of the three figures are out of bounds at the same evaluation, when greedy reward and
-pass@8 are both at most half of the start for three evaluations in a row, or when a figure is not a finite number. The
-two silent signs alone are also how success looks (a policy that is certain and right has no gradient), so they count
-only where greedy reward is below that of the start. Lost skill counts by itself because a policy of a few tokens can be
-ruined while all three figures look healthy, as REINFORCE without weights is.
+pass@8 are both at most half of their best so far for three evaluations in a row, or when a figure is not a finite
+number. The two silent signs alone are also how success looks (a policy that is certain and right has no gradient), so
+they count only where greedy reward is below that of the start. Lost skill counts by itself because a policy of a few
+tokens can be ruined while all three figures look healthy, as REINFORCE without weights is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NOISE, NOISE_NATS, CERTAIN = 2.0, 0.5, 0.05
 """Entropy relative to the start, and the least that is noise: twice nearly nothing is still nearly nothing."""
 
 LOST = 0.5
-"""Greedy reward and pass@8 relative to the start. Learning may cost one of the two for a while, hardly both."""
+"""Greedy reward and pass@8 relative to the best so far: what was learned counts, not only what the start could do.
+Learning may cost one of the two for a while, hardly both."""
 
 SHORT, UNFINISHED = 0.5, 0.5
 """Length relative to the start, and share of completions that never end."""
@@ -50,17 +51,19 @@ def collapsed_at(evaluations: Sequence[Evaluation]) -> int | None:
         lambda now: _entropy_sign(now, start),
         lambda now: now.length < SHORT * start.length or 1 - now.finished >= UNFINISHED,
     )
-    streaks, lost = [0] * len(signs), 0
+    streaks, lost, best = [0] * len(signs), 0, (start.greedy, start.pass_at_8)
     for now in evaluations[1:]:
         streaks = [streak + 1 if sign(now) else 0 for streak, sign in zip(streaks, signs, strict=True)]
-        lost = lost + 1 if _has_lost(now, start) else 0
+        lost = lost + 1 if _has_lost(now, best) else 0
+        best = (max(best[0], now.greedy), max(best[1], now.pass_at_8))
         if sum(streak >= IN_A_ROW for streak in streaks) >= 2 or lost >= IN_A_ROW:
             return now.update
     return None
 
 
-def _has_lost(now: Evaluation, start: Evaluation) -> bool:
-    pairs = ((now.greedy, start.greedy), (now.pass_at_8, start.pass_at_8))
+def _has_lost(now: Evaluation, best: tuple[float, float]) -> bool:
+    """Whether both skills are at most half of their best so far, (greedy, pass@8)."""
+    pairs = zip((now.greedy, now.pass_at_8), best, strict=True)
     return all(after <= LOST * before and before > 0 for after, before in pairs)
 
 

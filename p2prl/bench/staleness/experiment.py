@@ -33,12 +33,12 @@ DEFAULT = NAMED["default"]
 
 GRPO = "grpo" + LEARNER
 
-PLAIN = ("gepo_t:sharpness=1", "grpo")
+PLAIN = (DEFAULT.removesuffix(LEARNER), "grpo")
 """The default and GRPO without it."""
 
-WITHOUT_EXPECTATION = NAMED["without_expectation"] + LEARNER
-VARIANTS = (WITHOUT_EXPECTATION, "gepo_t" + LEARNER, "gepo" + LEARNER)
-"""The default without its group expectation, without its division by NLL, and GEPO itself."""
+WITH_EXPECTATION = "gepo_t:sharpness=1" + LEARNER
+VARIANTS = (WITH_EXPECTATION, "gepo_t" + LEARNER, "gepo" + LEARNER)
+"""The default with GEPO's group expectation, that without the division by NLL, and GEPO itself."""
 
 ASYMPO, TOPR = "asympo" + LEARNER, "topr" + LEARNER
 RELAXED_GRPO = "grpo:clip_low=0.8:clip_high=4" + LEARNER
@@ -55,8 +55,8 @@ LONG_METHODS = (
     NAMED["with_geometric_taper"] + LEARNER,
     NAMED["with_token_taper"] + LEARNER,
 )
-FEW = (DEFAULT, GRPO, RELAXED_GRPO, ASYMPO, TOPR, WITHOUT_EXPECTATION)
-"""What is compared first, and in the larger model: the default without its group expectation is one of them."""
+FEW = (DEFAULT, GRPO, RELAXED_GRPO, ASYMPO, TOPR, WITH_EXPECTATION)
+"""What is compared first, and in the larger model."""
 
 OWN = (DEFAULT, *VARIANTS, PLAIN[0])
 """Losses of this project. Only their learning rates are tuned, so that no rival is tuned less than they are."""
@@ -72,7 +72,10 @@ LEAST_RATE = LEARNING_RATE / 100
 """No lower rate is tried: at a hundredth of the plan's a run of the tuning law hardly leaves its start."""
 
 EVALUATIONS = 16
-"""Evaluations of a run; the last three are what is reported."""
+"""Evaluations of a run. Settings are chosen by the last three, of more prompts than the others."""
+
+REPORTED = 5
+"""Evaluations that are reported: they span 1.25 of the longest delay, which what a policy forgets comes in waves of."""
 
 REPORTING = (range(5, 10), range(5))
 """Reporting seeds, in the order in which they are used. Seeds 0 to 4 were reported on before the sweep reached below a
@@ -182,7 +185,8 @@ def _clips_of(task: str, method: str) -> tuple[str, ...]:
 def tuning_of(results: ResultFile, task: str, method: str) -> Tuning:
     """What has been tried of a method on the development seeds, what is next, and the choice.
 
-    First its own clip at the learning rates of `sweep.RATES`, and at half the lowest as long as the lowest is the best;
+    First its own clip at the learning rates of `sweep.RATES`, and at half the lowest as long as the lowest is the best
+    or every one collapses;
     then, of a rival, the other clips at the best rate.
     """
     own, *others = _clips_of(task, method)
@@ -192,9 +196,9 @@ def tuning_of(results: ResultFile, task: str, method: str) -> Tuning:
         tried = _all_tried(results, task, settings)
         if tried is None:
             return Tuning(tried=tuple(settings), to_come=len(others))
-        best = best_of(tried)
-        lowest = min(rates)
-        if best != _at(own, lowest) or lowest / 2 < LEAST_RATE:
+        best, lowest = best_of(tried), min(rates)
+        survives = not all(row.collapsed for row in tried)
+        if (survives and best != _at(own, lowest)) or lowest / 2 < LEAST_RATE:
             break
         rates.append(lowest / 2)
     settings += [_at(clip, rates[settings.index(best)]) for clip in others]

@@ -8,11 +8,13 @@ from statistics import fmean, stdev
 
 from p2prl.bench.staleness.bases import ON_POLICY, Base, base_of, best_on_policy
 from p2prl.bench.staleness.charts import plot_curves
+from p2prl.bench.staleness.delay_laws import OFFLINE
 from p2prl.bench.staleness.experiment import (
     DEFAULT,
     GRPO,
     LAWS,
     PARTS,
+    REPORTED,
     REPORTING,
     TUNING_LAW,
     Part,
@@ -24,6 +26,7 @@ from p2prl.bench.staleness.experiment import (
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS
+from p2prl.bench.training.training_plan import FINAL_EVALUATIONS
 
 _REPORTED = (
     "| task | law | method, as tuned | seeds | greedy | own base | GRPO's | best base | pass@8 | entropy | collapsed |",
@@ -36,8 +39,13 @@ _TUNED = (
 
 
 _COMPARED = """Both under the same law, as tuned, in points of 100, paired by seed, ± standard errors: below zero the
-other method is better. The means are over the tasks that have both."""
+other method is better. The means are over the tasks that have both. *Verdict*: by the mean of greedy reward, the other
+method is better or worse by more than two standard errors, or level. Of level methods one in twenty would be called
+better or worse by chance."""
+_OFFLINE = """Every rollout is the starting policy's: what a delay costs that never ends, and so the part of a loss
+under a delay that has nothing to do with later rollouts. Greedy reward, and its loss against the same run on policy."""
 _MEASURES = ("greedy", "pass_at_8", "sampled")
+_SEEDS = sorted(seed for half in REPORTING for seed in half)
 Pairs = list[tuple[SeedResult, SeedResult]]
 
 
@@ -52,6 +60,8 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
         lines.append("None yet: no method has been tuned to the end.")
     if compared := compared_lines(results, parts):
         lines += ["", "## The default minus each other method", "", _COMPARED, "", *compared]
+    if offline := offline_lines(results, parts):
+        lines += ["", "## The default on rollouts of the starting policy alone", "", _OFFLINE, "", *offline]
     lines += ["", f"## Development seeds, under {TUNING_LAW[0]}, {TUNING_LAW[1]} updates", ""]
     lines += [*_TUNED, *tuned] if tuned else ["None yet."]
     return "\n".join([*lines, "", "## Missing", "", *missing_lines(results, parts)]) + "\n"
@@ -63,17 +73,16 @@ def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool
     Of the first task with results on reporting seeds, one panel for every law that has some; while there are none, of
     the first with results on development seeds, every method's own clip at the plan's learning rate.
     """
-    seeds = sorted(seed for half in REPORTING for seed in half)
     for part in parts:
         chosen = [choice for method in part.methods if (choice := choice_of(results, part.task, method))]
         every = {law: plan_of(part.task, updates) for law, updates in part.laws}
         plans = {
             law: plan
             for law, plan in every.items()
-            if any(results.of(Setting.of(part.task, each, law, plan), seeds) for each in chosen)
+            if any(results.of(Setting.of(part.task, each, law, plan), _SEEDS) for each in chosen)
         }
         if plans:
-            plot_curves(results, part.task, chosen, plans, seeds, path)
+            plot_curves(results, part.task, chosen, plans, _SEEDS, path)
             return True
     law, updates = TUNING_LAW
     for part in parts:
@@ -87,16 +96,31 @@ def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool
     return False
 
 
+def offline_lines(results: ResultFile, parts: Sequence[Part]) -> list[str]:
+    """A table with one row for each task and length at which the default has been run offline."""
+    rows = []
+    for part in parts:
+        chosen = choice_of(results, part.task, DEFAULT)
+        for updates in sorted({updates for _, updates in part.laws}) if chosen else ():
+            plan = plan_of(part.task, updates)
+            offline, base = (Setting.of(part.task, chosen or "", law, plan) for law in (OFFLINE, ON_POLICY))
+            if found := results.of(offline, _SEEDS):
+                rows.append(
+                    f"| `{part.task}` | {updates:,} | {len(found)} | {spread_text(found, 'greedy')} "
+                    f"| {_loss_against(results, base, found)} |"
+                )
+    return ["| task | updates | seeds | greedy | own base |", "|---|---|---|---|---|", *rows] if rows else []
+
+
 def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
     """One row of the table for each task, law and method with results on reporting seeds."""
-    seeds = sorted(seed for half in REPORTING for seed in half)
     for part in parts:
         grpo = choice_of(results, part.task, GRPO)
         for law, updates in part.laws:
             plan = plan_of(part.task, updates)
             for method in part.methods:
                 chosen = choice_of(results, part.task, method)
-                found = [] if chosen is None else results.of(Setting.of(part.task, chosen, law, plan), seeds)
+                found = [] if chosen is None else results.of(Setting.of(part.task, chosen, law, plan), _SEEDS)
                 if chosen is None or not found:
                     continue
                 own = [result.seed for result in found]
@@ -105,9 +129,7 @@ def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
                     None if grpo is None else Setting.of(part.task, grpo, ON_POLICY, plan),
                     best_on_policy(results, part.task, plan, own),
                 ]
-                losses = [
-                    loss_text(None if base is None else base_of(base, results.of(base, own), found)) for base in bases
-                ]
+                losses = [_loss_against(results, base, found) for base in bases]
                 yield (
                     f"| {part.task} | `{law}` | `{chosen}` | {len(found)} | {spread_text(found, 'greedy')} "
                     f"| {' | '.join(losses)} | {spread_text(found, 'pass_at_8')} | {spread_text(found, 'entropy')} "
@@ -126,13 +148,15 @@ def compared_lines(results: ResultFile, parts: Sequence[Part]) -> list[str]:
                 if method != DEFAULT and len(pairs) > 1:
                     rows.setdefault((law[0], method), {})[part.task] = pairs
     tasks = list(dict.fromkeys(task for pairs in rows.values() for task in pairs))
-    names = ["law", "method", *(f"`{task}`" for task in tasks), "mean", "pass@8, mean", "sampled, mean"]
+    shown = [f"`{task}`" for task in tasks]
+    names = ["law", "method", *shown, "tasks", "mean", "verdict", "pass@8, mean", "sampled, mean"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     laws = [law for law, _ in LAWS]
     for (name, method), by_task in sorted(rows.items(), key=lambda row: laws.index(row[0][0])):
         greedy = [points_text(gain_of(by_task[task], "greedy")) if task in by_task else "–" for task in tasks]
-        means = [points_text(mean_gain([gain_of(pairs, each) for pairs in by_task.values()])) for each in _MEASURES]
-        lines.append(f"| `{name}` | `{method}` | {' | '.join((*greedy, *means))} |")
+        mean, *others = (mean_gain([gain_of(pairs, each) for pairs in by_task.values()]) for each in _MEASURES)
+        means = [points_text(mean), verdict_of(mean), *map(points_text, others)]
+        lines.append(f"| `{name}` | `{method}` | {' | '.join((*greedy, str(len(by_task)), *means))} |")
     return lines if rows else []
 
 
@@ -141,21 +165,29 @@ def pairs_of(results: ResultFile, part: Part, method: str, law: tuple[str, int])
     choices = [choice_of(results, part.task, each) for each in (DEFAULT, method)]
     if law not in part.laws or method not in part.methods or None in choices:
         return []
-    plan, seeds = plan_of(part.task, law[1]), sorted(seed for half in REPORTING for seed in half)
-    found = [results.of(Setting.of(part.task, choice or "", law[0], plan), seeds) for choice in choices]
+    plan = plan_of(part.task, law[1])
+    found = [results.of(Setting.of(part.task, choice or "", law[0], plan), _SEEDS) for choice in choices]
     first, second = ({result.seed: result for result in each} for each in found)
     return [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
 
 
 def gain_of(pairs: Pairs, measure: str) -> tuple[float, float]:
     """Mean of the paired differences and its standard error."""
-    gains = [ours.last_of(measure) - other.last_of(measure) for ours, other in pairs]
+    gains = [ours.last_of(measure, REPORTED) - other.last_of(measure, REPORTED) for ours, other in pairs]
     return fmean(gains), stdev(gains) / len(gains) ** 0.5
 
 
 def mean_gain(gains: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The mean over tasks, which are independent, and its standard error."""
     return fmean(gain for gain, _ in gains), sum(error**2 for _, error in gains) ** 0.5 / len(gains)
+
+
+def verdict_of(gain: tuple[float, float]) -> str:
+    """What the default's mean gain over another method says of the other one, at two standard errors."""
+    mean, error = gain
+    if abs(mean) <= 2 * error:
+        return "level"
+    return "worse" if mean > 0 else "better"
 
 
 def points_text(gain: tuple[float, float]) -> str:
@@ -171,7 +203,8 @@ def tuning_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
             for setting in tuning_of(results, part.task, method).tried:
                 found = results.of(Setting.of(part.task, setting, law, plan_of(part.task, updates)), DEVELOPMENT_SEEDS)
                 if found:
-                    figures = [spread_text(found, name) for name in ("greedy", "sampled", "pass_at_8", "entropy", "kl")]
+                    names = ("greedy", "sampled", "pass_at_8", "entropy", "kl")
+                    figures = [spread_text(found, name, FINAL_EVALUATIONS) for name in names]
                     yield (
                         f"| {part.task} | `{setting}` | {len(found)} | {' | '.join(figures)} | {_collapsed(found)} |"
                     )
@@ -180,7 +213,6 @@ def tuning_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
 def missing_lines(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
     """For each task how much has been run, of how much."""
     law, updates = TUNING_LAW
-    seeds = [seed for half in REPORTING for seed in half]
     for part in parts:
         tunings = [tuning_of(results, part.task, method) for method in part.methods]
         settings = [setting for tuning in tunings for setting in tuning.tried]
@@ -189,7 +221,7 @@ def missing_lines(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
         tuned = sum(len(results.of(Setting.of(part.task, s, law, plan), DEVELOPMENT_SEEDS)) for s in settings)
         chosen = [tuning.choice for tuning in tunings if tuning.choice]
         reported = sum(
-            len(results.of(Setting.of(part.task, choice, law, plan_of(part.task, updates)), seeds))
+            len(results.of(Setting.of(part.task, choice, law, plan_of(part.task, updates)), _SEEDS))
             for choice in chosen
             for law, updates in part.laws
         )
@@ -199,12 +231,20 @@ def missing_lines(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
         )
 
 
-def spread_text(found: Sequence[SeedResult], measure: str) -> str:
-    """Mean and standard error over seeds."""
-    values = [result.last_of(measure) for result in found]
+def spread_text(found: Sequence[SeedResult], measure: str, evaluations: int = REPORTED) -> str:
+    """Mean and standard error over seeds, of the last evaluations."""
+    values = [result.last_of(measure, evaluations) for result in found]
     if len(values) < 2:
         return f"{fmean(values):.3f}"
     return f"{fmean(values):.3f} ± {stdev(values) / len(values) ** 0.5:.3f}"
+
+
+def _loss_against(results: ResultFile, base: Setting | None, found: Sequence[SeedResult]) -> str:
+    """Loss of greedy reward against a run on the same seeds."""
+    if base is None:
+        return loss_text(None)
+    seeds = [result.seed for result in found]
+    return loss_text(base_of(base, results.of(base, seeds), found, evaluations=REPORTED))
 
 
 def loss_text(base: Base | None) -> str:

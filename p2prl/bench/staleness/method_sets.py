@@ -15,7 +15,7 @@ NOT_RIVALS = (*OURS, "reinforce", "ppo", "dpo")
 
 NAMED: Mapping[str, str] = MappingProxyType(
     {
-        "default": "gepo_t:sharpness=1+amsgrad",
+        "default": "topr:sharpness=1+amsgrad",
         "full_vcpo": "tis:cap=8:advantage=mean_std+vcpo+opob",
         "full": "ablated",
         "without_expectation": "ablated:expectation=none:cap=2",
@@ -36,11 +36,11 @@ NAMED: Mapping[str, str] = MappingProxyType(
 """Methods by a name of their own.
 
 default: what a run does with the preset's settings. full_vcpo: VCPO as its authors run it, with their cap of 8
-on the weight of a sequence. The others: the preset's default with a part left out, replaced or alone. The cap is given
-where there is no expectation, because weights of 1 never reach it and a sweep would try it in vain."""
+on the weight of a sequence. The others: GEPO-T divided by NLL (`full`) with a part left out, replaced or alone. The cap
+is given where there is no expectation, because weights of 1 never reach it and a sweep would try it in vain."""
 
 ABLATIONS = tuple(NAMED)[2:]
-"""Every part of the preset's default, left out and alone."""
+"""Every part of GEPO-T divided by NLL, left out and alone."""
 
 RIVALS = (*(name for name in BUILTIN_LOSSES if name not in NOT_RIVALS), "full_vcpo")
 """Every published loss."""

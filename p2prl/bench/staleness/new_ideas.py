@@ -1,4 +1,4 @@
-"""New ideas for long delays, high learning rates and long completions: the preset's default with one change each.
+"""New ideas for long delays, high learning rates and long completions: GEPO-T divided by NLL with one change each.
 
 Each is one term, for comparison only: none is in the registry, so a run cannot use one. The base is
 −sg(w) A log p with w = min(P/Ê, 2), for A < 0 also ≤ 1 and ≤ e^{Σℓ}, divided by max(NLL, .01): `gepo_t:sharpness=1`.

@@ -40,9 +40,9 @@ class SeedResult:
         """(update, value) of one of `MEASURES`."""
         return tuple((evaluation.update, float(getattr(evaluation, measure))) for evaluation in self.evaluations)
 
-    def last_of(self, measure: str) -> float:
-        """Mean of one of `MEASURES` over the last three evaluations."""
-        return sum(value for _, value in self.curve(measure)[-FINAL_EVALUATIONS:]) / FINAL_EVALUATIONS
+    def last_of(self, measure: str, evaluations: int = FINAL_EVALUATIONS) -> float:
+        """Mean of one of `MEASURES` over the last evaluations, three unless it says otherwise."""
+        return fmean(value for _, value in self.curve(measure)[-evaluations:])
 
     @property
     def last(self) -> float:

@@ -34,7 +34,8 @@ _Delays = Annotated[
     typer.Option(
         "--delays",
         help="Laws of delay in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M; in seconds: lognorm:L:Us, "
-        "weibull:L:Us, const:Ks; by peer: peers:LAW/LAW; in bursts: burst:K; within groups: within:LAW.",
+        "weibull:L:Us, const:Ks; by peer: peers:LAW/LAW; in bursts: burst:K; within groups: within:LAW; "
+        "offline: start.",
     ),
 ]
 _TaskFile = Annotated[

@@ -23,7 +23,7 @@ _FIGURES = {
 }
 """Attribute of `StalenessDiagnostics` by key in the log."""
 
-_BOUNDED_LOSSES = frozenset({"gepo_t", "gex", "asympo", "asymre"})
+_BOUNDED_LOSSES = frozenset({"topr", "gepo_t", "gex", "asympo", "asymre"})
 """Losses whose weights stay bounded however small the effective sample size is."""
 
 
@@ -42,7 +42,7 @@ def collapse_notice(ess_fraction: float, loss: str) -> str:
     remedy = (
         f"{loss} bounds the damage; if the reward stalls, publish more often or lower learning_rate."
         if loss in _BOUNDED_LOSSES
-        else 'Set loss.name = "gepo_t", lower learning_rate, or reduce staleness (publish_every).'
+        else 'Set loss.name = "topr", lower learning_rate, or reduce staleness (publish_every).'
     )
     return (
         f"only {ess_fraction:.1%} of a batch counts (effective sample size): the rollouts are far from the policy."

@@ -99,6 +99,23 @@ def test_tapers_equal_the_oracle(name: str, taper_name: str, negatives: float, s
     assert 0 < output.metrics["tapered_fraction"].item() <= lowered / case.mask.sum()
 
 
+@pytest.mark.parametrize("sharpness", [0.0, 0.5, 1.0])
+def test_topr_divided_by_nll_equals_the_oracle(sharpness: float) -> None:
+    case = make_case(3, 0.8)
+    c = coefficients(case.mask, "seq_mean")
+    expected = np.zeros_like(case.p)
+    for b in range(3):
+        for i in range(4):
+            on, a = case.mask[b, i], case.advantages[b, i]
+            ps, qs = case.p[b, i][on], case.q[b, i][on]
+            w = min(1.0, math.exp(np.sum(ps - qs))) if a < 0 else 1.0
+            expected[b, i][on] = -c[b, i] * w * a / max(-ps.mean(), 1.1) ** sharpness  # some NLLs are below the floor
+    policy = torch.tensor(case.p, requires_grad=True)
+    output = build_loss("topr", options={"sharpness": sharpness, "nll_floor": 1.1}).loss(policy, case.batch())
+    (gradient,) = torch.autograd.grad(output.loss, policy)
+    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-8, atol=1e-10)
+
+
 CREDITED = sorted(name for name in BUILTIN_LOSSES if loss_by_name(name).token_advantages)
 
 

@@ -84,6 +84,8 @@ OUT_OF_RANGE = [
     ("cispo", "cap", 0.0),
     ("topr", "negative_low", 1.5),
     ("topr", "negative_high", -0.5),
+    ("topr", "sharpness", 1.5),
+    ("topr", "nll_floor", 0.0),
     ("seq_mis", "low", 0.0),
     ("seq_mis", "high", 0.5),
     ("m2po", "budget", 0.0),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from p2prl.bench.staleness import experiment_report
 from p2prl.bench.staleness.experiment import (
+    EVALUATIONS,
     GRPO,
     LAWS,
     LEAST_RATE,
     OWN,
     PARTS,
+    REPORTED,
     RIVALS,
     CompactResults,
     Job,
@@ -31,7 +34,7 @@ from p2prl.bench.staleness.results import Setting
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS
 
-DEFAULT = "gepo_t:sharpness=1+amsgrad"
+DEFAULT = "topr:sharpness=1+amsgrad"
 SMALL = (Part(task="chain4", methods=(DEFAULT, "grpo+amsgrad"), laws=LAWS[:2], seconds=0.5),)
 
 
@@ -68,13 +71,13 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
     spent = [job.seconds for job in jobs]
     assert left[0] == pytest.approx(sum(spent))
     tuned = [job for job in jobs if set(job.seeds) == set(DEVELOPMENT_SEEDS)]
-    assert jobs[:4] == tuned[:4] == [job for job in tuned if job.method.startswith("gepo_t")], "no clips of the default"
+    assert jobs[:4] == tuned[:4] == [job for job in tuned if job.method.startswith("topr")], "no clips of the default"
     assert len(tuned) == 4 + 6
     clips = [job.method for job in tuned if "clip" in job.method]
     assert len(clips) == 2
     assert all(method.endswith("+lr=0.001") for method in clips), "clips are tried at the best rate"
     reported = [job for job in jobs if job not in tuned]
-    for name in ("gepo_t", "grpo"):
+    for name in ("topr", "grpo"):
         own = [job in tuned for job in jobs if job.method.startswith(name)]
         assert own == sorted(own, reverse=True), "tuned before reported"
     assert {job.method for job in reported} == {f"{DEFAULT}+lr=0.001", "grpo+amsgrad+lr=0.001"}
@@ -90,7 +93,7 @@ def test_tuned_first_then_reported_and_nothing_twice(tmp_path: Path) -> None:
 
 def test_what_says_most_comes_first_on_every_task(tmp_path: Path) -> None:
     """The default against itself on policy, then GRPO beside it, then what else is compared."""
-    methods = ("gspo", "grpo+amsgrad", DEFAULT, "topr+amsgrad")
+    methods = ("gspo", "grpo+amsgrad", DEFAULT, "asympo+amsgrad")
     laws = (LAWS[0], LAWS[1], LAWS[3])
     parts = [Part(task=task, methods=methods, laws=laws, halves=1, seconds=0.1) for task in ("chain4", "split4")]
     results, order = CompactResults(tmp_path / "runs.jsonl"), list[tuple[str, str, str]]()
@@ -106,16 +109,16 @@ def test_what_says_most_comes_first_on_every_task(tmp_path: Path) -> None:
         begun = [
             order.index((method, law, task))
             for method, law in (
-                ("gepo_t", "const:64"), ("gepo_t", "const:128"), ("gepo_t", "const:256"), ("gepo_t", "const:512"),
-                ("grpo", "const:128"), ("grpo", "const:256"), ("grpo", "const:512"), ("topr", "const:128"),
-                ("topr", "const:512"),
+                ("topr", "const:64"), ("topr", "const:128"), ("topr", "const:256"), ("topr", "const:512"),
+                ("grpo", "const:128"), ("grpo", "const:256"), ("grpo", "const:512"), ("asympo", "const:128"),
+                ("asympo", "const:512"),
                 ("gspo", "const:128"), ("gspo", "const:512"),
             )
         ]  # fmt: skip
         assert begun == sorted(begun)
-    tasks = [task for method, law, task in order if (method, law) == ("gepo_t", "const:128")]
+    tasks = [task for method, law, task in order if (method, law) == ("topr", "const:128")]
     assert tasks[:2] == ["chain4", "split4"]
-    assert order.index(("gepo_t", "const:128", "split4")) < order.index(("gepo_t", "const:256", "chain4"))
+    assert order.index(("topr", "const:128", "split4")) < order.index(("topr", "const:256", "chain4"))
 
 
 def settings_of(results: CompactResults) -> set[tuple[str, str, str, int]]:
@@ -197,17 +200,64 @@ def test_methods_are_compared_seed_by_seed_and_over_tasks(tmp_path: Path) -> Non
         plan = {each.updates: each for each in (job.plan, *job.shorter)}
         for each in plan.values():
             setting = Setting.of(job.part.task, job.method, job.law, each)
-            ours = job.method.startswith("gepo_t")
+            ours = job.method.startswith("topr")
             results.add(
                 setting, [result(seed, 0.4 + ours * gains.get((job.part.task, seed), -0.02)) for seed in job.seeds]
             )
     lines = experiment_report.compared_lines(results, parts)
-    assert lines[0] == "| law | method | `chain4` | `split4` | mean | pass@8, mean | sampled, mean |"
+    assert lines[0] == "| law | method | `chain4` | `split4` | tasks | mean | verdict | pass@8, mean | sampled, mean |"
     # Standard deviation of .1 … .5 is √.025, its error a √5th; over two tasks, one of them without error, half of it.
     error = (0.025 / 5) ** 0.5
-    expected = f"30.0 ± {100 * error:.1f} | -2.0 ± 0.0 | 14.0 ± {100 * error / 2:.1f} | 0.0 ± 0.0 | "
+    expected = f"30.0 ± {100 * error:.1f} | -2.0 ± 0.0 | 2 | 14.0 ± {100 * error / 2:.1f} | worse | 0.0 ± 0.0 | "
     assert lines[2].startswith(f"| `const:128` | `grpo+amsgrad` | {expected}")
     assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [((0.02, 0.01), "level"), ((0.0201, 0.01), "worse"), ((-0.02, 0.01), "level"), ((-0.0201, 0.01), "better")],
+)
+def test_a_verdict_takes_two_standard_errors(gain: tuple[float, float], verdict: str) -> None:
+    assert experiment_report.verdict_of(gain) == verdict
+
+
+def test_what_is_reported_spans_more_than_a_delay(tmp_path: Path) -> None:
+    """The default forgets in one wave as long as the delay: a window of three evaluations would miss it."""
+    assert all((REPORTED - 1) * updates // EVALUATIONS > int(law.partition(":")[2]) for law, updates in LAWS)
+    results = CompactResults(tmp_path / "runs.jsonl")
+    part = Part(task="chain4", methods=(DEFAULT,), laws=LAWS[:1], halves=1, seconds=0.1)
+    while (job := next_job(results, [part])) is not None:
+        run(results, job, 0.5)
+    setting = next(each for each in results.settings() if each.delay == "const:128")
+    whole = result(5, 1.0)
+    curve = [dataclasses.replace(whole.evaluations[0], greedy=value) for value in (0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)]
+    results.add(setting, [dataclasses.replace(whole, seed=seed, evaluations=tuple(curve)) for seed in range(5, 10)])
+    (row,) = experiment_report.reporting_rows(results, [part])
+    assert "| 5 | 0.400 ± 0.000 | 20.0 % ± 0.0 |" in row
+
+
+def test_the_default_is_shown_beside_itself_on_old_rollouts_alone(tmp_path: Path) -> None:
+    results = CompactResults(tmp_path / "runs.jsonl")
+    assert experiment_report.offline_lines(results, SMALL) == []
+    while (job := next_job(results, SMALL)) is not None:
+        run(results, job, 0.6 if job.law == "start" else 0.8)
+    assert experiment_report.offline_lines(results, SMALL)[2:] == [
+        "| `chain4` | 640 | 10 | 0.600 ± 0.000 | 25.0 % ± 0.0 |",
+        "| `chain4` | 1,280 | 10 | 0.600 ± 0.000 | 25.0 % ± 0.0 |",
+    ]
+
+
+def test_where_every_rate_collapses_lower_ones_are_tried(tmp_path: Path) -> None:
+    part = Part(task="chain4", methods=("grpo+amsgrad",), laws=LAWS[:1], seconds=0.5)
+    results = CompactResults(tmp_path / "runs.jsonl")
+    while (job := next(tuning_jobs(results, [part]), None)) is not None:
+        rate = float(job.method.rpartition("=")[2])
+        ruined = dataclasses.replace(result(0, rate).evaluations[0], length=1e300)
+        whole = [result(seed, rate) for seed in job.seeds]
+        if rate > 4e-5:
+            whole = [dataclasses.replace(each, evaluations=(*each.evaluations, ruined)) for each in whole]
+        results.add(Setting.of("chain4", job.method, job.law, job.plan), whole)
+    assert choice_of(results, "chain4", "grpo+amsgrad") == "grpo+amsgrad+lr=3.125e-05"
 
 
 def test_the_curves_are_of_reporting_seeds_as_soon_as_there_are_any(

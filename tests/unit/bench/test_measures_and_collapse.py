@@ -122,6 +122,15 @@ def test_lost_skill_is_a_collapse() -> None:
     assert collapsed_at(run(greedy=[0.4, 0.1], pass_at_8=[0.0, 0.0, 0.0, 0.0])) is None
 
 
+def test_what_was_learned_and_lost_is_a_collapse_even_above_the_start() -> None:
+    assert collapsed_at(run(greedy=[0.1, 1.0, 0.5, 0.5, 0.5], pass_at_8=[0.3, 1.0, 0.5, 0.5, 0.5])) == 80
+    assert collapsed_at(run(greedy=[0.1, 1.0, 0.5, 0.5, 0.51], pass_at_8=[0.3, 1.0, 0.5, 0.5, 0.5])) is None
+    assert collapsed_at(run(greedy=[0.1, 1.0, 0.5, 0.5, 0.5], pass_at_8=[0.3, 1.0, 0.5, 0.5, 0.51])) is None
+    assert collapsed_at(run(greedy=[0.0, 1.0, 0.1, 0.1, 0.1], pass_at_8=[0.0, 1.0, 0.1, 0.1, 0.1])) == 80
+    # The best of each, whenever it was.
+    assert collapsed_at(run(greedy=[0.4, 1.0, 0.6, 0.5, 0.5, 0.5], pass_at_8=[0.9, 0.8, 0.45, 0.45, 0.45, 0.45])) == 100
+
+
 def test_the_control_collapses() -> None:
     """REINFORCE without weights, chain4, const:16, learning rate 3e-3, as measured every 10 updates."""
     control = run(

@@ -58,7 +58,7 @@ def test_sets_are_written_out_in_order_and_once() -> None:
         ("full", "gepo_t:sharpness=1"), ("without_nll", "gepo_t"), ("nothing", "reinforce"), ("only_taper", "topr"),
         ("with_token_taper", "gepo_t:sharpness=1:taper=token"), ("only_expectation", "gepo"),
         ("with_geometric_taper", "gepo_t:sharpness=1:taper=geometric"), ("without_cap", "gepo_t:sharpness=1:cap=1e9"),
-        ("only_nll", "asympo:advantage=mean"),
+        ("only_nll", "asympo:advantage=mean"), ("without_expectation", "topr:sharpness=1"),
     ],
 )  # fmt: skip
 def test_parts_of_the_default_are_the_losses_they_come_from(name: str, known: str) -> None:

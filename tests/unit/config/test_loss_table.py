@@ -65,10 +65,10 @@ def test_probation_loss_is_applied() -> None:
     [
         ('name = "gepot"', "loss.name", "gepo_t"),
         ('name = "zzz"', "loss.name", "gepo_t"),
-        ('name = "auto"', "loss.name", "gepo_t"),
-        ("options = {capp = 2}", "capp", "cap"),
-        ("options = {cap = -1}", "cap", "within"),
-        ('options = {cap = "two"}', "cap", "number"),
+        ('name = "auto"', "loss.name", "topr"),
+        ('name = "gepo_t"\noptions = {capp = 2}', "capp", "cap"),
+        ('name = "gepo_t"\noptions = {cap = -1}', "cap", "within"),
+        ('name = "gepo_t"\noptions = {cap = "two"}', "cap", "number"),
         ('advantage = "men"', "loss.advantage", "mean"),
         ('aggregation = "tokenmean"', "loss.aggregation", "token_mean"),
         ("guard = {}", "'guard'", "guards"),
@@ -186,7 +186,7 @@ def test_ppo_has_a_value_head_unless_it_is_turned_off() -> None:
     assert built('[loss]\nname = "ppo"', sampling=one).value is not None
     with pytest.raises(ConfigError, match="one completion per prompt"):
         built('[loss]\nname = "ppo"\nvalue = {head = false}', sampling=one)
-    with pytest.raises(ConfigError, match="gepo_t has no value head"):
+    with pytest.raises(ConfigError, match="topr has no value head"):
         built("[loss]\nvalue = {clip = 0.5}")
     with pytest.raises(ConfigError, match="the value head estimates advantages"):
         built('[loss]\nname = "ppo"\nadvantage = "mean"')

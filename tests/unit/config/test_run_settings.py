@@ -281,7 +281,7 @@ def test_warm_start_makes_the_model_of_the_preset(tmp_path: Path, monkeypatch: p
 
 def test_loss_that_does_not_fit_is_refused_on_opening(made: Path) -> None:
     toml = made / "run.toml"
-    toml.write_text(toml.read_text().replace('name = "gepo_t"', 'name = "gepo_t"\nadvantage = "mean_sdt"'))
+    toml.write_text(toml.read_text().replace('name = "topr"', 'name = "topr"\nadvantage = "mean_sdt"'))
     with pytest.raises(ConfigError, match=r"loss\.advantage") as caught:
         open_run(made)
     assert "mean_std" in caught.value.remedy

@@ -172,7 +172,10 @@ def test_collapse_is_reported_once_until_it_recovers() -> None:
     assert not any(EssWatch().observe(1e-9, below=0.0)[1] for _ in range(3))
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("grpo", 'loss.name = "gepo_t"'), ("gepo_t", "publish more often")])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("grpo", 'loss.name = "topr"'), ("topr", "publish more"), ("gepo_t", "publish more")],
+)
 def test_warning_has_a_remedy(name: str, remedy: str) -> None:
     policy, batch = rollouts(drift=4.0)
     subject = pipeline(name, guards=GuardConfig(ess_warning=0.5))

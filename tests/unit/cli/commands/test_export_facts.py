@@ -43,7 +43,7 @@ def test_short_runs_compare_halves(tmp_path: Path) -> None:
 
 
 def test_loss_settings_leave_out_defaults() -> None:
-    assert loss_settings(LossConfig()) == {"name": "gepo_t"}
+    assert loss_settings(LossConfig()) == {"name": "topr"}
     loss = LossConfig(
         name="grpo",
         options={"beta": 0.1},
