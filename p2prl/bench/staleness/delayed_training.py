@@ -120,7 +120,7 @@ class DelayedTraining:
         ]
         count = self._environment.prompts_per_update
         prompts = [
-            [self._environment.task.prompt(seed * _SEEDS_PER_RUN + update * count + i) for i in range(count)]
+            [self._environment.prompt(seed * _SEEDS_PER_RUN + update * count + i) for i in range(count)]
             for seed in self._seeds
         ]
         tokens_MBP = torch.tensor([[self._environment.prompt_tokens(p) for p in row] for row in prompts])

@@ -55,7 +55,7 @@ def evaluate(
 
 def _seen(environment: Environment, weights_MW: Tensor, seeds: Sequence[int], count: int) -> list[float]:
     """Mean greedy reward of each seed on the first prompts that it was trained on."""
-    prompts = [[environment.task.prompt(seed * _SEEDS_PER_RUN + i) for i in range(count)] for seed in seeds]
+    prompts = [[environment.prompt(seed * _SEEDS_PER_RUN + i) for i in range(count)] for seed in seeds]
     greedy = sample(
         environment.shape,
         weights_MW,
@@ -88,7 +88,7 @@ class _Counts:
 def _chunk(
     environment: Environment, weights_MW: Tensor, seeds: Sequence[int], firsts: list[int], update: int, chunk: range
 ) -> list[_Counts]:
-    prompts = [[environment.task.prompt(first + i) for i in chunk] for first in firsts]
+    prompts = [[environment.prompt(first + i) for i in chunk] for first in firsts]
     tokens_MBP = torch.tensor([[environment.prompt_tokens(p) for p in row] for row in prompts])
 
     def completed(rows_MBP: Tensor, size: int, purpose: int) -> Completions:

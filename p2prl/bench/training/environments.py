@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 
 from p2prl.bench.training.decoder_shape import DecoderShape
@@ -28,6 +29,11 @@ BENCHMARK_TASKS: Mapping[str, TaskSpec] = MappingProxyType({spec.name: spec for 
 
 LONG_TOKENS = 128
 """Longer completions are trained and evaluated in smaller batches, or one update would take seconds."""
+
+MOST_PROMPT_SYMBOLS = 1024
+"""Longest prompt of a task. At this length the attention of one update takes a gigabyte; it grows with the square."""
+
+_REMEDY = "Correct the task; “A task” in docs/extending.md has an example."
 
 _SIZED = re.compile(r"(?P<task>.+)@(?P<width>[1-9][0-9]{0,3})x(?P<layers>[1-9][0-9]?)", re.ASCII)
 _HEAD_WIDTH = 24
@@ -92,6 +98,26 @@ class Environment:
         """Ends every completion."""
         return len(self.symbols) + 1
 
+    @cached_property
+    def prompt_length(self) -> int:
+        """Symbols of a prompt, the same for every seed."""
+        return len(self.task.prompt(0))
+
+    def prompt(self, seed: int) -> str:
+        """The prompt of a seed. ConfigError when the task raises, or its prompt does not fit."""
+        try:
+            prompt = self.task.prompt(seed)
+            unknown = sorted(set(prompt) - set(self.symbols))
+        except Exception as error:  # a stranger's task may raise anything at all
+            raise broken_task(self.task.name, f"seed {seed} raises {type(error).__name__}: {error}") from error
+        if unknown:
+            raise broken_task(self.task.name, f"seed {seed} uses {unknown[0]!r}, which is not among its symbols")
+        if len(prompt) != self.prompt_length:
+            raise broken_task(
+                self.task.name, f"the prompts of seeds 0 and {seed} differ in length; all need one length"
+            )
+        return prompt
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text of this environment's symbols, without special tokens."""
         return [self.symbols.index(symbol) for symbol in text]
@@ -101,11 +127,29 @@ class Environment:
         return [self.begin_token, *self.encode(prompt)]
 
     def reward(self, prompt: str, tokens: Sequence[int], finished: bool) -> float:
-        """Reward of a completion of `tokens`, its end token included if it has one."""
+        """Reward of a completion of `tokens`, its end token included if it has one. ConfigError: see `score_of`."""
         symbols = tokens[:-1] if finished else tokens
         if any(token >= len(self.symbols) for token in symbols):
             return 0.0
-        return self.task.score(prompt, "".join(self.symbols[token] for token in symbols), finished).reward
+        return score_of(self.task, prompt, "".join(self.symbols[token] for token in symbols), finished)
+
+
+def score_of(task: Task, prompt: str, completion: str, finished: bool) -> float:
+    """The task's reward. ConfigError when it raises, or gives no number within 0..1."""
+    try:
+        reward = task.score(prompt, completion, finished).reward
+        legal = 0.0 <= reward <= 1.0
+    except Exception as error:  # a stranger's task may raise anything at all
+        reason = f"its score of {completion[:64]!r} raises {type(error).__name__}: {error}"
+        raise broken_task(task.name, reason) from error
+    if not legal:
+        raise broken_task(task.name, f"{completion[:64]!r} is scored {reward}; a reward within 0..1 is needed")
+    return reward
+
+
+def broken_task(name: str, reason: str) -> ConfigError:
+    """The error of a task that a benchmark cannot train on."""
+    return ConfigError(f"task {name[:64]!r} cannot be benchmarked: {reason}", remedy=_REMEDY)
 
 
 def _what_is_trained(spec: TaskSpec) -> tuple[SmallModel, Demonstration] | str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,7 +135,7 @@ class Odd:
         self.calls += 1
         if self.fault == "raises" and seed == 3:
             raise KeyError(seed)
-        faulty = {"symbols": "x=", "moving": f"{self.calls % 10}=", "empty": "", "number": 7}
+        faulty = {"symbols": "x=", "moving": f"{self.calls % 10}=", "empty": "", "number": 7, "long": "1" * 1025}
         if self.fault == "length" and seed == 5:
             return "12="
         return faulty.get(self.fault, f"{seed % 10}=")  # type: ignore[return-value]
@@ -161,12 +163,46 @@ def odd(fault: str, completion: str = "7") -> Environment:
         ("length", "seeds 0 and 5 differ"),
         ("empty", "empty"), ("number", "not text"), ("moving", "different prompts"), ("too much", "within 0..1"),
         ("negative", "within 0..1"), ("undefined", "within 0..1"), ("flaky", "one reward"),
-        ("score raises", "score raises IndexError"),
+        ("score raises", "score of '' raises IndexError"), ("long", "1,025 symbols"),
     ],
 )  # fmt: skip
 def test_a_faulty_task_is_refused_before_training(fault: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_environment(odd(fault))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (lambda: 1 // 0, "score of '7' raises ZeroDivisionError"), (lambda: float("nan"), "'7' is scored nan"),
+        (lambda: 1.01, "'7' is scored 1.01"), (lambda: -0.01, "'7' is scored -0.01"), (lambda: "1", "raises TypeError"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_shows_in_training_names_the_task(rewards: Callable[[], Any], message: str) -> None:
+    """Sixteen seeds do not meet every branch of a task."""
+
+    @dataclasses.dataclass
+    class Late:
+        name: str = "late"
+
+        def prompt(self, seed: int) -> str:
+            if seed == 999:
+                raise RuntimeError("far away")
+            return {77: "12=", 78: "x="}.get(seed, "1=")
+
+        def score(self, prompt: str, completion: str, finished: bool) -> Score:
+            return Score(reward=rewards() if completion == "7" else 0.5)
+
+    environment = dataclasses.replace(odd(""), task=Late())
+    seven, end = environment.symbols.index("7"), environment.end_token
+    assert environment.reward("1=", [end], True) == 0.5
+    with pytest.raises(ConfigError, match=f"task 'late' .*{message}") as caught:
+        environment.reward("1=", [seven, end], True)
+    assert caught.value.remedy
+    assert environment.prompt(5) == "1="
+    for seed, reason in ((77, "seeds 0 and 77 differ"), (78, "seed 78 uses 'x'"), (999, "far away")):
+        with pytest.raises(ConfigError, match=reason):
+            environment.prompt(seed)
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
