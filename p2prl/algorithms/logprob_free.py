@@ -59,8 +59,8 @@ def asymre(
 ) -> LossOutput:
     """AsymRE (arXiv 2506.20520 §3): −(R − V) log p with V = mean(R) + δV, δV ≤ 0: learn a little more from successes.
 
-    The batch's advantages are R − mean(R), so the factor is A − δV; `weights_BGT` counts it as 1 on that factor. The
-    one loss here that moves on zero-variance groups, by −δV on every member, as its paper has it. Shapes (B, G, T).
+    The batch's advantages are R − mean(R), so the factor is A − δV; `weights_BGT` counts it as 1 on that factor. It
+    moves on zero-variance groups, by −δV on every member, as its paper has it. Shapes (B, G, T).
     Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)

@@ -136,10 +136,9 @@ def run_staleness(
             plan=config.plan,
             max_completion_tokens=environment_by_name(config.task).max_new_tokens,
         )
-        runs = sweep.runs(methods)
         ahead = len(methods) * (len(delays) + 2) * config.seeds
-        swept = (tuned := len(runs) * len(DEVELOPMENT_SEEDS)) / (tuned + ahead)
-        _run_missing(results, runs, DEVELOPMENT_SEEDS, out, lambda stage, share: tell(f"sweep: {stage}", swept * share))
+        swept = (tuned := len(sweep.runs(results, methods)) * len(DEVELOPMENT_SEEDS)) / (tuned + ahead)
+        _run_sweep(results, sweep, methods, out, lambda stage, share: tell(f"sweep: {stage}", swept * share))
         choices = [sweep.choose(results, method) for method in methods]
         settle(out / "sweep.json", sweep, choices)
         methods = [choice.chosen for choice in choices]
@@ -158,6 +157,23 @@ def run_staleness(
     rows = rows_of(results, config.task, shown, list(dict.fromkeys((ON_POLICY, *delays))), config.plan, seeds)
     _write(results, config, rows, out)
     return StalenessReport(rows=rows, verdicts=judge(results, seeds) if config.check else [], choices=choices)
+
+
+def _run_sweep(
+    results: ResultFile, sweep: SweepPlan, methods: Sequence[str], out: Path, tell: Callable[[str, float], None]
+) -> None:
+    """Run the sweep's settings, and the lower rates that their results ask for."""
+    begun, runs = 0.0, list[Run]()
+    while (known := sweep.runs(results, methods)) != runs:
+        # Nobody knows how many lower rates follow: each round takes most of what is left.
+        runs, room = known, 0.8 * (1 - begun)
+
+        def tell_round(stage: str, share: float, begun: float = begun, room: float = room) -> None:
+            tell(stage, begun + room * share)
+
+        _run_missing(results, runs, DEVELOPMENT_SEEDS, out, tell_round)
+        begun += room
+    tell("chosen", 1.0)
 
 
 def _write(results: ResultFile, config: StalenessConfig, rows: list[Row], out: Path) -> None:

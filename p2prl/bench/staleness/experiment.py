@@ -22,7 +22,7 @@ from p2prl.bench.staleness.method_sets import NAMED
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.seed_log import SeedResult
-from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, RATES, Tried, best_of, grid
+from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, LEAST_RATE, RATES, Tried, best_of, grid, wants_lower
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
 
@@ -52,8 +52,8 @@ LONG_METHODS = (
     DEFAULT,
     GRPO,
     ASYMPO,
-    NAMED["with_geometric_taper"] + LEARNER,
-    NAMED["with_token_taper"] + LEARNER,
+    f"{NAMED['without_expectation']}:taper=geometric{LEARNER}",
+    f"{NAMED['without_expectation']}:taper=token{LEARNER}",
 )
 FEW = (DEFAULT, GRPO, RELAXED_GRPO, ASYMPO, TOPR, WITH_EXPECTATION)
 """What is compared first, and in the larger model."""
@@ -68,8 +68,6 @@ TUNING_LAW = ("const:64", 320)
 """Settings are chosen under this law alone: under a longer one the sweep would cost more than the report."""
 
 LEARNING_RATE = 5e-4
-LEAST_RATE = LEARNING_RATE / 100
-"""No lower rate is tried: at a hundredth of the plan's a run of the tuning law hardly leaves its start."""
 
 EVALUATIONS = 16
 """Evaluations of a run. Settings are chosen by the last three, of more prompts than the others."""
@@ -197,8 +195,7 @@ def tuning_of(results: ResultFile, task: str, method: str) -> Tuning:
         if tried is None:
             return Tuning(tried=tuple(settings), to_come=len(others))
         best, lowest = best_of(tried), min(rates)
-        survives = not all(row.collapsed for row in tried)
-        if (survives and best != _at(own, lowest)) or lowest / 2 < LEAST_RATE:
+        if not wants_lower(tried, [_at(own, lowest)]) or lowest / 2 < LEAST_RATE * LEARNING_RATE:
             break
         rates.append(lowest / 2)
     settings += [_at(clip, rates[settings.index(best)]) for clip in others]

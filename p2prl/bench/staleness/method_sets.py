@@ -52,4 +52,10 @@ SETS: Mapping[str, tuple[str, ...]] = MappingProxyType({"ablations": ABLATIONS, 
 def expanded(methods: Sequence[str]) -> tuple[str, ...]:
     """The methods with every set and every name of this file written out, each once, in order."""
     members = [member for method in methods for member in SETS.get(method, (method,))]
-    return tuple(dict.fromkeys(NAMED.get(member, member) for member in members))
+    return tuple(dict.fromkeys(map(_written_out, members)))
+
+
+def _written_out(method: str) -> str:
+    """The method, a name at its beginning written out: additions may follow."""
+    name, plus, additions = method.partition("+")
+    return NAMED.get(name, name) + plus + additions

@@ -110,6 +110,11 @@ def _of_seconds(text: str, parts: re.Match[str], step_s: float | None) -> Stalen
     require("step_s", step, step > 0, "above 0")
     if (low is None) != (name == "const") or high > _LONGEST * step or (low is not None and not 0 < low < high):
         raise _unusable(text)
+    if high > 0 and round(high / step) == 0:
+        raise ConfigError(
+            f"the delays of {text[:60]!r} are at most half a learner step of {step:g} seconds, and so none at all",
+            remedy="Give a longer delay or shorter steps; const:0 is a run without delay.",
+        )
     if low is None:
         quantile: Quantile = lambda _: high / step  # noqa: E731 (one of three)
         bounds = f"{high:g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -24,7 +24,11 @@ REPORTING_SEEDS = 10
 """Reporting seeds, from 0 on, unless told otherwise."""
 
 RATES = (1.0, 0.5, 0.25, 2.0)
-"""Learning rates tried, relative to the plan's; the plan's own first, which wins a tie."""
+"""Learning rates tried, relative to the plan's; the plan's own first, which wins a tie. Lower ones may follow, see
+`wants_lower`."""
+
+LEAST_RATE = 0.01
+"""No lower rate is tried, relative to the plan's: there a run hardly leaves its start."""
 
 KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
     (("share", "clip_low", "clip_high"), ((0.02, 0.4, 0.4), (0.2, 0.8, 4.0))),
@@ -50,8 +54,11 @@ trust region. The default `share` is for larger batches: here it is one token. A
 the option itself, are swept over learning rates alone."""
 
 
-def grid(method: str, plan: TrainingPlan, *, max_completion_tokens: int) -> list[str]:
-    """The settings of a method that a sweep tries, as methods, each once: learning rates × clips or caps."""
+def grid(method: str, plan: TrainingPlan, *, max_completion_tokens: int, rates: Sequence[float] = RATES) -> list[str]:
+    """The settings of a method that a sweep tries, as methods, each once: learning rates × clips or caps.
+
+    `rates` are relative to the plan's; a method with a rate of its own keeps it.
+    """
     parsed = parse_method(method, max_completion_tokens=max_completion_tokens)
     body, *added = parsed.text.split("+")
     given = {setting.partition("=")[0] for setting in body.split(":")[1:]}
@@ -64,8 +71,8 @@ def grid(method: str, plan: TrainingPlan, *, max_completion_tokens: int) -> list
                 wider = [body + "".join(f":{name}={value:g}" for name, value in pairs) for pairs in options]
                 bodies += [other for other in wider if _accepted(other, max_completion_tokens)]
             break
-    rates = [""] if "lr" in parsed.additions else [f"+lr={rate * plan.learning_rate:g}" for rate in RATES]
-    return ["+".join((body, *added)) + rate for body in bodies for rate in rates]
+    tails = [""] if "lr" in parsed.additions else [f"+lr={rate * plan.learning_rate:g}" for rate in rates]
+    return ["+".join((body, *added)) + tail for body in bodies for tail in tails]
 
 
 def _accepted(body: str, max_completion_tokens: int) -> bool:
@@ -112,19 +119,44 @@ class SweepPlan:
     plan: TrainingPlan
     max_completion_tokens: int
 
-    def grid(self, method: str) -> list[str]:
+    def grid(self, method: str, rates: Sequence[float] = RATES) -> list[str]:
         """See `grid`."""
-        return grid(method, self.plan, max_completion_tokens=self.max_completion_tokens)
+        return grid(method, self.plan, max_completion_tokens=self.max_completion_tokens, rates=rates)
 
-    def runs(self, methods: Sequence[str]) -> list[tuple[str, str, str, TrainingPlan]]:
-        """(task, method, delay, plan) of every run on the development seeds."""
-        delays = dict.fromkeys((ON_POLICY, *self.delays))
-        return [(self.task, tried, delay, self.plan) for m in methods for tried in self.grid(m) for delay in delays]
+    def settings(self, results: ResultFile, method: str) -> list[str]:
+        """Every setting to try, as far as the results say: the grid, and lower rates if the laws or on-policy runs want
+        them."""
+        settings, lowest = self.grid(method), min(RATES)
+        at_lowest = self.grid(method, [lowest])
+        while set(at_lowest) < set(settings) and lowest / 2 >= LEAST_RATE:
+            if any(self._missing(results, setting) for setting in settings):
+                break
+            tried = [self._tried(results, settings, delays) for delays in (self.delays, (ON_POLICY,))]
+            if not any(wants_lower(rows, at_lowest) for rows in tried):
+                break
+            lowest /= 2
+            at_lowest = self.grid(method, [lowest])
+            settings += at_lowest
+        return settings
+
+    def runs(self, results: ResultFile, methods: Sequence[str]) -> list[tuple[str, str, str, TrainingPlan]]:
+        """(task, method, delay, plan) of every run on the development seeds, as far as the results say."""
+        settings = [setting for method in methods for setting in self.settings(results, method)]
+        return [(self.task, setting, delay, self.plan) for setting in settings for delay in self._laws]
+
+    @property
+    def _laws(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((ON_POLICY, *self.delays)))
+
+    def _missing(self, results: ResultFile, setting: str) -> bool:
+        runs = (Setting.of(self.task, setting, delay, self.plan) for delay in self._laws)
+        return any(results.missing(run, DEVELOPMENT_SEEDS) for run in runs)
 
     def choose(self, results: ResultFile, method: str) -> Choice:
         """The best settings of a method by its results on the development seeds. ConfigError when one is missing."""
-        delayed = self._tried(results, method, self.delays)
-        on_policy = self._tried(results, method, (ON_POLICY,))
+        settings = self.settings(results, method)
+        delayed = self._tried(results, settings, self.delays)
+        on_policy = self._tried(results, settings, (ON_POLICY,))
         return Choice(
             method=method,
             chosen=best_of(delayed),
@@ -133,9 +165,9 @@ class SweepPlan:
             tried_on_policy=tuple(on_policy),
         )
 
-    def _tried(self, results: ResultFile, method: str, delays: Sequence[str]) -> list[Tried]:
+    def _tried(self, results: ResultFile, settings: Sequence[str], delays: Sequence[str]) -> list[Tried]:
         rows = []
-        for setting in self.grid(method):
+        for setting in settings:
             found = [
                 result
                 for delay in delays
@@ -158,6 +190,11 @@ def best_of(tried: Sequence[Tried]) -> str:
     """The setting to choose: no collapse first, then greedy, then sampled reward."""
     # Of equals the first, which is the one nearest the defaults.
     return max(tried, key=lambda row: (not row.collapsed, row.greedy, row.sampled)).method
+
+
+def wants_lower(tried: Sequence[Tried], at_lowest: Collection[str]) -> bool:
+    """Whether a lower rate may do better: the best setting has the lowest, or every one collapses."""
+    return best_of(tried) in at_lowest or all(row.collapsed for row in tried)
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):

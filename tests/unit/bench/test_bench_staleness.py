@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import io
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -335,11 +334,10 @@ def test_illegal_comparisons_are_refused() -> None:
 @pytest.mark.parametrize(
     ("delay", "step_s"),
     [
-        ("const:5s", 1e6),
-        ("const:5s", math.inf),
+        ("const:900000s", 1e6),
         ("const:1234567s", 10.0),
         ("lognorm:0.00001:1800s", 1.0),
-        ("const:5s@1000000", None),
+        ("const:900000s@1000000", None),
     ],
 )
 def test_a_distribution_that_cannot_be_written_out_is_refused(delay: str, step_s: float | None) -> None:

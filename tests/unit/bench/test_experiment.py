@@ -12,7 +12,7 @@ from p2prl.bench.staleness.experiment import (
     EVALUATIONS,
     GRPO,
     LAWS,
-    LEAST_RATE,
+    LEARNING_RATE,
     OWN,
     PARTS,
     REPORTED,
@@ -32,7 +32,7 @@ from p2prl.bench.staleness.experiment_report import draw, report
 from p2prl.bench.staleness.measures import Evaluation
 from p2prl.bench.staleness.results import Setting
 from p2prl.bench.staleness.seed_log import SeedResult
-from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS
+from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, LEAST_RATE
 
 DEFAULT = "topr:sharpness=1+amsgrad"
 SMALL = (Part(task="chain4", methods=(DEFAULT, "grpo+amsgrad"), laws=LAWS[:2], seconds=0.5),)
@@ -163,7 +163,7 @@ def test_rates_end_where_nothing_would_be_learned(tmp_path: Path) -> None:
     while (job := next(tuning_jobs(results, [part]), None)) is not None:
         rates.append(float(job.method.rpartition("=")[2]))
         run(results, job, 1 - rates[-1])
-    assert LEAST_RATE <= min(rates) < 2 * LEAST_RATE
+    assert LEAST_RATE <= min(rates) / LEARNING_RATE < 2 * LEAST_RATE
     assert choice_of(results, "chain4", DEFAULT) == f"{DEFAULT}+lr={min(rates):g}"
 
 

@@ -98,6 +98,15 @@ def test_meaningless_seconds_are_refused(text: str) -> None:
         parse_staleness(text)
 
 
+@pytest.mark.parametrize("text", ["const:5s@10", "const:5s@11", "lognorm:1:4s@9", "const:5s@999999"])
+def test_delays_that_round_to_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="none at all") as caught:
+        parse_staleness(text)
+    assert "const:0" in caught.value.remedy
+    assert parse_staleness("const:6s@10").longest == 1
+    assert parse_staleness("const:0s@10").longest == 0
+
+
 @pytest.mark.parametrize(
     "text", ["", "const", "const:", "const:-1", "const:1.5", "const:١", "gauss:4", "unif:0", "exp:0", "const:9999999"]
 )

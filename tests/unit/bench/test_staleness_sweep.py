@@ -15,7 +15,17 @@ from p2prl.bench.staleness.method_sets import NAMED
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.seed_log import SeedResult
-from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, KNOBS, Choice, SweepPlan, grid, settle
+from p2prl.bench.staleness.sweep import (
+    DEVELOPMENT_SEEDS,
+    KNOBS,
+    LEAST_RATE,
+    Choice,
+    SweepPlan,
+    Tried,
+    grid,
+    settle,
+    wants_lower,
+)
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.errors import ConfigError, IntegrityError
 
@@ -121,6 +131,54 @@ def test_a_choice_needs_every_development_run(tmp_path: Path) -> None:
     file = ResultFile(tmp_path / "r")
     with pytest.raises(ConfigError, match="lacks development runs"):
         SWEEP.choose(file, "tis")
+
+
+def test_rates_go_down_as_long_as_the_lowest_is_the_best(tmp_path: Path) -> None:
+    """Under the laws to 6.25e-5; what is best on policy lies inside the first grid."""
+    file, tried = ResultFile(tmp_path / "r"), list[str]()
+    greedy = {"0.0005": 0.6, "0.00025": 0.7, "0.000125": 0.8, "6.25e-05": 0.85, "3.125e-05": 0.82, "0.001": 0.1}
+    while new := [setting for setting in SWEEP.settings(file, "tis") if setting not in tried]:
+        tried += new
+        for setting in new:
+            for delay in ("const:0", *SWEEP.delays):
+                rate = setting.rpartition("=")[2]
+                score = greedy[rate] if delay != "const:0" else 0.9 * (rate == "0.0005")
+                file.add(
+                    Setting.of("chain4", setting, delay, PLAN), [result(seed, score) for seed in DEVELOPMENT_SEEDS]
+                )
+    assert len(tried) == len(set(tried)) == 18
+    assert [setting for setting in tried if setting.startswith("tis+")] == [
+        f"tis+lr={rate}" for rate in ("0.0005", "0.00025", "0.000125", "0.001", "6.25e-05", "3.125e-05")
+    ]
+    choice = SWEEP.choose(file, "tis")
+    assert (choice.chosen, choice.on_policy) == ("tis+lr=6.25e-05", "tis+lr=0.0005")
+    assert len(choice.tried) == 18
+    assert {setting for _, setting, *_ in SWEEP.runs(file, ["tis"])} == set(tried)
+
+
+def test_lower_rates_end_and_a_methods_own_rate_stays(tmp_path: Path) -> None:
+    file, rates = ResultFile(tmp_path / "r"), set[float]()
+    for method in ("tis", "tis:cap=3+lr=0.01"):
+        tried: list[str] = []
+        while new := [setting for setting in SWEEP.settings(file, method) if setting not in tried]:
+            tried += new
+            for setting in new:
+                rate = float(setting.rpartition("=")[2])
+                for delay in ("const:0", *SWEEP.delays):
+                    rows = [result(seed, 1 - rate, collapsed=True) for seed in DEVELOPMENT_SEEDS]
+                    file.add(Setting.of("chain4", setting, delay, PLAN), rows)
+                rates.add(rate)
+    assert tried == ["tis:cap=3+lr=0.01"]
+    assert LEAST_RATE <= min(rates) / PLAN.learning_rate < 2 * LEAST_RATE
+
+
+@pytest.mark.parametrize("collapsed", [True, False])
+def test_where_everything_collapses_lower_rates_are_wanted(collapsed: bool) -> None:
+    rows = [Tried(method=name, greedy=0.5 - 0.1 * i, sampled=0.5, collapsed=collapsed) for i, name in enumerate("ab")]
+    assert wants_lower(rows, ["b"]) is collapsed
+    assert wants_lower(rows, ["a"])
+    survivor = Tried(method="c", greedy=0.1, sampled=0.1, collapsed=False)
+    assert not wants_lower([*rows, survivor], ["b"])
 
 
 def choice(chosen: str, on_policy: str = "tis", method: str = "tis") -> Choice:
