@@ -80,8 +80,8 @@ def write(path: Path, results: CompactResults) -> None:
 
 
 HEAD = """Written by `python -m scripts.staleness_experiment`, which continues after the runs in
-`staleness_runs.jsonl`. Means over the last three of sixteen evaluations, ± standard errors over seeds. What it is:
-[staleness.md](staleness.md).
+`staleness_runs.jsonl`. Means over the last five of sixteen evaluations on reporting seeds, which span 1.25 delays, and
+over the last three on development seeds, ± standard errors over seeds. What it is: [staleness.md](staleness.md).
 
 """
 

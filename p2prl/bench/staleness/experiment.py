@@ -56,7 +56,7 @@ LONG_METHODS = (
     f"{NAMED['without_expectation']}:taper=token{LEARNER}",
 )
 FEW = (DEFAULT, GRPO, RELAXED_GRPO, ASYMPO, TOPR, WITH_EXPECTATION)
-"""What is compared first, and in the larger model."""
+"""What is compared first, drawn, and run in the larger model."""
 
 OWN = (DEFAULT, *VARIANTS, PLAIN[0])
 """Losses of this project. Only their learning rates are tuned, so that no rival is tuned less than they are."""
@@ -97,14 +97,15 @@ class Part:
 
 
 PARTS = (
-    Part(task="strict8", seconds=0.017),
     Part(task="split4", laws=LAWS[:4], seconds=0.014),
+    Part(task="strict8", seconds=0.017),
     Part(task="chain4", laws=(*LAWS[:2], LAWS[3]), seconds=0.012),
     Part(task="walk12", methods=(DEFAULT, GRPO), laws=LAWS[:1], halves=1, seconds=0.09),
     Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
     Part(task="strict8@96x3", methods=FEW, laws=(TUNING_LAW,), halves=1, seconds=0.08),
 )
-"""Three short tasks, one of fifty tokens, one of long completions, and a larger model."""
+"""Three short tasks, the one that separates methods first, one of fifty tokens, one of long completions, and a larger
+model."""
 
 RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((DEFAULT,), ("const:128", "const:256", "const:512")),

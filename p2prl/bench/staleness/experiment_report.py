@@ -11,6 +11,7 @@ from p2prl.bench.staleness.charts import plot_curves
 from p2prl.bench.staleness.delay_laws import OFFLINE
 from p2prl.bench.staleness.experiment import (
     DEFAULT,
+    FEW,
     GRPO,
     LAWS,
     PARTS,
@@ -70,11 +71,13 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
 def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool:
     """Draw curves of greedy reward (PNG) to `path`; False when there is nothing to draw.
 
-    Of the first task with results on reporting seeds, one panel for every law that has some; while there are none, of
-    the first with results on development seeds, every method's own clip at the plan's learning rate.
+    Of the first task with results on reporting seeds, one panel for every law that has some, with the methods of `FEW`;
+    while there are none, of the first with results on development seeds, every method's own clip at the plan's learning
+    rate.
     """
     for part in parts:
-        chosen = [choice for method in part.methods if (choice := choice_of(results, part.task, method))]
+        shown = [method for method in part.methods if method in FEW]
+        chosen = [choice for method in shown if (choice := choice_of(results, part.task, method))]
         every = {law: plan_of(part.task, updates) for law, updates in part.laws}
         plans = {
             law: plan
