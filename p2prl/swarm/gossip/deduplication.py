@@ -6,8 +6,8 @@ from __future__ import annotations
 class RecentDigests:
     """Digests in two generations: at most `capacity`, and always the `capacity // 2` that were added last.
 
-    Two sets take 45 bytes a digest where an ordered dictionary takes 105, and in a long run this is the largest table
-    of a network process.
+    Two sets take at most 64 bytes a digest where an ordered dictionary takes 105, and in a long run this is the largest
+    table of a network process.
     """
 
     def __init__(self, capacity: int) -> None:

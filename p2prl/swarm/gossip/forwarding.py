@@ -36,10 +36,11 @@ class GossipConfig:
 
     carriers: int = 3
     """Peers that receive a message bound for the learner while no learner is linked."""
-    store_bytes: int = 16 * 1024 * 1024
-    """Memory of the envelopes kept to answer wants: several minutes of a busy swarm."""
-    seen: int = 100_000
-    """Digests remembered so that no envelope is forwarded twice: half of them at least. 11 MB."""
+    store_bytes: int = 12 * 1024 * 1024
+    """Memory of the envelopes kept to answer wants: minutes of a busy swarm."""
+    seen: int = 65_536
+    """Digests remembered, half of them at least, so that no envelope is forwarded twice: more than a neighbor keeps of
+    the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
     offer_s: float = 1.0
     """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
     answer_bytes: int = 4 * 1024 * 1024
