@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.cli.views.status_view import worker_lines
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.signed_group import SignedGroup, read_group
+from p2prl.scoreboard.certificate import issue
+from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
+from p2prl.scoreboard.web.page import PageRequest, render_page
 from p2prl.testing.protocol_swarm import group_of
-from p2prl.testing.sample_ledgers import LedgerWriter, identity, sample_run
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run
 from p2prl.validator.own_ledger import GoodGroup, OwnLedger
 
 RUN = LedgerWriter()
@@ -153,3 +157,31 @@ def test_a_full_file_takes_no_more_receipts(tmp_path: Path) -> None:
     assert slots > 3
     assert 120_000 <= path.stat().st_size < 150_000
     assert board_of(path).people[ANN.public_key].verified_groups == slots * 50
+
+
+def test_pages_and_status_say_whose_receipts_they_are_and_no_certificate_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "own.db"
+    ledger = opened(path)
+    ledger.enter([good(ANN, 0)], step=1)
+    ledger.close()
+    source = RunFolderSource(path, RUN.manifest_raw, validator=ME.public_key)
+    snapshot = source.snapshot()
+    document = run_document(snapshot).ledger
+    assert (document.signer, document.validators_own) == (ME.peer_id, True)
+    page = render_page(snapshot, PageRequest())
+    assert f"the receipts of one validator,</strong> <code>{ME.peer_id}</code>" in page
+    assert f"ledger verify run.ledger --validator {ME.peer_id}" in page
+    with pytest.raises(ConfigError, match="a validator's own ledger"):
+        issue(snapshot, ANN.peer_id, ANN, now_ms=0)
+    source.close()
+    worker = {"role": "validator", "own_receipts": 1, "own_tokens": 10, "groups_replayed": 1}
+    assert any("1 receipt, 10 tokens, signed by this key" in line for line in worker_lines(worker, now=0.0))
+
+
+def test_the_learners_page_names_the_learner() -> None:
+    snapshot = MemorySource(sample_run(0, steps=2)).snapshot()
+    document = run_document(snapshot).ledger
+    assert (document.signer, document.validators_own) == (RUN.learner.peer_id, False)
+    page = render_page(snapshot, PageRequest())
+    assert "one validator" not in page
+    assert "--validator" not in page
