@@ -19,7 +19,7 @@ from p2prl.testing.swarm_processes import SwarmProcesses, wait_until
 from tests.command_doc import json_keys
 from tests.loopback.program import p2prl
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(420)]
 
 
 def test_a_validator_keeps_receipts_of_its_own_over_a_kill(warm_run: Path, tmp_path: Path) -> None:
