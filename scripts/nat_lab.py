@@ -32,7 +32,7 @@ from scripts.home_networks.goodput import goodput_report  # noqa: E402
 from scripts.home_networks.lab import DISTURBANCES, LabConfig, run_lab  # noqa: E402
 from scripts.home_networks.meeting import meeting_report  # noqa: E402
 from scripts.home_networks.namespaces import own_space, refusal  # noqa: E402
-from scripts.home_networks.sites import KINDS, LineSpeed  # noqa: E402
+from scripts.home_networks.sites import KINDS, USUAL_KINDS, LineSpeed  # noqa: E402
 
 _INSIDE = "P2PRL_NAT_LAB_FOLDER"
 """Set for the process in the namespaces: the folder of the lab."""
@@ -130,7 +130,7 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=("swarm", "network", "churn", "meeting", "goodput"), default="swarm")
-    parser.add_argument("--homes", default=",".join(KINDS), help=f"kinds, of {', '.join(KINDS)}")
+    parser.add_argument("--homes", default=",".join(USUAL_KINDS), help=f"kinds, of {', '.join(KINDS)}")
     parser.add_argument("--public", type=int, default=2, help="public volunteers beside the learner")
     parser.add_argument("--samplers", type=int, default=99, help="homes that sample; the others only seed")
     parser.add_argument("--share", type=float, default=0.0, help="of the time in which a home samples; 0: no bound")

@@ -31,6 +31,11 @@ class ReplayWeights:
         """Newest version on disk; −1 before the first."""
         return max((manifest.version for manifest, _ in self._on_disk.values()), default=-1)
 
+    @property
+    def newest_step(self) -> int:
+        """Learner step of the newest version on disk; 0 before the first."""
+        return max((manifest.step for manifest, _ in self._on_disk.values()), default=0)
+
     def add(self, policy: Digest, manifest: PolicyManifest, path: Path) -> None:
         """The weights of a policy are on disk."""
         self._on_disk[policy] = (manifest, path)

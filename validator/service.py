@@ -26,13 +26,14 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.ledger_messages import CheckOutcome, LedgerHead, Receipts, VerdictChecks
+from p2prl.protocol.ledger_messages import CheckOutcome, LedgerHead, Receipts, Verdict, VerdictChecks
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.signed_group import GROUP_KINDS, SignedGroup, assemble_group, read_group
 from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.disputes import Disputes
+from p2prl.validator.own_ledger import GoodGroup, OwnLedger
 from p2prl.validator.replay_queue import ReplayQueue
 from p2prl.validator.replay_weights import ReplayWeights
 from p2prl.validator.reward_checks import RewardChecks
@@ -80,6 +81,10 @@ class Audit:
     """Groups whose mean reward is one that no failed answer explains."""
     rewards_unclear: int = 0
     """Groups whose mean reward proves nothing: answers failed here, or may have failed at the learner."""
+    own_receipts: int = 0
+    """Groups with a receipt in the validator's own ledger; 0 without one."""
+    own_tokens: int = 0
+    """Completion tokens of these groups."""
     resting: str = ""
     """Why it rests, a sentence; empty while it works."""
     files: tuple[int, int] = (0, 0)
@@ -96,6 +101,8 @@ class _Counts:
     rewards: RewardChecks = field(default_factory=RewardChecks)
     compares_rewards: bool = True
     """False after rewards could not be computed here."""
+    told_full: bool = False
+    """Whether the user knows that the own ledger is full."""
 
 
 class Validator:
@@ -113,9 +120,10 @@ class Validator:
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
         judge: Judge = judge,
+        own_ledger: OwnLedger | None = None,
     ) -> None:
         """`bootstrap` turns the run's files into a scorer. `on_notice` gets messages for the user. `judge` makes the
-        verdicts; experiments with dishonest validators replace it."""
+        verdicts; experiments with dishonest validators replace it. `own_ledger` gets a receipt of every good group."""
         self._identity = identity
         self._run = run
         self._config = config
@@ -124,6 +132,7 @@ class Validator:
         self._on_audit = on_audit
         self._on_notice = on_notice
         self._judge = judge
+        self._own_ledger = own_ledger
         self._disputes = Disputes(identity.public_key)
         self._queue = ReplayQueue()
         self._weights = ReplayWeights()
@@ -151,6 +160,10 @@ class Validator:
             return self._is_over()
         finally:
             network.close()
+            if self._own_ledger is not None:
+                if self._is_over() and self._own_ledger.groups:
+                    self._own_ledger.end(step=self._weights.newest_step)
+                self._own_ledger.close()
             if self._bootstrap.prepared is not None:
                 self._bootstrap.prepared.work.close()
                 self._bootstrap.prepared.baselines.save()
@@ -186,6 +199,8 @@ class Validator:
             rewards_agreed=self._counts.rewards.agreed,
             rewards_disputed=self._counts.rewards.disputed,
             rewards_unclear=self._counts.rewards.unclear,
+            own_receipts=0 if self._own_ledger is None else self._own_ledger.groups,
+            own_tokens=0 if self._own_ledger is None else self._own_ledger.tokens,
             resting=self.owner.order.reason if self.owner.order.rests else "",
             files=network.status.files if network.status is not None else (0, 0),
         )
@@ -236,7 +251,9 @@ class Validator:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _select(self, opened: Opened, network: NetworkPort) -> None:
-        """Queue a group for its replay; one too large for an envelope is fetched first."""
+        """Queue a group that has no receipt here for its replay; one too large for an envelope is fetched first."""
+        if self._own_ledger is not None and self._own_ledger.holds(opened.digest):
+            return
         if opened.kind is Kind.GROUP_HEADER:
             network.send(control.FetchGroup(opened.digest))
         else:
@@ -271,25 +288,47 @@ class Validator:
                 self._on_notice(f"group {signed.digest.hex()[:8]} failed its replay: {verdict.reason}")
             network.send(control.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
 
-        if self._counts.compares_rewards:
-            passed = [(signed, seen) for signed, (verdict, seen) in zip(groups, judged, strict=True) if verdict.passed]
-            try:
-                self._compare_rewards(tools.work, passed)
-            except (ConfigError, MachineError, IntegrityError) as error:
-                # All of these may be the learner's doing, and a verdict needs no reward.
-                self._counts.compares_rewards = False
-                self._on_notice(f"the learner's rewards are no longer checked, only tokens: {error}")
+        passed = [
+            (signed, verdict, seen) for signed, (verdict, seen) in zip(groups, judged, strict=True) if verdict.passed
+        ]
+        self._keep_receipts(self._score(tools.work, passed))
         self.owner.computed(self._clock.now() - began)
 
-    def _compare_rewards(self, work: GroupWork, passed: Sequence[tuple[SignedGroup, Inspection]]) -> None:
-        """Score all groups together, then compare: one author's slow answers cost the others nothing."""
-        started = [
-            (signed.digest, work.start_rewards(seen.assignment, seen.token_ids, account=signed.author))
-            for signed, seen in passed
-            if work.scores(seen.assignment)
+    def _score(self, work: GroupWork, passed: Sequence[tuple[SignedGroup, Verdict, Inspection]]) -> list[GoodGroup]:
+        """Score all groups together, then compare: one author's slow answers cost the others nothing.
+
+        Returns those that could be scored.
+        """
+        if not self._counts.compares_rewards:
+            return []
+        try:
+            started = [
+                (signed, verdict, work.start_rewards(seen.assignment, seen.token_ids, account=signed.author))
+                for signed, verdict, seen in passed
+                if work.scores(seen.assignment)
+            ]
+            scored = [(signed, verdict, pending()) for signed, verdict, pending in started]
+        except (ConfigError, MachineError, IntegrityError) as error:
+            # All of these may be the learner's doing, and a verdict needs no reward.
+            self._counts.compares_rewards = False
+            self._on_notice(f"the learner's rewards are no longer checked, only tokens: {error}")
+            return []
+        for signed, _, rewards in scored:
+            self._tell_dispute(self._counts.rewards.scored(signed.digest, rewards), signed.digest)
+        return [
+            GoodGroup(signed, verdict.tokens, sum(rewards.values) / len(rewards.values))
+            for signed, verdict, rewards in scored
         ]
-        for group, pending in started:
-            self._tell_dispute(self._counts.rewards.scored(group, pending()), group)
+
+    def _keep_receipts(self, good: Sequence[GoodGroup]) -> None:
+        """Write receipts into the own ledger, if there is one."""
+        ledger = self._own_ledger
+        if ledger is None or not good:
+            return
+        ledger.enter(good, step=self._weights.newest_step)
+        if ledger.is_full and not self._counts.told_full:
+            self._counts.told_full = True
+            self._on_notice("the validator's own ledger is as large as its disk allows: it takes no more receipts")
 
     def _tell_dispute(self, agreed: bool, group: bytes) -> None:
         """Tell of the first alone: a learner that scores otherwise does so in every group."""

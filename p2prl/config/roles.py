@@ -51,6 +51,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl.validator.own_ledger import OwnLedger
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from p2prl.validator.verdicts import Judge, judge
 
@@ -292,10 +293,11 @@ def build_validator(
     on_audit: Callable[[Audit], None],
     on_notice: Callable[[str], None],
     judge: Judge = judge,
+    own_ledger: OwnLedger | None = None,
 ) -> Validator:
     """A validator for the run behind a link; arguments as for `build_volunteer`.
 
-    `runs_scorer` as in `prepare_replay`, `judge` as for `Validator`.
+    `runs_scorer` as in `prepare_replay`, `judge` and `own_ledger` as for `Validator`.
     """
     directory = worker_folder.run_directory(link.run)
 
@@ -319,4 +321,5 @@ def build_validator(
         on_audit=on_audit,
         on_notice=on_notice,
         judge=judge,
+        own_ledger=own_ledger,
     )

@@ -76,6 +76,11 @@ def issue(snapshot: Snapshot, contributor_id: str, signer: Identity, *, now_ms: 
         raise ConfigError(
             "the ledger has no credited work of this contributor", remedy="Take an id from the leaderboard: p2prl board"
         )
+    if run.validator:
+        raise ConfigError(
+            "this is a validator's own ledger, and a certificate is made from the learner's",
+            remedy="Give the join link, or the run folder of the learner.",
+        )
     owner = public_key_of(PeerId(person.id))
     if signer.public_key not in {run.manifest.learner, owner, *board.machines[owner]}:
         raise IdentityError(

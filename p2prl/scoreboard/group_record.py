@@ -58,7 +58,7 @@ def record_of(run: KnownRun, entries: Iterable[bytes], group: bytes) -> GroupRec
     for raw in entries:
         height = record.height
         try:
-            opened, head = ledger_chain.follow(raw, height=height, head=head, run=run.run, learner=run.manifest.learner)
+            opened, head = ledger_chain.follow(raw, height=height, head=head, run=run.run, learner=run.ledger_key)
         except (IntegrityError, RemoteProtocolError) as error:
             raise IntegrityError(
                 f"entry {height} is broken: {error}", remedy="Get the ledger again: p2prl ledger verify LINK."

@@ -98,17 +98,18 @@ def write_dump(source: LedgerSource, path: Path, *, snapshot: Snapshot | None = 
     return written - 1  # without the header
 
 
-def verify_dump(path: Path, *, run: bytes | None = None) -> Recount:
+def verify_dump(path: Path, *, run: bytes | None = None, validator: bytes = b"") -> Recount:
     """Read a dump and recount it from the first entry.
 
-    `run` is the digest in the join link; with it the file must belong to that run. Raises `IntegrityError` naming the
+    `run` is the digest in the join link; with it the file must belong to that run. With `validator`, a public key, it
+    must be that validator's own ledger, and otherwise the learner's. Raises `IntegrityError` naming the
     first entry that breaks the chain, `ConfigError` for a file that is not a dump, `MachineError` when it
     cannot be read.
     """
     try:
         with path.open("rb") as file:
             items = _items(file)
-            known_run, head, witnesses = _header(next(items, None))
+            known_run, head, witnesses = _header(next(items, None), validator)
             if run is not None and known_run.run != run:
                 raise IntegrityError(
                     "this is the ledger of another run", remedy="Compare its run id with the join link's."
@@ -167,12 +168,12 @@ def _not_a_dump() -> ConfigError:
     return ConfigError(f"this file is not a ledger dump ({FORMAT})", remedy=_REMEDY)
 
 
-def _header(item: bytes | None) -> tuple[KnownRun, bytes, tuple[Witness, ...]]:
+def _header(item: bytes | None, validator: bytes) -> tuple[KnownRun, bytes, tuple[Witness, ...]]:
     try:
         header = decode(item or b"", _Header, limit_bytes=_MAX_ITEM_BYTES)
     except RemoteProtocolError as error:
         raise _not_a_dump() from error
     if header.format not in (FORMAT, _OLD_FORMAT) or len(header.countersignatures) > _MOST_COUNTERSIGNATURES:
         raise _not_a_dump()
-    run = open_run_manifest(header.manifest)
+    run = open_run_manifest(header.manifest, validator=validator)
     return run, header.head, tuple(open_witness(run, raw) for raw in header.countersignatures)

@@ -36,6 +36,10 @@ class Recount:
     run_id: str
     """Digest of the run manifest's envelope, hex; compare it with the join link's."""
     name: str
+    signer: bytes
+    """Public key of whose receipts these are: the run's learner, or a validator with a ledger of its own."""
+    is_validators: bool
+    """Whether it is a validator's own ledger."""
     height: int
     root: str
     """Digest of the newest entry, hex; compare it with a board's head."""
@@ -109,6 +113,8 @@ def recount(
     return Recount(
         run_id=run.run.hex(),
         name=run.manifest.name,
+        signer=run.ledger_key,
+        is_validators=bool(run.validator),
         height=fold.height,
         root=fold.head.hex(),
         signed_height=signed_height,

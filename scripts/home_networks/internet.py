@@ -64,8 +64,8 @@ class Internet:
             return []
         if site.router is not None and packet.target[0] == ipaddress.ip_address(site.router).packed:
             nat = site.gateways[0]
-            if site.answers_port_requests and isinstance(nat, Nat):
-                answer = answer_port_request(packet, nat, now)
+            if site.port_requests_at and isinstance(nat, Nat):
+                answer = answer_port_request(packet, nat, now, port=site.port_requests_at)
                 return [] if answer is None else [(name, answer)]
             return []
         if site.is_cut or not all(gateway.outbound(packet, now) for gateway in site.gateways):

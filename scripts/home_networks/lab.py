@@ -20,7 +20,7 @@ from scripts.home_networks.network_swarm import NetworkSwarm
 from scripts.home_networks.real_swarm import RealSwarm
 from scripts.home_networks.router import RouterControl, running_router
 from scripts.home_networks.site_processes import LEARNER, SiteProcesses
-from scripts.home_networks.sites import KINDS, LineSpeed, Site, make_site
+from scripts.home_networks.sites import USUAL_KINDS, LineSpeed, Site, make_site
 
 DISTURBANCES = ("learner-restart", "learner-moves", "learner-away", "home-moves", "home-offline", "home-asleep")
 """What may be done to a settled swarm: kill the learner and start it again, also at another address, or only after
@@ -44,7 +44,7 @@ _PUBLIC_SPEED = LineSpeed(up_mbit=100.0, down_mbit=100.0, delay_s=0.005)
 class LabConfig:
     """What to build and how long to look."""
 
-    homes: tuple[str, ...] = KINDS
+    homes: tuple[str, ...] = USUAL_KINDS
     """Kind of each home."""
     public: int = 2
     """Public volunteers beside the learner; they seed."""
@@ -319,6 +319,9 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
             )
         else:
             swarm = RealSwarm(folder, machines, processes, config.run, share=config.share)
+        for site in sites:
+            if site.kind == "gateway":
+                swarm.start_gateway_device(site)
         say("making the run")
         swarm.prepare()
         return Lab(config, swarm, machines, control, sites).measure()

@@ -71,12 +71,15 @@ class Nat:
         self._rng = rng
         self._by_flow: dict[tuple[object, ...], int] = {}
         self._by_port: dict[tuple[int, int], _Mapping] = {}
+        self._before: dict[tuple[object, ...], int] = {}
+        """Port of each flow from before the inside opened one: connections that were made over it keep it."""
 
     def move(self, outside: bytes) -> None:
         """Take another outside address, as after a reconnect; every mapping ends."""
         self.outside = outside
         self._by_flow.clear()
         self._by_port.clear()
+        self._before.clear()
 
     def open_port(self, protocol: int, inside: Endpoint, wanted: int, now: float) -> int:
         """Let everybody reach an inside endpoint; returns the outside port, `wanted` if it is free."""
@@ -85,6 +88,8 @@ class Nat:
                 return port
         port = self._free_port(protocol, wanted, now, preserve=True)
         self._by_port[protocol, port] = _Mapping(inside, protocol, used_at=now, is_fixed=True)
+        if (protocol, inside) in self._by_flow:
+            self._before[protocol, inside] = self._by_flow[protocol, inside]
         self._by_flow[protocol, inside] = port
         return port
 
@@ -94,6 +99,9 @@ class Nat:
             return False
         key = self._flow(packet)
         port = self._by_flow.get((packet.protocol, packet.source), self._by_flow.get(key))
+        before = self._before.get((packet.protocol, packet.source))
+        if before is not None and packet.target in self._by_port[packet.protocol, before].remotes:
+            port = before
         mapping = None if port is None else self._by_port.get((packet.protocol, port))
         if port is None or mapping is None or self._has_expired(mapping, now):
             port = self._free_port(packet.protocol, packet.source[1], now, preserve=self.behavior.preserves_ports)

@@ -15,6 +15,7 @@ from typing import Any
 
 from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, kill_tree, rows, spools
 from scripts.home_networks.namespaces import Machine
+from scripts.home_networks.sites import Site
 
 LEARNER = "learner"
 
@@ -115,13 +116,24 @@ class SiteProcesses(ABC):
         """Folder of a worker."""
         return self._folder / "homes" / name
 
+    def start_gateway_device(self, site: Site) -> None:
+        """Start the UPnP side of a home's router, on the home's machine."""
+        host, module = site.addresses[0].partition("/")[0], "scripts.home_networks.gateway_device"
+        python = self._python_on(site.name)
+        self._processes.start(f"gateway-of-{site.name}", host, str(site.router), module=module, python=python)
+
     def start(self, name: str, *arguments: str, module: str = "p2prl", home: Path | None = None) -> None:
         """Start `python -m module ARGUMENTS…` on a site's machine, or start it again as it was."""
         if name in self.roles:
             self.start_again(name)
             return
+        python = self._python_on(name)
+        self.roles[name] = self._processes.start(name, *arguments, module=module, home=home, python=python)
+
+    def _python_on(self, name: str) -> str:
+        """An interpreter that runs on a site's machine."""
         python = self._folder / f"python-{name}"
         inside = self._machines[name].inside(sys.executable)
         python.write_text(f'#!/bin/sh\nexec {shlex.join(inside)} "$@"\n')
         python.chmod(0o755)
-        self.roles[name] = self._processes.start(name, *arguments, module=module, home=home, python=str(python))
+        return str(python)

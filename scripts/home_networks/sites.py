@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 
 from scripts.home_networks.line import Line
 from scripts.home_networks.nat import Dependence, Firewall, Gateway, Nat, NatBehavior
+from scripts.home_networks.port_requests import GATEWAY_PORT, PORT
 
 PORT_PRESERVING = NatBehavior()
 PORT_RESTRICTED = NatBehavior(preserves_ports=False)
 SYMMETRIC = NatBehavior(mapping=Dependence.ADDRESS_AND_PORT, preserves_ports=False)
 
-KINDS = ("preserving", "restricted", "symmetric", "carrier", "ipv6", "upnp")
+USUAL_KINDS = ("preserving", "restricted", "symmetric", "carrier", "ipv6", "upnp")
+KINDS = (*USUAL_KINDS, "gateway")
 """Homes: a router that keeps ports, one that draws them, one that draws them for every remote, a router behind the
-carrier's, IPv6 alone behind a stateful firewall, and a router that opens ports when asked."""
+carrier's, IPv6 alone behind a stateful firewall, a router that opens ports when asked by NAT-PMP, and one that opens
+them when asked by UPnP's SOAP."""
 
-PUNCHABLE = frozenset({"preserving", "restricted", "carrier", "upnp"})
+PUNCHABLE = frozenset({"preserving", "restricted", "carrier", "upnp", "gateway"})
 """Homes whose outside port is the same for every remote, so that two of them can meet."""
 
 _LAN, _LAN_ROUTER = "192.168.1.10/24", "192.168.1.1"
@@ -57,7 +60,8 @@ class Site:
     down: Line
     outside: set[bytes] = field(default_factory=set)
     """Addresses at which the internet finds it."""
-    answers_port_requests: bool = False
+    port_requests_at: int = 0
+    """The router's UDP port for `port_requests`; 0 for a router that opens no ports."""
     is_cut: bool = False
 
 
@@ -86,7 +90,8 @@ def make_site(name: str, kind: str, number: int, speed: LineSpeed, rng: random.R
         raise ValueError(f"unknown kind {kind!r}; kinds are public, {', '.join(KINDS)}")
     up = Line(speed.up_mbit * 125_000.0, speed.delay_s, speed.loss)
     down = Line(speed.down_mbit * 125_000.0, speed.delay_s, speed.loss)
-    return Site(name, kind, number, addresses, router, gateways, up, down, outside, kind == "upnp")
+    port = {"upnp": PORT, "gateway": GATEWAY_PORT}.get(kind, 0)
+    return Site(name, kind, number, addresses, router, gateways, up, down, outside, port)
 
 
 def public_address(number: int, *, move: int = 0) -> bytes:

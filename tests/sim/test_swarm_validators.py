@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from p2prl.models.tiny_models import tiny_model
+from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.sim import simulated_run
 from p2prl.sim.swarm import SwarmConfig
 from p2prl.sim.validated_swarm import ValidatedSwarm
@@ -60,3 +61,50 @@ def test_training_goes_on_without_validators(tmp_path: Path) -> None:
     assert result.groups_rejected == 0
     (honest,) = [swarm.audits[key] for key, kind in swarm.kinds.items() if kind == "honest"]
     assert 0 < honest.replayed < result.groups_verified
+
+
+def test_two_ledgers_of_one_run_pay_the_same_groups_once_each_and_hold_no_receipt_of_the_other(tmp_path: Path) -> None:
+    swarm = ValidatedSwarm(
+        CONFIG,
+        tiny_model("chain4", seed=1),
+        tmp_path,
+        validators=["honest"],
+        cheats=1,
+        cheat=ADVERSARIES["fabricate"],
+        own_ledgers=True,
+    )
+    result = swarm.run(on_progress=lambda _: None)
+    assert result.updates == CONFIG.updates
+    (validator,) = swarm.kinds
+    learners, own = swarm.receipts(), swarm.receipts(validator)
+    assert {r.group for r in own} >= {r.group for r in learners if r.state == ReceiptState.VERIFIED}
+    assert len({(r.peer, r.slot) for r in own}) == len(own) > 20, "a slot is paid once"
+    facts = {r.group: (r.peer, r.slot, r.version, r.tokens, r.completions) for r in own}
+    rewards = {r.group: r.reward for r in own}
+    for receipt in learners:
+        if receipt.state == ReceiptState.VERIFIED:
+            assert facts[receipt.group] == (
+                receipt.peer,
+                receipt.slot,
+                receipt.version,
+                receipt.tokens,
+                receipt.completions,
+            )
+            assert rewards[receipt.group] == pytest.approx(receipt.reward, abs=1e-6)
+    rejected = {r.group for r in learners if r.state == ReceiptState.REJECTED}
+    assert rejected, "there was a cheat"
+    assert not rejected & set(facts)
+    audit = swarm.audits[validator]
+    assert (audit.own_receipts, audit.own_tokens) == (len(own), sum(r.tokens for r in own))
+
+
+def test_a_second_ledger_goes_on_while_the_learner_is_away(tmp_path: Path) -> None:
+    swarm = ValidatedSwarm(CONFIG, tiny_model("chain4", seed=1), tmp_path, validators=["honest"], own_ledgers=True)
+    swarm.network.run_for(60.0)
+    (validator,) = swarm.kinds
+    before = len(swarm.receipts(validator))
+    swarm.network.crash(swarm.simulated.key.peer_id)
+    swarm.network.run_for(120.0)
+    after = swarm.receipts(validator)
+    assert len(after) > before > 0
+    assert {r.group for r in after} > {r.group for r in swarm.receipts() if r.state == ReceiptState.VERIFIED}

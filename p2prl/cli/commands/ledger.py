@@ -21,17 +21,24 @@ def verify(
             metavar="SOURCE", help="A run folder, a join link in quotes, or a file written by `p2prl ledger dump`."
         ),
     ],
+    validator: Annotated[
+        str,
+        typer.Option(
+            "--validator",
+            help="Of a file: it is the own ledger of the validator with this peer id. Default: it is the learner's.",
+        ),
+    ] = "",
     home: Home = None,
     listen: Listen = None,
     as_json: AsJson = False,
 ) -> None:
     """Follow the chain from its first entry, check every signature, and print the totals.
 
-    Exits with 1 when it is broken, and when the learner has not signed that it is whole.
+    Exits with 1 when it is broken, and when its head is not signed.
     """
     from p2prl.cli.commands.ledger_check import verify_command
 
-    verify_command(source, home=home, listen=listen, as_json=as_json)
+    verify_command(source, home=home, listen=listen, as_json=as_json, validator=validator)
 
 
 @ledger_app.command("dump", epilog=epilog("p2prl ledger dump"))

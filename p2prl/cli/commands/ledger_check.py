@@ -13,7 +13,9 @@ import typer
 from p2prl.cli.commands.open_ledger import await_current_ledger, ledger_of
 from p2prl.cli.views.console import emit, say
 from p2prl.plain_text import counted
+from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.protocol.join_link import SCHEME
+from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.scoreboard.ledger_recount import Recount
@@ -22,15 +24,20 @@ _TOLD_EVERY = 5_000
 """Entries received from a swarm between two lines of progress: about ten seconds at the rate that peers answer."""
 
 
-def verify_command(source: str, *, home: Path | None, listen: list[str] | None, as_json: bool) -> None:
-    """Verify the ledger of a run folder, a swarm or a dump, and print its totals. Exits with 1 unless it is whole."""
+def verify_command(
+    source: str, *, home: Path | None, listen: list[str] | None, as_json: bool, validator: str = ""
+) -> None:
+    """Verify the ledger of a run folder, a swarm or a dump, and print its totals. Exits with 1 unless it is whole.
+
+    `validator` is the peer id of the validator whose own ledger a dump must be.
+    """
     is_link = source.startswith(SCHEME)
     if is_link or Path(source).is_dir():
         with _current_ledger(source, home, listen) as ledger:
             result = verify_source(ledger)
-        what = "the swarm" if is_link else f"the journal of run folder {source}"
+        what = "the swarm" if is_link else f"the journal in folder {source}"
     else:
-        result = verify_dump(Path(source))
+        result = verify_dump(Path(source), validator=public_key_of(PeerId(validator)) if validator else b"")
         what = f"the dump {source}"
     if as_json:
         emit(_recount_document(result))
@@ -79,6 +86,8 @@ def _current_ledger(source: str, home: Path | None, listen: list[str] | None) ->
 
 def _show(result: Recount, what: str) -> None:
     say(f"Source     {what}, of run {result.name} ({result.run_id[:16]}…)")
+    whose = "a validator's own ledger" if result.is_validators else "the run's learner"
+    say(f"Signed by  {display_name(result.signer)}, {peer_id_of(result.signer)}: {whose}")
     say(f"Chain      {counted(result.height, 'entry', 'entries')}; hash chain and every signature verified")
     say(f"Head       {_head_line(result)}")
     say(f"Seen by    {_witness_line(result)}")
@@ -91,11 +100,12 @@ def _show(result: Recount, what: str) -> None:
 def _head_line(result: Recount) -> str:
     if result.signed_height is None:
         return _NO_HEAD
+    who = "the validator" if result.is_validators else "the learner"
     if result.unsigned:
         rest = f"the {result.unsigned:,} after them may be incomplete, or a stranger's"
-        return f"the learner has signed the first {counted(result.signed_height, 'entry', 'entries')}; {rest}"
+        return f"{who} has signed the first {counted(result.signed_height, 'entry', 'entries')}; {rest}"
     end = ", and the end of the run" if result.finished else ""
-    return f"the learner has signed the whole ledger{end}"
+    return f"{who} has signed the whole ledger{end}"
 
 
 def _witness_line(result: Recount) -> str:
@@ -113,6 +123,8 @@ def _recount_document(result: Recount) -> dict[str, object]:
     return {
         "run": result.run_id,
         "name": result.name,
+        "signer": peer_id_of(result.signer),
+        "validators_own": result.is_validators,
         "height": result.height,
         "root": result.root,
         "signed_height": result.signed_height,

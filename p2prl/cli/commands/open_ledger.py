@@ -10,15 +10,20 @@ from pathlib import Path
 from p2prl.cli import crash_log
 from p2prl.cli.role_files import read_status
 from p2prl.clock import SystemClock
+from p2prl.config.network_options import known_run
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
-from p2prl.errors import UnreachableError
+from p2prl.errors import MachineError, UnreachableError
 from p2prl.learner.evaluation.results_file import read_results
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.plain_text import counted
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.join_link import SCHEME, parse_link
+from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.validator.own_ledger import FILE_NAME as OWN_LEDGER
 
 _PROBE_S = 1.0
 """Seconds between two tests of the learner's lock: a test takes it for an instant, in which no learner can start."""
@@ -55,19 +60,22 @@ class LearnerWatch:
 
 
 def check_source(source: str) -> None:
-    """Raise `ConfigError` when `source` is neither a run folder nor a join link. Opens nothing."""
+    """Raise `ConfigError` when `source` is no join link, run folder or own ledger of a validator. Opens nothing."""
     if source.startswith(SCHEME):
         parse_link(source)
-    else:
+    elif not _is_of_validator(Path(source)):
         open_folder(Path(source))
 
 
 @contextmanager
 def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunFolderSource | SwarmSource]:
-    """The ledger of a run folder or a join link, closed at the end."""
+    """The ledger of a run folder or a join link, or a validator's own in its folder of the run. Closed at the end."""
     if source.startswith(SCHEME):
         with ledger_of_swarm(source, home, listen) as link_source:
             yield link_source
+    elif _is_of_validator(Path(source)):
+        with _ledger_of_validator(Path(source)) as own_source:
+            yield own_source
     else:
         with ledger_of_run(Path(source)) as run_source:
             yield run_source
@@ -86,6 +94,29 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
         offline_since=LearnerWatch(directory),
         evaluations=lambda: read_results(folder.paths.evaluations).objects,
     )
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _is_of_validator(directory: Path) -> bool:
+    return (directory / OWN_LEDGER).is_file()
+
+
+@contextmanager
+def _ledger_of_validator(directory: Path) -> Iterator[RunFolderSource]:
+    """The ledger that a validator keeps of its own, in its folder of the run."""
+    reader = JournalReader(directory / OWN_LEDGER)
+    head = reader.signed_head()
+    reader.close()
+    if not head:
+        raise UnreachableError("this validator has signed no receipt yet", remedy="Try again in a minute.")
+    opened = open_envelope(head, now=None)
+    manifest = known_run(directory, Digest(opened.run))
+    if not manifest:
+        raise MachineError(f"there is no usable run manifest in {directory}", remedy="Start the validator again.")
+    source = RunFolderSource(directory / OWN_LEDGER, manifest, validator=opened.author)
     try:
         yield source
     finally:

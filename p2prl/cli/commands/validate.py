@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from p2prl.validator.verdicts import Judge
 
 
+OwnLedger = Annotated[
+    bool,
+    typer.Option(
+        "--own-ledger", help="Replay every group, and keep receipts of the good ones in a ledger signed by this key."
+    ),
+]
+
+
 def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Callable[..., None]:
     """Build the command. `replace_judge` replaces the replay in experiments with dishonest validators."""
 
@@ -45,6 +53,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         public: Public = False,
         no_port_mapping: NoPortMapping = False,
         rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
+        own_ledger: OwnLedger = False,
         upload_mbit: UploadMbit = 0.0,
         monthly_gb: MonthlyGb = 0.0,
         disk_gb: DiskGb = 0.0,
@@ -89,7 +98,8 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
             threads=threads,
             listen=listen,
             transport=transport,
-            rate=rate,
+            rate=1.0 if own_ledger else rate,
+            own_ledger=own_ledger,
             planned=planned,
             run_scorer=run_scorer,
             as_json=as_json,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.quantities import share_text
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
+from p2prl.clock import SystemClock
 from p2prl.config.machine_limits import MachineLimits, enforce_memory
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder
@@ -28,6 +30,8 @@ from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
+from p2prl.validator.own_ledger import FILE_NAME as OWN_LEDGER
+from p2prl.validator.own_ledger import OwnLedger
 
 if TYPE_CHECKING:
     from p2prl.protocol.manifests import RunManifest
@@ -43,6 +47,7 @@ def validate_run(
     listen: list[str] | None,
     transport: str,
     rate: float,
+    own_ledger: bool,
     planned: PlannedLimits,
     run_scorer: bool,
     as_json: bool,
@@ -50,7 +55,7 @@ def validate_run(
 ) -> None:
     """Validate until interrupted or until the run ends.
 
-    `replace_judge` is for experiments with dishonest validators.
+    With `own_ledger` it keeps receipts of its own. `replace_judge` is for experiments with dishonest validators.
     """
     request, link, worker, model = start.request, start.link, start.worker, start.base
     limits = planned.machine
@@ -68,14 +73,14 @@ def validate_run(
         use_threads(threads)
         has_base = model is not None
         screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)
+        screen.receipts = OwnLedger(worker.identity, link.run, SystemClock()) if own_ledger else None
         enforce_memory(limits, on_cpu=chosen.type == "cpu")
-        noise = worker.run_directory(link.run) / "noise.json"
         prepare = partial(
             prepare_replay,
             run=link.run,
             device=chosen,
             runs_scorer=run_scorer,
-            baselines=noise,
+            baselines=worker.run_directory(link.run) / "noise.json",
             launch_tokenizer=start.launches.get(TOKENIZER),
             launch_scorers=start.launches.get(SCORERS),
         )
@@ -90,18 +95,17 @@ def validate_run(
             on_audit=screen.on_audit,
             on_notice=say,
             judge=judge if replace_judge is None else replace_judge(judge),
+            own_ledger=screen.receipts,
         )
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            addresses = tuple(listen or DEFAULT_LISTEN)
-            network = partial(peer_network, link, worker, Role.VALIDATOR, addresses, request.caps, reach=request.reach)
-            memory = limits.network_memory_bytes
-            started = network(memory_bytes=memory, has_base=has_base, runs_code=run_scorer, transport=transport)
+            network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), request.caps)
+            network = partial(network, memory_bytes=limits.network_memory_bytes, reach=request.reach)
+            started = network(has_base=has_base, runs_code=run_scorer, transport=transport)
             start.seal()
             controls.steer(validator.owner, interrupts, device=str(chosen))
-            handle = NetworkHandle(started, launch=start.launches.get(NETWORK))
-            finished = validator.run(screen.mirror.around(handle))
+            finished = validator.run(screen.mirror.around(NetworkHandle(started, launch=start.launches.get(NETWORK))))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )
@@ -132,6 +136,8 @@ class _Screen:
         self._limits = limits
         self._run_scorer = run_scorer
         self._has_base = has_base
+        self.receipts: OwnLedger | None = None
+        """The validator's own ledger, if it keeps one."""
 
     def introduce(self, manifest: RunManifest) -> int:
         """Show the run before any of it is downloaded; returns the disk for the network process."""
@@ -149,6 +155,10 @@ class _Screen:
             has_base=self._has_base,
             mirrors=True,
         )
+        if self.receipts is not None:
+            own_bytes = plan.mirror_bytes // 2
+            self.receipts.begin(self._worker.run_directory(self._link.run) / OWN_LEDGER, max_bytes=own_bytes)
+            plan = replace(plan, mirror_bytes=plan.mirror_bytes - own_bytes)
         self.mirror.begin(plan)
         self._view.phase("downloading the run's files and a policy")
         return plan.network_bytes
@@ -179,4 +189,6 @@ def audit_document(audit: Audit) -> dict[str, Any]:
         "rewards_agreed": audit.rewards_agreed,
         "rewards_disputed": audit.rewards_disputed,
         "rewards_unclear": audit.rewards_unclear,
+        "own_receipts": audit.own_receipts,
+        "own_tokens": audit.own_tokens,
     }

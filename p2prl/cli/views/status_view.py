@@ -18,6 +18,7 @@ from p2prl.cli.views.quantities import (
     version_text,
 )
 from p2prl.cli.views.rejections import rejection_lines
+from p2prl.cli.views.validator_view import own_ledger_text
 from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
 from p2prl.plain_text import counted
@@ -63,6 +64,8 @@ def _identity(worker: Mapping[str, Any]) -> str:
 def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of a volunteer or a validator."""
     rows = [("policy", _policy(worker)), ("groups", _groups(worker))]
+    if receipts := worker.get("own_receipts"):
+        rows.append(("ledger", f"{own_ledger_text(receipts, worker.get('own_tokens', 0))}, signed by this key"))
     if worker.get("verified_tokens"):
         rows.append(("credit", counted(worker["verified_tokens"], "token")))
     if (reward := worker.get("reward_recent")) is not None:

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from p2prl.cli.views.quantities import version_text
+from p2prl.plain_text import counted
 from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS
@@ -24,6 +25,7 @@ def audit_line(audit: Audit) -> str:
         f"  failed {audit.failed:,}  waiting {audit.waiting:,}"
         + (f"  checked {_checks(audit)}" if _checks(audit) else "")
         + (f"  rewards {_rewards(audit)}" if _rewards(audit) else "")
+        + (f"  own ledger {own_ledger_text(audit.own_receipts, audit.own_tokens)}" if audit.own_receipts else "")
     )
 
 
@@ -43,8 +45,15 @@ def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
         )
     if rewards := _rewards(audit):
         table.add_row("rewards", f"{rewards} with the learner's receipts")
+    if audit.own_receipts:
+        table.add_row("ledger", f"{own_ledger_text(audit.own_receipts, audit.own_tokens)}, signed by this key")
     table.add_row("stop", "Ctrl-C stops after the current batch")
     return table
+
+
+def own_ledger_text(receipts: int, tokens: int) -> str:
+    """What a validator's own ledger holds."""
+    return f"{counted(receipts, 'receipt')}, {counted(tokens, 'token')}"
 
 
 def _checks(audit: Audit) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2prl.learner.intake.intake import Intake
-from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.net.process import control
+from p2prl.net.storage.ledger_table import LedgerTable
 from p2prl.protocol import ledger_chain, limits
 
 

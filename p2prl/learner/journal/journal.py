@@ -9,23 +9,22 @@ no group is trained on twice, and no second manifest is ever signed for a versio
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, forgeries, groups, ledger, policies, slot_accounts, statements, verdicts
+from p2prl.learner.journal import batches, forgeries, groups, policies, slot_accounts, statements, verdicts
 from p2prl.learner.journal.batches import BatchTable
 from p2prl.learner.journal.forgeries import ForgeryTable
 from p2prl.learner.journal.groups import GroupTable
-from p2prl.learner.journal.ledger import LedgerTable
 from p2prl.learner.journal.policies import PolicyTable
 from p2prl.learner.journal.slot_accounts import SlotAccountTable
 from p2prl.learner.journal.statements import StatementTable
 from p2prl.learner.journal.verdicts import VerdictTable
+from p2prl.net.storage import ledger_table
+from p2prl.net.storage.ledger_table import LedgerTable
 
-_TABLES = (groups, batches, policies, ledger, statements, forgeries, verdicts, slot_accounts)
+_TABLES = (groups, batches, policies, ledger_table, statements, forgeries, verdicts, slot_accounts)
 _SCHEMA = "".join(table.SCHEMA for table in _TABLES)
 
 
@@ -57,18 +56,6 @@ class Journal:
         """Close the database; everything is already on disk."""
         self._db.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """Write all or nothing, with one flush to disk for everything inside."""
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
-                    self._db.execute("ROLLBACK")
-                self.ledger.reload()
-                raise
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise write_error(error, "the journal") from error
+        return self.ledger.transaction("the journal")

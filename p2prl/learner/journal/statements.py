@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from p2prl.errors import IntegrityError
-from p2prl.learner.journal.ledger import LedgerTable
+from p2prl.net.storage.ledger_table import LedgerTable
 from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.wire_codec import decode
 

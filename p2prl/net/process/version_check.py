@@ -6,10 +6,14 @@ another version and no neighbor speaks ours, this worker cannot contribute to th
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from p2prl.errors import UpdateRequiredError
 from p2prl.protocol import limits
+
+_REMEMBERED = 1_024
+"""Peers of other versions that are remembered, besides those of the join link: keys are free."""
 
 
 class VersionCheck:
@@ -21,7 +25,8 @@ class VersionCheck:
         """
         self._how_to_update = how_to_update
         self._bootstrap = {address.rpartition("/p2p/")[2] for address in bootstrap}
-        self._foreign: dict[str, int] = {}
+        self._foreign: OrderedDict[str, int] = OrderedDict()
+        self._link_is_foreign: set[str] = set()
 
     def met(self, peer: str, version: int, *, neighbors: int) -> tuple[str, str] | None:
         """Note that a peer speaks `version` while `neighbors` peers speak ours.
@@ -31,8 +36,11 @@ class VersionCheck:
         """
         is_new = self._foreign.get(peer) != version
         self._foreign[peer] = version
+        if len(self._foreign) > _REMEMBERED:
+            self._foreign.popitem(last=False)
+        self._link_is_foreign |= self._bootstrap & {peer}
         ours, is_newer = limits.WIRE_VERSION, version > limits.WIRE_VERSION
-        if self._bootstrap and self._bootstrap <= set(self._foreign) and not neighbors:
+        if self._bootstrap and self._bootstrap == self._link_is_foreign and not neighbors:
             asked = "Install the release that the run's operator names, or ask the operator to update."
             raise UpdateRequiredError(
                 f"the peers of this run speak wire version {version}, this program {ours}",

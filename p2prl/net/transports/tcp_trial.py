@@ -1,12 +1,16 @@
-"""Trial of an address by a bare TCP connection, from which the other side learns nothing but this node's address."""
+"""Trial of an address by a TCP connection, from which the other side learns nothing but this node's address."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 _TRIAL_S = 3.0
 """As long as a SYN and its first repetition take; a dead address delays a start by no more."""
+
+_GREETING = b"\x13/multistream/1.0.0\n"
+"""What both sides of a libp2p connection send first."""
 
 _HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 
@@ -20,12 +24,36 @@ def can_be_tried(address: str) -> bool:
 
 async def accepts_connection(address: str) -> bool:
     """Whether a program listens there. Addresses that cannot be tried do not count."""
-    if not can_be_tried(address):
-        return False
-    parts = address.split("/")
-    with contextlib.suppress(OSError, TimeoutError, UnicodeError, OverflowError):
-        async with asyncio.timeout(_TRIAL_S):
-            _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
-        writer.transport.abort()
-        return True
+    async with _connected(address, _TRIAL_S) as streams:
+        return streams is not None
+
+
+async def speaks_libp2p(address: str, timeout_s: float) -> bool:
+    """Whether a libp2p host listens there and greets within `timeout_s`."""
+    async with _connected(address, timeout_s) as streams:
+        if streams is None:
+            return False
+        reader, writer = streams
+        with contextlib.suppress(OSError, EOFError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                writer.write(_GREETING)
+                return await reader.readexactly(len(_GREETING)) == _GREETING
     return False
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    address: str, timeout_s: float
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter] | None]:
+    """A connection to a multiaddr, broken off at the end; None if there is none within `timeout_s`."""
+    streams = None
+    parts = address.split("/")
+    if can_be_tried(address):
+        with contextlib.suppress(OSError, TimeoutError, UnicodeError, OverflowError):
+            async with asyncio.timeout(timeout_s):
+                streams = await asyncio.open_connection(parts[2], int(parts[4]))
+    try:
+        yield streams
+    finally:
+        if streams is not None:
+            streams[1].transport.abort()

@@ -48,6 +48,10 @@ class LedgerHeadDocument:
     """Height and head of the ledger, for comparing two boards."""
 
     run_id: str
+    signer: str
+    """Peer id of whose receipts these are: the run's learner, or a validator with a ledger of its own."""
+    validators_own: bool
+    """Whether this is a validator's own ledger."""
     height: int
     """Entries."""
     head: str

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from functools import lru_cache, reduce
 
 from p2prl.errors import StaleWorkError
+from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.documents.api_schema import (
     HealthDocument,
     LedgerHeadDocument,
@@ -94,6 +95,8 @@ def head_document(snapshot: Snapshot) -> LedgerHeadDocument:
     run, board = require_run(snapshot)
     return LedgerHeadDocument(
         run_id=run.run.hex(),
+        signer=peer_id_of(run.ledger_key),
+        validators_own=bool(run.validator),
         height=board.height,
         head=board.head.hex(),
         signed_height=snapshot.signed_height,

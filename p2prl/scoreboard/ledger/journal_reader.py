@@ -1,11 +1,11 @@
-"""Read-only access to a learner's journal, for a board beside its learner."""
+"""Read-only access to the journal of a learner, or a validator's own ledger, for a board beside it."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from p2prl.errors import MachineError
 from p2prl.scoreboard.ledger.ledger_store import read_entries
@@ -14,7 +14,8 @@ _T = TypeVar("_T")
 
 
 class JournalReader:
-    """A learner's journal, opened read-only: in WAL mode a reader never blocks the writer."""
+    """A journal, opened read-only: in WAL mode a reader never blocks the writer. One without policies and batches is a
+    validator's own ledger."""
 
     def __init__(self, path: Path) -> None:
         """Raises `MachineError` when there is no journal at `path`."""
@@ -40,26 +41,20 @@ class JournalReader:
 
     def signed_head(self) -> bytes:
         """The learner's newest signed head, or nothing: a journal of an older release keeps none."""
-        named = "SELECT 1 FROM sqlite_master WHERE name = 'ledger_head'"
-        rows = self._read(lambda: self._db.execute(named).fetchall()) and self._read(
-            lambda: self._db.execute("SELECT raw FROM ledger_head").fetchall()
-        )
+        rows = self._rows_if_there("ledger_head", "SELECT raw FROM ledger_head")
         return bytes(rows[0][0]) if rows else b""
 
     def policy_version(self) -> int | None:
         """Newest version the learner signed."""
-        row = self._read(lambda: self._db.execute("SELECT MAX(version) FROM policies").fetchall())[0]
-        return None if row[0] is None else int(row[0])
+        return self._number_if_there("policies", "SELECT MAX(version) FROM policies")
 
     def published_step(self) -> int | None:
         """Learner step of the newest published version. The learner publishes its last step before it exits."""
-        row = self._read(lambda: self._db.execute("SELECT MAX(step) FROM policies").fetchall())[0]
-        return None if row[0] is None else int(row[0])
+        return self._number_if_there("policies", "SELECT MAX(step) FROM policies")
 
     def step(self) -> int | None:
         """Updates the learner has begun, including the current one; None before the first."""
-        row = self._read(lambda: self._db.execute("SELECT MAX(step) + 1 FROM batches").fetchall())[0]
-        return None if row[0] is None else int(row[0])
+        return self._number_if_there("batches", "SELECT MAX(step) + 1 FROM batches")
 
     def policy_at(self, step: int) -> bytes | None:
         """The envelope of the policy manifest published at a step, if any."""
@@ -70,6 +65,17 @@ class JournalReader:
         """Number of versions published up to a step."""
         query = "SELECT COUNT(*) FROM policies WHERE step <= ?"
         return int(self._read(lambda: self._db.execute(query, (step,)).fetchall())[0][0])
+
+    def _number_if_there(self, table: str, query: str) -> int | None:
+        rows = self._rows_if_there(table, query)
+        return None if not rows or rows[0][0] is None else int(rows[0][0])
+
+    def _rows_if_there(self, table: str, query: str) -> list[tuple[Any, ...]]:
+        """The rows of a query; none where the file has no such table."""
+        named = "SELECT 1 FROM sqlite_master WHERE name = ?"
+        if not self._read(lambda: self._db.execute(named, (table,)).fetchall()):
+            return []
+        return self._read(lambda: self._db.execute(query).fetchall())
 
     def _read(self, query: Callable[[], list[_T]]) -> list[_T]:
         try:

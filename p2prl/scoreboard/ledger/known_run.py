@@ -19,20 +19,33 @@ class KnownRun:
     run: Digest
     """Digest of the manifest's envelope: the run's identity."""
     raw: bytes
+    validator: bytes = b""
+    """Public key of the validator whose own ledger is read; empty for the learner's."""
+
+    @property
+    def ledger_key(self) -> bytes:
+        """The only key whose receipts and heads this ledger holds."""
+        return self.validator or self.manifest.learner
+
+    @property
+    def signer(self) -> str:
+        """Who signs this ledger, in sentences."""
+        return "the validator" if self.validator else "the learner"
 
     def new_fold(self) -> LedgerFold:
         """A fold before the run's first entry."""
-        return LedgerFold(run=self.run, learner=self.manifest.learner, parameters=self.manifest.parameters)
+        return LedgerFold(run=self.run, learner=self.ledger_key, parameters=self.manifest.parameters)
 
 
-def open_run_manifest(raw: bytes) -> KnownRun:
+def open_run_manifest(raw: bytes, *, validator: bytes = b"") -> KnownRun:
     """Open and check a run manifest's envelope. Raises `RemoteProtocolError` for anything else.
 
     The signer must be the learner it names: every other signature of the run is checked against this manifest.
+    `validator` as in `KnownRun`.
     """
     opened = open_envelope(raw, now=None)
     manifest = body_of(opened, RunManifest)
     if opened.author != manifest.learner:
         raise RemoteProtocolError("run manifest: not signed by its learner")
     manifest.check()
-    return KnownRun(manifest, opened.digest, raw)
+    return KnownRun(manifest, opened.digest, raw, validator)

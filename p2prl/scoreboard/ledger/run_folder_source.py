@@ -1,4 +1,4 @@
-"""Ledger source of a board beside its learner: reads the run folder's journal and never writes to it."""
+"""Ledger source of a board beside its learner, or beside a validator with a ledger of its own: reads its file alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _READ_AT_ONCE = 256
 
 
 class RunFolderSource:
-    """Follows `journal.db` as its learner appends to it."""
+    """Follows a journal as its learner or validator appends to it."""
 
     def __init__(
         self,
         journal: Path,
         manifest: bytes,
         *,
+        validator: bytes = b"",
         join_link: str = "",
         planned_updates: Callable[[], int | None] = lambda: None,
         offline_since: Callable[[], float | None] = lambda: None,
@@ -33,11 +34,12 @@ class RunFolderSource:
     ) -> None:
         """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
 
-        `manifest` is the run manifest's envelope. `planned_updates` returns the learner's target and is called for each
-        snapshot, because a restarted learner may have another one; None means no end. `offline_since` returns the time
-        of the learner's last report, seconds since 1970, if no learner runs now. `evaluations` returns its results.
+        `manifest` is the run manifest's envelope, `validator` as in `KnownRun`. `planned_updates` returns the learner's
+        target and is called for each snapshot, because a restarted learner may have another one; None means no end.
+        `offline_since` returns the time of the learner's last report, seconds since 1970, if no learner runs now.
+        `evaluations` returns its results.
         """
-        self._run = open_run_manifest(manifest)
+        self._run = open_run_manifest(manifest, validator=validator)
         self._reader = JournalReader(journal)
         self._board = self._run.new_fold()
         self._join_link = join_link
@@ -70,7 +72,7 @@ class RunFolderSource:
                 connected_peers=None,
                 signed_height=None if self._head is None else self._head.height,
                 signed_head=b"" if self._head is None else self._head.raw,
-                finished=planned is not None and published_step is not None and published_step >= planned,
+                finished=self._is_finished(planned, published_step),
                 learner_offline_since=None if reported is None else max(reported, newest_ms / 1000),
                 incident=self._incident,
                 join_link=self._join_link,
@@ -91,6 +93,11 @@ class RunFolderSource:
         """None: a journal that cannot be read now may be readable later."""
         return None
 
+    def _is_finished(self, planned: int | None, published_step: int | None) -> bool:
+        if self._run.validator:
+            return self._head is not None and self._head.finished
+        return planned is not None and published_step is not None and published_step >= planned
+
     def _catch_up(self) -> None:
         raw_head = self._reader.signed_head()  # before the entries: they may only be newer than it
         while self._incident is None and (entries := self._reader.entries(self._board.height, _READ_AT_ONCE)):
@@ -104,7 +111,7 @@ class RunFolderSource:
             self._compare(open_signed_head(self._run, raw_head))
 
     def _compare(self, head: SignedHead) -> None:
-        """Hold the journal to a head that its learner signed: entries may be missing from it, or replaced."""
+        """Hold the journal to its signed head: entries may be missing from it, or replaced."""
         newest = self._reader.entries(head.height - 1, 1) if head.height else []
         fault = head.missing(self._board.height) or (
             head.contradiction(head.height, entry_digest(newest[0])) if newest else ""

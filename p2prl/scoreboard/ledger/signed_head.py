@@ -17,24 +17,26 @@ from p2prl.scoreboard.ledger.known_run import KnownRun
 
 @dataclass(frozen=True, slots=True)
 class SignedHead:
-    """A ledger head with the learner's signature."""
+    """A ledger head with the signature of the ledger's key."""
 
     height: int
     head: bytes
     raw: bytes
     sent_ms: int
     finished: bool
+    signer: str = "the learner"
+    """Who signed it, in sentences."""
 
     def contradiction(self, height: int, head: bytes) -> str:
         """What is wrong with a chain of `height` entries whose newest has the digest `head`; empty while nothing is."""
         if height == self.height and head != self.head:
-            return f"entry {height - 1} differs from the one the learner signed"
+            return f"entry {height - 1} differs from the one {self.signer} signed"
         return ""
 
     def missing(self, height: int) -> str:
         """What is wrong with a chain that ends at `height`; empty if nothing is."""
         if height < self.height:
-            return f"the ledger ends at entry {height}, but the learner signed {self.height}"
+            return f"the ledger ends at entry {height}, but {self.signer} signed {self.height}"
         return ""
 
 
@@ -57,13 +59,14 @@ def open_witness(run: KnownRun, raw: bytes) -> Witness:
 
 
 def open_signed_head(run: KnownRun, raw: bytes) -> SignedHead:
-    """Open a head's envelope. Raises `RemoteProtocolError` unless this run's learner signed it."""
+    """Open a head's envelope. Raises `RemoteProtocolError` unless the ledger's key signed it."""
     return signed_head_of(run, open_envelope(raw, now=None))
 
 
 def signed_head_of(run: KnownRun, opened: Opened) -> SignedHead:
     """As `open_signed_head`, of an envelope that was opened before."""
     body = body_of(opened, LedgerHead)
-    if opened.author != run.manifest.learner or opened.run != run.run:
-        raise RemoteProtocolError("ledger head: not signed by this run's learner")
-    return SignedHead(body.height, body.head, opened.raw, opened.sent_ms, body.finished)
+    if opened.author != run.ledger_key or opened.run != run.run:
+        who = "the validator that was named" if run.validator else "this run's learner"
+        raise RemoteProtocolError(f"ledger head: not signed by {who}")
+    return SignedHead(body.height, body.head, opened.raw, opened.sent_ms, body.finished, run.signer)

@@ -8,12 +8,16 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.kinds import Kind
 
+_ENTRY_BYTES = 256
+"""Memory of an entry beyond its envelope: its digest, a tuple and its place in the table. Most envelopes are not much
+larger than this, so a budget that did not count it would be no bound."""
+
 
 class EnvelopeStore:
     """Raw envelopes by digest."""
 
     def __init__(self, budget_bytes: int) -> None:
-        """`budget_bytes` bounds the recent envelopes; pinned ones do not count."""
+        """`budget_bytes` bounds the memory of the recent envelopes; pinned ones do not count."""
         self._budget_bytes = budget_bytes
         self._recent: OrderedDict[Digest, tuple[Kind, bytes]] = OrderedDict()
         self._recent_bytes = 0
@@ -32,10 +36,10 @@ class EnvelopeStore:
         if opened.digest in self._recent or opened.digest in self._pinned:
             return
         self._recent[opened.digest] = opened.kind, opened.raw
-        self._recent_bytes += len(opened.raw)
+        self._recent_bytes += len(opened.raw) + _ENTRY_BYTES
         while self._recent_bytes > self._budget_bytes:
             _, (_, oldest) = self._recent.popitem(last=False)
-            self._recent_bytes -= len(oldest)
+            self._recent_bytes -= len(oldest) + _ENTRY_BYTES
 
     def get(self, name: Digest) -> bytes:
         """The envelope, or nothing."""

@@ -23,7 +23,7 @@ from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.gossip.audience import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
-from p2prl.swarm.gossip.deduplication import SeenEnvelopes
+from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore
 from p2prl.swarm.gossip.receipt_cache import ReceiptCache
 from p2prl.swarm.ports import Randomness
@@ -36,10 +36,11 @@ class GossipConfig:
 
     carriers: int = 3
     """Peers that receive a message bound for the learner while no learner is linked."""
-    store_bytes: int = 16 * 1024 * 1024
-    """Envelopes kept to answer wants: several minutes of a busy swarm, and little memory."""
-    seen: int = 100_000
-    """Digests remembered so that no envelope is forwarded twice."""
+    store_bytes: int = 12 * 1024 * 1024
+    """Memory of the envelopes kept to answer wants: minutes of a busy swarm."""
+    seen: int = 65_536
+    """Digests remembered, half of them at least, so that no envelope is forwarded twice: more than a neighbor keeps of
+    the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
     offer_s: float = 1.0
     """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
     answer_bytes: int = 4 * 1024 * 1024
@@ -56,7 +57,7 @@ class Gossip:
         self._rng = rng
         self._config = config
         self._roles: dict[PeerId, Role] = {}
-        self._seen = SeenEnvelopes(config.seen)
+        self._seen = RecentDigests(config.seen)
         self._store = EnvelopeStore(config.store_bytes)
         self._offered_by: dict[Digest, set[PeerId]] = {}
         """Envelope that was asked for → peers that offered it and were not asked yet."""

@@ -17,10 +17,11 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipts, StorageReceipt, Verdict, VerdictChecks
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.standing import Standing
+from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _GROUPS = 65_536
-"""Groups remembered: hours of a busy run, 8 MB."""
+"""Groups remembered, half of them at least: hours of a busy run, 3 MB beside the digests that gossip remembers."""
 
 _VALIDATORS = 4_096
 """Validators whose checks are remembered, the one checked longest ago dropped."""
@@ -45,7 +46,7 @@ class VerdictGate:
     """Groups, validators and rates that one node knows of."""
 
     def __init__(self) -> None:
-        self._groups: OrderedDict[bytes, None] = OrderedDict()
+        self._groups = RecentDigests(_GROUPS)
         self._standings: OrderedDict[bytes, Standing] = OrderedDict()
         self._rates = KeyedBuckets(_RATE, capacity=_VALIDATORS)
         self._newcomers = KeyedBuckets(_NEWCOMERS_RATE, capacity=1)
@@ -109,10 +110,7 @@ class VerdictGate:
     def _know(self, groups: Sequence[bytes]) -> None:
         new = {group for group in groups if group not in self._groups}
         for group in groups:
-            self._groups[group] = None
-            self._groups.move_to_end(group)
-        while len(self._groups) > _GROUPS:
-            self._groups.popitem(last=False)
+            self._groups.add(group)
         if new and self._held:
             ready = [name for name, (held, _) in self._held.items() if body_of(held, Verdict).group in new]
             self._ready.extend(self._held.pop(name) for name in ready)

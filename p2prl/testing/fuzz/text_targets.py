@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.models import tokenizer_messages
 from p2prl.net.transports import multiaddrs
+from p2prl.net.transports.hivemind.dial_back import addresses_to_try
+from p2prl.net.transports.hivemind.dial_back_messages import asked_addresses
 from p2prl.protocol.delegation import parse_statement, sign_delegation, sign_revocation, statement_text
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Kind
@@ -35,6 +37,10 @@ _ADDRESSES = (
     b"/dns4/example.org/tcp/443/wss",
     b"/ip4/203.0.113.7/tcp/4001/p2p-circuit",
 )
+
+
+_AUTONAT_QUESTION = bytes.fromhex("08001216" + "0a14" + "0a0269641208" + "04cb007107060fa1" + "120429000001")
+"""From a peer called "id", to be dialed at /ip4/203.0.113.7/tcp/4001 and at bytes that are no address."""
 
 
 def text_targets(world: VectorWorld) -> Iterator[Target]:
@@ -94,6 +100,7 @@ def text_targets(world: VectorWorld) -> Iterator[Target]:
         share=4.0,
     )
     yield Target(name="address bytes", decode=multiaddrs.from_bytes, examples=binary, allowed=(), share=4.0)
+    yield Target(name="AutoNAT question", decode=_tried_addresses, examples=(_AUTONAT_QUESTION,), share=4.0)
     manifest = decode(world.bodies[Kind.RUN_MANIFEST], RunManifest, limit_bytes=1 << 20)
     yield Target(
         name="scoring spec",
@@ -109,6 +116,11 @@ def text_targets(world: VectorWorld) -> Iterator[Target]:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
+
+
+def _tried_addresses(data: bytes) -> object:
+    seen = "/ip4/44.1.2.3/tcp/4001"
+    return addresses_to_try(asked_addresses(data), seen, VOLUNTEER.peer_id, DialRules())
 
 
 def _tokenizer_replies() -> tuple[bytes, ...]:

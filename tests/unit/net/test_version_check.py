@@ -77,3 +77,13 @@ def test_a_ban_and_another_version_are_one_line_each() -> None:
         )
         assert isinstance(message, control.Warned)
         assert "\n" not in message.message + message.remedy
+
+
+def test_a_crowd_of_other_versions_is_not_remembered_and_hides_nothing() -> None:
+    watch = check()
+    assert watch.met("one", NEWER, neighbors=0) is not None
+    for number in range(5_000):
+        watch.met(f"stranger {number}", NEWER, neighbors=0)
+    assert len(watch._foreign) <= 1_024
+    with pytest.raises(UpdateRequiredError):
+        watch.met("two", NEWER, neighbors=0)

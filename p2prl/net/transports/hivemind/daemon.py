@@ -60,7 +60,7 @@ class Daemon:
         self._process = process
         self._pb = light_import.load().p2pd_pb2
         self._log_task: asyncio.Task[None] | None = None
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     @classmethod
     async def start(cls, identity: Identity, config: DaemonConfig) -> Daemon:
@@ -166,7 +166,8 @@ class Daemon:
         return reader, writer
 
     async def handle_streams(self, protocol: str, callback: StreamCallback) -> None:
-        """Call `callback` in a new task for every stream a peer opens to us on `protocol`."""
+        """Call `callback` in a new task for every stream a peer opens to us on `protocol`, also where the daemon has an
+        answer of its own."""
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -181,9 +182,9 @@ class Daemon:
             finally:
                 writer.transport.abort()
 
-        path = self.folder / "streams.sock"
-        self._server = await asyncio.start_unix_server(
-            accept, path, limit=_STREAM_BUFFER_BYTES, backlog=_STREAMS_AT_ONCE
+        path = self.folder / f"streams-{len(self._servers)}.sock"
+        self._servers.append(
+            await asyncio.start_unix_server(accept, path, limit=_STREAM_BUFFER_BYTES, backlog=_STREAMS_AT_ONCE)
         )
         where = b"\x90\x03" + bytes((len(os.fsencode(path)),)) + os.fsencode(path)  # multiaddr /unix (400)
         request = self._pb.StreamHandlerRequest(addr=where, proto=[protocol], balanced=False)
@@ -191,8 +192,8 @@ class Daemon:
 
     async def close(self) -> None:
         """End the daemon, by force after three seconds, and remove its folder."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -269,14 +270,15 @@ def sized_message(payload: bytes) -> bytes:
     return bytes(prefix) + payload
 
 
-async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """The payload of the next message of the daemon's sockets. Raises `EOFError` for a malformed length."""
+async def read_message(reader: asyncio.StreamReader, *, limit_bytes: int = 1 << 28) -> bytes:
+    """The payload of the next message behind its length. Raises `EOFError` for a length that is malformed or above the
+    limit."""
     size = shift = 0
     while True:
         byte = (await reader.readexactly(1))[0]
         size |= (byte & 0x7F) << shift
-        if byte < 0x80:
+        if byte < 0x80 and size <= limit_bytes:
             return await reader.readexactly(size)
         shift += 7
-        if shift > 28:
+        if shift > 28 or byte < 0x80:
             raise EOFError("the daemon sent a malformed length")

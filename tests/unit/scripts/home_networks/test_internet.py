@@ -41,7 +41,7 @@ def test_a_question_reaches_the_host_and_its_answer_comes_back(kind: str) -> Non
     assert asked is not None
     assert (receiver, asked.target) == ("host", host)
     assert asked.source[0] == (mine[0] if kind == "ipv6" else public_address(1))
-    assert (asked.source[1] == 5000) is (kind in ("preserving", "upnp", "ipv6"))
+    assert (asked.source[1] == 5000) is (kind in ("preserving", "upnp", "gateway", "ipv6"))
     [(home, answer)] = carried(net, "host", raw_packet(host, asked.source, b"answer"))
     answered = read_packet(answer)
     assert answered is not None

@@ -123,6 +123,17 @@ def test_an_asked_port_is_open_to_everybody_and_outlives_idleness() -> None:
     assert send(router, PEER, now=1e6) == (OUTSIDE, port)  # and what it sends comes from there
 
 
+def test_a_connection_from_before_a_port_was_opened_keeps_its_own() -> None:
+    router = nat()
+    seen = send(router, PEER)
+    port = router.open_port(TCP, INSIDE, 4001, 1.0)
+    assert send(router, PEER, now=2.0) == seen != (OUTSIDE, port)
+    assert lets_in(router, PEER, seen, now=3.0)
+    assert send(router, OTHER, now=4.0) == (OUTSIDE, port)
+    router.move(OTHER[0])
+    assert send(router, PEER, now=5.0) == (OTHER[0], INSIDE[1])
+
+
 def test_a_move_ends_every_mapping() -> None:
     router = nat()
     seen = send(router, PEER)

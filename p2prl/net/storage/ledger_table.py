@@ -1,9 +1,12 @@
-"""Ledger table of the journal: the hash chain of receipts, verdicts and their checks."""
+"""Ledger table of a journal: the hash chain of receipts, and of verdicts and their checks."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from p2prl.disk_full import write_error
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
 
@@ -14,11 +17,11 @@ CREATE TABLE IF NOT EXISTS ledger_head (only_row INTEGER PRIMARY KEY CHECK (only
 
 
 class LedgerTable:
-    """The ledger. Every write belongs inside `Journal.transaction`, together with what it records."""
+    """The ledger. Every write belongs inside `transaction`, together with what it records."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self.reload()
+        self._reload()
 
     @property
     def height(self) -> int:
@@ -30,8 +33,23 @@ class LedgerTable:
         """Digest of the newest entry."""
         return self._head
 
-    def reload(self) -> None:
-        """Read height and head from disk again, after a transaction was rolled back."""
+    @contextmanager
+    def transaction(self, what: str) -> Iterator[None]:
+        """Write to the file all or nothing, with one flush to disk for everything inside; `what` names it in errors."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
+                    self._db.execute("ROLLBACK")
+                self._reload()
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise write_error(error, what) from error
+
+    def _reload(self) -> None:
         row = self._db.execute("SELECT height, raw FROM ledger ORDER BY height DESC LIMIT 1").fetchone()
         self._height, self._head = 0, ledger_chain.GENESIS
         if row is not None:

@@ -1,0 +1,86 @@
+"""Bounded memory of gossip: digests, of which the newest are always there, and envelopes within a budget of bytes."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import open_envelope, seal
+from p2prl.protocol.ledger_messages import StorageReceipt
+from p2prl.sim.hosts import identity_of
+from p2prl.swarm.gossip.deduplication import RecentDigests
+from p2prl.swarm.gossip.envelope_store import EnvelopeStore
+from p2prl.swarm.gossip.forwarding import GossipConfig
+
+
+def digest_of(number: int) -> Digest:
+    return Digest(number.to_bytes(32, "big"))
+
+
+@given(st.integers(2, 20), st.lists(st.integers(0, 60), max_size=200))
+def test_the_newest_half_is_remembered_within_the_capacity(capacity: int, numbers: list[int]) -> None:
+    seen = RecentDigests(capacity)
+    for number in numbers:
+        seen.add(digest_of(number))
+        assert digest_of(number) in seen
+        assert len(seen) <= capacity
+    last = list(dict.fromkeys(reversed(numbers)))[: capacity // 2]
+    assert all(digest_of(number) in seen for number in last)
+    remembered = {number for number in range(61) if digest_of(number) in seen}
+    assert len(remembered) == len(seen)
+    assert remembered <= set(numbers)
+
+
+def test_the_oldest_are_forgotten() -> None:
+    seen = RecentDigests(100)
+    for number in range(1_000):
+        seen.add(digest_of(number))
+    assert not any(digest_of(number) in seen for number in range(900))
+
+
+def test_a_forgotten_digest_is_new_again() -> None:
+    seen = RecentDigests(4)
+    for number in range(3):
+        seen.add(digest_of(number))
+    for number in (0, 2, 9):
+        seen.forget(digest_of(number))
+    assert [number for number in range(3) if digest_of(number) in seen] == [1]
+
+
+def test_they_take_what_the_settings_say() -> None:
+    tracemalloc.start()
+    seen = RecentDigests(GossipConfig().seen)
+    for number in range(250_000):
+        seen.add(digest_of(number))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(seen) >= GossipConfig().seen // 2
+    assert taken < 8.6e6
+
+
+@pytest.mark.parametrize("size", [150, 1_000, 100_000])
+def test_kept_envelopes_take_no_more_memory_than_their_budget(size: int) -> None:
+    budget = 2 * 1024 * 1024
+    opened = open_envelope(seal(identity_of("a"), StorageReceipt((bytes(32),)), run=bytes(32), now=0.0), now=None)
+    tracemalloc.start()
+    store = EnvelopeStore(budget)
+    for number in range(3 * budget // size):
+        store.add(replace(opened, raw=bytes(size), digest=digest_of(number)))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert 0.5 * budget < taken < 1.05 * budget
+
+
+def test_a_node_remembers_more_than_any_neighbor_keeps() -> None:
+    config, store = GossipConfig(), EnvelopeStore(GossipConfig().store_bytes)
+    smallest = open_envelope(seal(identity_of("a"), StorageReceipt(()), run=bytes(32), now=1.8e9), now=None)
+    kept = 0
+    while not kept or store.get(digest_of(0)):
+        store.add(replace(smallest, digest=digest_of(kept)))
+        kept += 1
+    assert kept <= config.seen // 2
