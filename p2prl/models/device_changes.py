@@ -1,4 +1,4 @@
-"""What changes in an engine's weights from one policy to the next, found and written on the device they are on.
+"""Changes of an engine's weights from one policy to the next, found and written on the device they are on.
 
 The words that differ are compared and compacted there, piece by piece, while the engine samples; a switch then writes
 those words and no others. Two words are equal if their bits are: −0 is not 0.

@@ -1,4 +1,4 @@
-"""What changes on the device: the words that numpy and the patch codec find, written back bit for bit."""
+"""Changes found on the device: the words that numpy and the patch codec find, written back bit for bit."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import itertools
 import platform
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -377,50 +376,6 @@ def test_failed_swap_stops_sampling_until_the_next_policy() -> None:
             work()
     sampler.swap(sampler.stage(good, 3))
     assert sample_all(sampler, _requests(1))[0].spans[0] == (0, 3)
-
-
-def test_a_switch_writes_the_words_that_were_staged_and_no_others() -> None:
-    model = _model("gpt2")
-    layout = layout_of(model, "float32")
-    sampler = _sampler(model)
-    before = bytes(flatten(model, layout))
-    wanted = np.frombuffer(before, dtype="<u4").copy()
-    wanted[::100] ^= 1
-    file = bytearray(wanted.tobytes())
-    staged, stale = sampler.stage(file, 2), sampler.stage(before, 3)
-    unchanged = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
-    file[:] = bytes(len(file))  # what was staged is not read again
-    sampler.swap(staged)
-    assert flatten(model, layout) == wanted.tobytes()
-    assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == unchanged
-    sampler.swap(stale)  # compared with the policy before: copied as a whole
-    assert flatten(model, layout) == before
-
-
-def test_what_the_engine_lost_comes_back_with_the_next_policy() -> None:
-    """Weights are compared with those that the engine has, not with those that it was given."""
-    model = _model("gpt2")
-    layout = layout_of(model, "float32")
-    sampler = _sampler(model)
-    wanted = bytes(flatten(model, layout))
-    with torch.no_grad():
-        model.transformer.wte.weight.view(-1)[3] += 1
-    sampler.swap(sampler.stage(wanted, 2))
-    assert flatten(model, layout) == wanted
-
-
-def test_a_policy_that_was_staged_while_the_engine_sleeps_is_copied() -> None:
-    model = _model("gpt2")
-    layout = layout_of(model, "float32")
-    sampler = _sampler(model)
-    weights = bytes(flatten(model, layout))
-    before_sleep = sampler.stage(weights, 2)
-    sampler.sleep()
-    asleep = sampler.stage(weights, 3)
-    for staged in (before_sleep, asleep):
-        sampler.sleep()
-        sampler.swap(staged)
-        assert flatten(model, layout) == weights
 
 
 def test_huge_weights_fail_the_forward_pass() -> None:
