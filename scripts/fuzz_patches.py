@@ -52,6 +52,7 @@ def examples(count: int) -> dict[str, Any]:
     for name, strategies in (
         ("check_round_trip", [properties.versions()]),
         ("check_each_codec", [properties.versions()]),
+        ("check_both_ways", [properties.versions()]),
         ("check_small_pair", [properties.pairs_of_words, properties.pairs_of_words]),
     ):
         seen: list[int] = []

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from p2prl.bench.patch.simulated_training import adam_training
 from p2prl.bench.spread.home_links import HOME_LINKS
-from p2prl.config.requirements import VERSIONS_KEPT, requirements_of
+from p2prl.config.requirements import SPARSE_PATCHES, VERSIONS_KEPT, requirements_of
 from p2prl.learner.publishing.patch_publishing import BRIDGE_EVERY, SPANS
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
@@ -41,14 +41,14 @@ class Figure:
 
 
 MEASURED = {
-    "version_bytes": Figure(988_065_536, "publish.md", "| bytes of a version | 58,469,440 | 988,065,536 | |"),
-    "waits_s": Figure(0.096, "publish.md", "| training waits, median, s | .05 | .096 |"),
-    "head_s": Figure(2.4, "publish.md", "| head, median, s | 1.05 | 2.4 | 3 |"),
-    "beyond_copy_bytes": Figure(228e6, "publish.md", "| memory beyond the copy of the weights, MB | 148 | 228 | 300 |"),
-    "switch_s": Figure(3.5, "publish.md", "| any version of the window in a file, longest, s | 3.3 | 3.5 | 5 |"),
+    "version_bytes": Figure(988_065_536, "publish.md", "| bytes of a version | 58,469,440 | 988,065,536 |"),
+    "waits_s": Figure(0.094, "publish.md", "| training waits, median, s | .05 | .096 | .094 |"),
+    "head_s": Figure(2.1, "publish.md", "| head, median, s | 1.05 | 2.4 | 2.1 |"),
+    "beyond_copy_bytes": Figure(195e6, "publish.md", "| memory beyond the copy of the weights, MB | 148 | 228 | 195 |"),
+    "switch_s": Figure(2.2, "publish.md", "| any version of the window in a file, longest, s | 3.3 | 3.5 | 2.2 |"),
     "keyframe_ratio": Figure(1.47, "publish.md", "1.47 times smaller than its"),
-    "t95_over_bound": Figure(1.04, "spread.md", "| home | 24 | 0% | p2prl | 12.8 | 22.3 | 22.6 | 21.5 | 1.04 |"),
-    "copies": Figure(2.25, "spread.md", "| 21.5 | 1.04 | 1.05 | 2.25 | 0.47% | 100% |"),
+    "t95_over_bound": Figure(1.12, "spread.md", "| home | 512 | 0% | p2prl | 14.2 | 24.0 | 28.3 | 21.5 | 1.12 |"),
+    "copies": Figure(2.35, "spread.md", "| 21.5 | 1.12 | 1.32 | 2.35 | 0.50% | 100% |"),
     "decode_bytes_s": Figure(1058e6, "patches.md", "| adam lr 1e-06, bf16 | 1.04% | patch (numba) | 6.89 |"),
 }
 """Figures at one size, on two cores."""
@@ -161,24 +161,24 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
     )
     yield (
         "its memory beside the trainer, GB",
-        "W + .228",
+        "W + .195",
         [gigabytes(run.weights + MEASURED["beyond_copy_bytes"].value) for run in runs],
     )
-    yield "training waits, s", ".096 W / .988", [f"{run.scaled('waits_s'):.0f}" for run in runs]
-    yield "head on two cores, s", "2.4 W / .988", [f"{run.scaled('head_s'):.0f}" for run in runs]
+    yield "training waits, s", ".094 W / .988", [f"{run.scaled('waits_s'):.0f}" for run in runs]
+    yield "head on two cores, s", "2.1 W / .988", [f"{run.scaled('head_s'):.0f}" for run in runs]
     yield (
         "an older version in a file, for replay, s",
-        "3.5 W / .988",
+        "2.2 W / .988",
         [f"{run.scaled('switch_s'):.0f}" for run in runs],
     )
     yield (
         "**volunteers**: a patch at 95 % of them, s",
-        "1.04 max(p / u, p / d, N p / (u + N m))",
+        "1.12 max(p / u, p / d, N p / (u + N m))",
         [f"{MEASURED['t95_over_bound'].value * run.bound_s:.0f}" for run in runs],
     )
     yield (
         "the learner's upload of it, MB",
-        "2.25 p",
+        "2.35 p",
         [f"{MEASURED['copies'].value * run.patch / 1e6:,.0f}" for run in runs],
     )
     yield (
@@ -199,7 +199,7 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
     yield f"its {kept} versions on disk, GB", f"W + {2 * kept - 1} p", [gigabytes(run.volunteer_chain) for run in runs]
     yield (
         "the most it is told they may take, GB",
-        f"{kept + 1} W",
+        f"3 W + {2 * kept - 1} W / {SPARSE_PATCHES}",
         [gigabytes(run.volunteer_disk) for run in runs],
     )
 

@@ -17,6 +17,13 @@ VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
 """Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays
 groups that were sampled that many versions ago."""
 
+SPARSE_PATCHES = 40
+"""A patch takes at most one part in this many of the weights where at most 7 % of bf16 words change: those are written
+over the version before, which then takes no more than an inverse patch. Where more changes, fewer versions fit."""
+
+SMALL_RUN_BYTES = 1_000_000_000
+"""Room in which every version may be whole. Small models are trained at rates at which most words change."""
+
 PROGRAM_BYTES = 600_000_000
 """Memory of Python, torch and the network process before any model: 410 MB and 120 MB were measured on Linux."""
 
@@ -35,8 +42,8 @@ class Requirements:
     weights_bytes: int
     """Full weights of one policy version."""
     disk_bytes: int
-    """On disk with the data and all kept versions, without the patches between them. Finished work is added while no
-    learner is in reach."""
+    """On disk with the data, all kept versions and the patches between them, without a version on its way. Finished
+    work is added while no learner is in reach."""
     memory_bytes: int
     """Of all processes together, without the KV cache, which grows with the slots decoded together."""
     engine_bytes: int = 0
@@ -71,11 +78,18 @@ def requirements_of(manifest: RunManifest, role: Role, *, runs_code: bool = Fals
         files_bytes=files,
         data_bytes=data,
         weights_bytes=weights,
-        disk_bytes=files + data + VERSIONS_KEPT[role] * weights,
+        disk_bytes=files + data + _versions_bytes(weights, VERSIONS_KEPT[role]),
         # The engine's weights in its own word type, and the file a newer version is read from.
         memory_bytes=(SEEDER_BYTES if role is Role.SEEDER else PROGRAM_BYTES) + engine + weights,
         engine_bytes=engine,
     )
+
+
+def _versions_bytes(weights_bytes: int, kept: int) -> int:
+    """Room for versions that are kept: the weights once, once more beside them while an engine reads the file, each
+    version's patch to pass on, and an inverse patch to each older one; or all whole, if that is little."""
+    patched = 2 * weights_bytes + (2 * kept - 1) * weights_bytes // SPARSE_PATCHES
+    return min(kept * weights_bytes, max(patched, SMALL_RUN_BYTES))
 
 
 def size_text(size_bytes: float) -> str:

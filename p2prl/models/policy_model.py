@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +18,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.device import device_class
+from p2prl.models.device_changes import Comparison, Pieces
 from p2prl.models.exact_arithmetic import use_exact_arithmetic
 from p2prl.models.freed_weights import FreedWeights
 from p2prl.models.pretrained import quiet_transformers
@@ -32,10 +35,19 @@ _KNOWN_PROMPT_TOKENS = 4
 """Tokens 0, 1, … of the forward pass after a swap: enough for every layer to attend to something."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ComparedWeights(StagedWeights):
+    """A checked policy, and how it differs from the one in the engine when it was staged."""
+
+    loads: int
+    """`PolicyModel.loads` then."""
+    changes: Pieces | None
+
+
 class PolicyModel:
     """A causal LM in evaluation mode, and the policy of `layout` in it.
 
-    It has 13 attributes because samplers and scorers read the model's facts from it.
+    It has 14 attributes because samplers and scorers read the model's facts from it.
     """
 
     def __init__(self, model: Any, layout: WeightLayout) -> None:
@@ -64,6 +76,7 @@ class PolicyModel:
         """Policies loaded so far: keys and values computed before the last load are another policy's."""
         self._has_policy = True
         self._freed = FreedWeights()
+        self._weights_in_use = threading.Lock()
         use_exact_arithmetic()
         check_draw(self.device, self.vocabulary)
 
@@ -72,9 +85,21 @@ class PolicyModel:
         self._fill(self.stage(weights, UNNAMED))
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
-        """See `Sampler.stage`."""
-        answer = check_weights(self.model, self._layout, weights)
-        return StagedWeights(version=version, weights=weights, answer=answer)
+        """See `Sampler.stage`.
+
+        The weights are compared with those in the engine, on its device, for a switch that writes what changes.
+        """
+        loads, comparison = self.loads, Comparison(self._layout.parameters)
+
+        def compare(tensor: Tensor, start: int, block: Tensor) -> None:
+            with self._weights_in_use:  # which another thread may free or replace between two blocks
+                if self._has_policy and self.loads == loads:
+                    comparison.add(tensor.detach().view(-1)[start : start + block.numel()], block)
+                else:
+                    comparison.give_up()
+
+        answer = check_weights(self.model, self._layout, weights, compare)
+        return _ComparedWeights(version=version, weights=weights, answer=answer, loads=loads, changes=comparison.pieces)
 
     @torch.inference_mode()
     def swap(self, staged: StagedWeights) -> None:
@@ -86,8 +111,9 @@ class PolicyModel:
 
     def drop_policy(self) -> None:
         """Forget the policy and free its memory: nothing is computed until the next one is loaded."""
-        self._has_policy = False
-        self._freed.free(self.model)
+        with self._weights_in_use:
+            self._has_policy = False
+            self._freed.free(self.model)
 
     def check_ready(self, requests: Sequence[GenerationRequest]) -> None:
         """`IntegrityError` without a policy, `ConfigError` when a request does not fit the model."""
@@ -134,14 +160,33 @@ class PolicyModel:
         return logits
 
     def _fill(self, staged: StagedWeights) -> None:
-        self._has_policy = False
-        self.loads += 1
+        with self._weights_in_use:
+            changes = self._changes_of(staged)
+            self._has_policy = False
+            self.loads += 1
+            if not (self._copy(staged) if changes is None else _write(changes)):
+                raise IntegrityError("the weights in the engine are not those it was given")
+            self._has_policy = True
+            self.version = staged.version
+
+    def _changes_of(self, staged: StagedWeights) -> Pieces | None:
+        """What leads from the engine's weights to the staged ones; None if these were compared with others."""
+        if not isinstance(staged, _ComparedWeights) or staged.loads != self.loads or not self._has_policy:
+            return None
+        return staged.changes
+
+    def _copy(self, staged: StagedWeights) -> bool:
         self._freed.restore()
         copy_weights(self.model, self._layout, staged.weights)
-        if held_digest(self.model, self._layout) != staged.answer:
-            raise IntegrityError("the weights in the engine are not those it was given")
-        self._has_policy = True
-        self.version = staged.version
+        return held_digest(self.model, self._layout) == staged.answer
 
     def _known_prompt(self) -> Tensor:
         return torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]
+
+
+def _write(changes: Pieces) -> bool:
+    """Write what changes, in proportion to it, and look whether it is there."""
+    with torch.no_grad():
+        for piece, own in changes:
+            own.write(piece)
+    return all(own.are_in(piece) for piece, own in changes)

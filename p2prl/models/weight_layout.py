@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,22 +126,29 @@ def weight_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[An
             yield bits.view(word.newbyteorder("=")).astype(word, copy=False)
 
 
-def check_weights(model: nn.Module, layout: WeightLayout, weights: bytes | bytearray | memoryview) -> Digest:
+def check_weights(
+    model: nn.Module,
+    layout: WeightLayout,
+    weights: bytes | bytearray | memoryview,
+    on_block: Callable[[Tensor, int, Tensor], None] = lambda *_: None,
+) -> Digest:
     """Check weights against the model and its layout, and return the digest the model will have (`held_digest`).
 
     Names, shapes, the length and every weight (all must be finite) are checked: `IntegrityError` when they do not fit.
-    The model's weights are not read, so another thread may sample with the model meanwhile.
+    The model's weights are not read, so another thread may sample with the model meanwhile. `on_block` gets every
+    block: the model's tensor, the first weight in it, and the received weights, which are overwritten afterwards.
     """
     targets = _match(model, layout)
     view = memoryview(weights).cast("B")
     if view.nbytes != layout.size_bytes:
         raise IntegrityError(f"{view.nbytes} weight bytes do not fill a layout of {layout.size_bytes}")
     hasher = blake3()
-    for spec, destination, _, block in _blocks(targets, view):
+    for spec, destination, start, block in _blocks(targets, view):
         # A NaN would pass every later comparison and make the peer sample garbage in good faith.
         if not torch.isfinite(block).all():
             raise IntegrityError(f"weights of {spec.name!r} are not all finite")
         hasher.update(_bytes(block.to(destination.dtype)))
+        on_block(destination, start, block)
     return Digest(hasher.digest())
 
 

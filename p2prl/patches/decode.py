@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.dense_codecs import decode_planes, decode_raw
-from p2prl.patches.ec2 import decode_ec2
-from p2prl.patches.kernels import Kernels
+from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways
+from p2prl.patches.kernels import Applied, Kernels
 from p2prl.patches.stream_format import (
     HEADER_BYTES,
     MAGIC,
@@ -100,6 +100,10 @@ class Rebuilt:
     words: Words
     digest: Digest | None
     """Digest of the words; None where no patch was applied."""
+    old: Words | None = None
+    """The words that the first patch applied to, if it was asked for."""
+    applied: Applied | None = None
+    """What changed from `old`, if the route is one patch, and sparse in this segment."""
 
 
 def apply_route(
@@ -109,25 +113,33 @@ def apply_route(
     words: int,
     word_type: WordType,
     kernels: Kernels,
+    both_ways: bool = False,
 ) -> Iterator[Rebuilt]:
     """Apply patches in a row; yield the last version's segments in order, each with the digest that the patch names.
 
     `old_words(start, count)` gives the words that the first patch starts from; `streams` are the patches' bytes in
     pieces. Every segment passes through all patches before the next one is read. Digests are compared once, at the end:
-    each takes a third as long as a decoding, and a base or a patch that is wrong gives wrong words.
+    each takes a third as long as a decoding, and a base or a patch that is wrong gives wrong words. `both_ways` also
+    yields the old words and the way back to them.
 
     Raises `RemoteProtocolError` for bytes that are no patch of this model, end too early or go on after the last
     segment, and `IntegrityError` if the words do not have the digest.
     """
     steps = [_segments(stream, PatchReader(words=words, word_type=word_type)) for stream in streams]
     for start, count in segment_spans(words):
-        new, digest = old_words(start, count), None
+        old = new = old_words(start, count)
+        digest = applied = None
         for step in steps:
             header, body = next(step)
-            new, digest = decode_unchecked(new, header, body, word_type, kernels), header.post
+            digest = header.post
+            if both_ways and len(steps) == 1 and header.codec is Codec.EC2:
+                applied = _decode_both_ways(old, header, body, word_type, kernels)
+                new = applied.words
+            else:
+                new = decode_unchecked(new, header, body, word_type, kernels)
         if digest is not None and words_digest(new) != digest:
             raise IntegrityError("patch: the decoded words do not match their digest")
-        yield Rebuilt(start, new, digest)
+        yield Rebuilt(start, new, digest, old if both_ways else None, applied)
     for step in steps:
         if next(step, None) is not None:
             raise RemoteProtocolError("patch: more segments than the model has")
@@ -162,10 +174,21 @@ def decode_unchecked(
 ) -> Words:
     """As `decode_segment`, without a look at the digests: for the inner steps of a route whose end is checked."""
     old = segment_words(old, word_type)
-    if len(body) != header.body_bytes:
-        raise RemoteProtocolError(f"patch: a body of {len(body)} bytes where {header.body_bytes} were announced")
+    _check_length(header, body)
     if header.codec is Codec.RAW:
         return decode_raw(old, memoryview(body), word_type)
     if header.codec is Codec.PLANES:
         return decode_planes(old, memoryview(body), word_type, ZstdCoder())
     return decode_ec2(old, memoryview(body), word_type, kernels)
+
+
+def _decode_both_ways(
+    old: Words, header: SegmentHeader, body: bytes | memoryview, word_type: WordType, kernels: Kernels
+) -> Applied:
+    _check_length(header, body)
+    return decode_ec2_both_ways(segment_words(old, word_type), memoryview(body), word_type, kernels)
+
+
+def _check_length(header: SegmentHeader, body: bytes | memoryview) -> None:
+    if len(body) != header.body_bytes:
+        raise RemoteProtocolError(f"patch: a body of {len(body)} bytes where {header.body_bytes} were announced")

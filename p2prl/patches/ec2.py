@@ -8,28 +8,26 @@ word's last one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.patches.body_symbols import BodyOrder, Ranks
 from p2prl.patches.byte_reader import ByteReader, integers
 from p2prl.patches.entropy_coder import LOWEST, Runs, States, Tables, lanes_for, pack_states, read_states
 from p2prl.patches.exponent_classes import CLASSES, Groups, choose_top
 from p2prl.patches.frequency_tables import (
     MAX_SYMBOLS,
     Frequencies,
-    pack_gap_table,
+    computed_tables,
+    pack_gap_tables,
     pack_table,
     read_gap_table,
     read_table,
     shared_tables,
 )
 from p2prl.patches.history import History
-from p2prl.patches.intervals import FIRST, WIDTH, Symbols, Values, interval_count, intervals_of, plain_bits
-from p2prl.patches.kernels import Kernels
+from p2prl.patches.intervals import Symbols, interval_count
+from p2prl.patches.kernels import Applied, Changes, Kernels
 from p2prl.patches.words import Words, WordType
 
 
@@ -39,17 +37,19 @@ def encode_ec2(
     """Encode the body for equally long `old` and `new` of at most 2^22 words; `history` is that of `old`."""
     if history is not None:
         history.check(old)
-    groups, gaps, steps = kernels.find(old, new, word_type, choose_top(old, word_type), history)
+    changes = kernels.find(old, new, word_type, choose_top(old, word_type), history)
+    return encode_changes(changes, word_type, kernels)
+
+
+def encode_changes(changes: Changes, word_type: WordType, kernels: Kernels) -> bytes:
+    """Encode the body of changes that were found."""
+    groups = changes.groups
     some = [n > 0 for n in groups.changed]
     head = bytes([groups.top]) + _packed(some) + integers([n for n in groups.changed if n])
-    sizes, down = _sizes_of(steps, word_type)
-    gap_intervals, step_intervals = intervals_of(gaps), intervals_of(sizes)
-    order = _Order.of(groups)
-    values = order.merged(plain_bits(gaps, WIDTH[gap_intervals]), plain_bits(sizes, WIDTH[step_intervals]))
-    symbols = order.merged(gap_intervals, step_intervals << 1 | down)
+    order = BodyOrder.of(groups)
+    symbols, widths, values = kernels.symbols_of(order, changes.gaps, changes.steps, word_type)
     if not len(symbols):
         return head
-    widths = order.merged(WIDTH[gap_intervals], WIDTH[step_intervals])
     tables, frequencies, runs = _tables_for(symbols, order)
     fields = kernels.pack_fields(values, widths)
     lanes = lanes_for(len(symbols))
@@ -70,125 +70,70 @@ def decode_ec2(
     """
     if history is not None:
         history.check(old)
+    groups, ranks, steps = _read_changes(old, body, word_type, kernels, history)
+    return kernels.apply(old, word_type, groups, history, ranks, steps)
+
+
+def decode_ec2_both_ways(old: Words, body: memoryview, word_type: WordType, kernels: Kernels) -> Applied:
+    """As `decode_ec2`, and the changes that lead from the new words back to the old ones."""
+    groups, ranks, steps = _read_changes(old, body, word_type, kernels, None)
+    return kernels.apply_both_ways(old, word_type, groups, ranks, steps)
+
+
+def _read_changes(
+    old: Words, body: memoryview, word_type: WordType, kernels: Kernels, history: History | None
+) -> tuple[Groups, Ranks, Words]:
+    """(groups, ranks and steps of the changed words)."""
     reader = ByteReader(body)
     groups = _read_groups(reader, old, word_type, kernels, history)
-    order = _Order.of(groups)
-    if not order.lengths:
+    order = BodyOrder.of(groups)
+    if not len(order.lengths):
         reader.finish()
-        return old.copy()
+        return groups, np.zeros(0, dtype=np.int64), old[:0]
     frequencies, runs = _read_tables(reader, order, 2 * interval_count(word_type.bits - 1))
     lanes = lanes_for(runs.symbols)
     count = reader.integer(runs.symbols)
     states = read_states(reader, lanes)
     units = np.frombuffer(reader.take(2 * count), dtype="<u2").astype(np.uint16)
     symbols = kernels.rans_decode(runs, Tables.of(frequencies), states, units)
-    gap_intervals, turned = order.parted(symbols)
-    step_intervals, down = turned >> 1, (turned & 1).astype(np.uint8)
-    widths = order.merged(WIDTH[gap_intervals], WIDTH[step_intervals])
+    widths = kernels.widths_of(order, symbols)
     values = kernels.unpack_fields(_fields(reader, states, int(widths.sum(dtype=np.int64))), widths)
     reader.finish()
-    gap_bits, step_bits = order.parted(values)
-    ranks = _ranks(FIRST[gap_intervals] + gap_bits, groups)
-    steps = _steps_of(FIRST[step_intervals] + step_bits, down, word_type)
-    return kernels.apply(old, word_type, groups, history, ranks, steps)
+    return groups, *kernels.numbers_of(order, symbols, values, word_type)
 
 
-def _sizes_of(steps: Words, word_type: WordType) -> tuple[Values, Symbols]:
-    """(|step| − 1, 1 for steps downwards). No step is zero."""
-    down = steps >> (word_type.bits - 1)
-    # Two's complement by hand: where down is 1, negate modulo 2^bits.
-    size = (steps ^ (steps.dtype.type(0) - down)) + down - steps.dtype.type(1)
-    return size.astype(np.uint32), down.astype(np.uint8)
-
-
-def _steps_of(sizes: Values, down: Symbols, word_type: WordType) -> Words:
-    dtype = word_type.dtype
-    size, sign = sizes.astype(dtype) + dtype.type(1), down.astype(dtype)
-    steps: Words = (size ^ (dtype.type(0) - sign)) + sign
-    return steps
-
-
-@dataclass(frozen=True)
-class _Order:
-    """Symbols in the order of a body: group after group, in each the gaps and then the steps."""
-
-    lengths: list[int]
-    """Gaps and steps of each group with changes in turn."""
-    words: list[int]
-    """For a run of gaps the words of its group, for one of steps 0."""
-
-    @classmethod
-    def of(cls, groups: Groups) -> _Order:
-        runs = [run for total, n in zip(groups.words, groups.changed, strict=True) for run in ((n, total), (n, 0)) if n]
-        return cls([length for length, _ in runs], [total for _, total in runs])
-
-    def merged(self, gaps: NDArray[Any], steps: NDArray[Any]) -> NDArray[Any]:
-        """Both in the order of the body, from arrays of one kind each, group after group."""
-        pieces = [gaps[:0]]
-        gap_at = step_at = 0
-        for length, total in zip(self.lengths, self.words, strict=True):
-            if total:
-                pieces.append(gaps[gap_at : gap_at + length])
-                gap_at += length
-            else:
-                pieces.append(steps[step_at : step_at + length])
-                step_at += length
-        return np.concatenate(pieces)
-
-    def parted(self, both: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(gaps, steps), the inverse of `merged`."""
-        gaps, steps, at = [both[:0]], [both[:0]], 0
-        for length, total in zip(self.lengths, self.words, strict=True):
-            (gaps if total else steps).append(both[at : at + length])
-            at += length
-        return np.concatenate(gaps), np.concatenate(steps)
-
-
-def _tables_for(symbols: Symbols, order: _Order) -> tuple[list[bytes], list[Frequencies], Runs]:
+def _tables_for(symbols: Symbols, order: BodyOrder) -> tuple[list[bytes], list[Frequencies], Runs]:
     """(the bytes of each run's table, the tables, the runs)."""
-    ends = np.cumsum(order.lengths)
-    counts = [
-        np.bincount(symbols[end - length : end], minlength=MAX_SYMBOLS)
-        for end, length in zip(ends, order.lengths, strict=True)
+    counts = [np.bincount(own, minlength=MAX_SYMBOLS) for own in np.split(symbols, np.cumsum(order.lengths)[:-1])]
+    gap_tables = pack_gap_tables(counts[::2], order.gaps)
+    heads = shared_tables(counts[1::2])
+    step_tables = {
+        head: pack_table(np.sum([own for own, its in zip(counts[1::2], heads, strict=True) if its == head], axis=0))
+        for head in dict.fromkeys(heads)
+    }
+    raw = [
+        piece
+        for group, (own, _) in enumerate(gap_tables)
+        for piece in (own, step_tables[group][0] if group in step_tables else b"\0")
     ]
-    steps = [run for run, total in enumerate(order.words) if not total]
-    heads = shared_tables([counts[run] for run in steps])
-    members: dict[int, list[int]] = {}
-    for run, head in zip(steps, heads, strict=True):
-        members.setdefault(steps[head], []).append(run)
-    raw = [b"\0"] * len(counts)
-    frequencies: list[Frequencies] = []
-    table = [0] * len(counts)
-    for run, total in enumerate(order.words):
-        if total:
-            raw[run], found = pack_gap_table(counts[run], order.lengths[run], total)
-            table[run] = len(frequencies)
-            frequencies.append(found)
-        elif run in members:
-            raw[run], found = pack_table(np.sum([counts[each] for each in members[run]], axis=0))
-            for each in members[run]:
-                table[each] = len(frequencies)
-            frequencies.append(found)
-    return raw, frequencies, Runs.of(table, order.lengths)
+    frequencies = [table for _, table in (*gap_tables, *step_tables.values())]
+    number = {head: len(gap_tables) + place for place, head in enumerate(step_tables)}
+    return raw, frequencies, order.runs([number[head] for head in heads])
 
 
-def _read_tables(reader: ByteReader, order: _Order, step_symbols: int) -> tuple[list[Frequencies], Runs]:
-    frequencies: list[Frequencies] = []
-    table: list[int] = []
-    steps = -1
-    for length, total in zip(order.lengths, order.words, strict=True):
-        if total:
-            table.append(len(frequencies))
-            frequencies.append(read_gap_table(reader, length, total))
-            continue
-        found = read_table(reader, step_symbols)
-        if found is not None:
-            steps = len(frequencies)
-            frequencies.append(found)
-        if steps < 0:
+def _read_tables(reader: ByteReader, order: BodyOrder, step_symbols: int) -> tuple[list[Frequencies], Runs]:
+    gap_tables: list[Frequencies | int] = []
+    step_tables: list[Frequencies] = []
+    numbers: list[int] = []
+    for _ in order.gaps:
+        gap_tables.append(read_gap_table(reader))
+        own = read_table(reader, step_symbols)
+        if own is not None:
+            step_tables.append(own)
+        elif not step_tables:
             raise RemoteProtocolError("patch: the first table of steps is missing")
-        table.append(steps)
-    return frequencies, Runs.of(table, order.lengths)
+        numbers.append(len(order.gaps) + len(step_tables) - 1)
+    return computed_tables(gap_tables, order.gaps) + step_tables, order.runs(numbers)
 
 
 def _read_groups(
@@ -219,18 +164,3 @@ def _fields(reader: ByteReader, states: States, bits: int) -> bytes:
     if any(fields[size:]):
         raise RemoteProtocolError("patch: padding bits are set")
     return fields[:size]
-
-
-def _ranks(gaps: Values, groups: Groups) -> NDArray[np.int64]:
-    """Ranks in each group, ascending; every one is below the group's words."""
-    ranks = np.cumsum(gaps.astype(np.int64) + 1) - 1
-    at, before = 0, 0
-    for n, total in zip(groups.changed, groups.words, strict=True):
-        if n:
-            own = ranks[at : at + n]
-            last = int(own[-1])
-            own -= before
-            if int(own[-1]) >= total:
-                raise RemoteProtocolError(f"patch: position {int(own[-1])} in a group of {total} words")
-            at, before = at + n, last + 1
-    return ranks

@@ -8,8 +8,8 @@ import numpy as np
 
 from p2prl.errors import LocalProtocolError
 from p2prl.patches.dense_codecs import encode_planes
-from p2prl.patches.ec2 import encode_ec2
-from p2prl.patches.kernels import Kernels
+from p2prl.patches.ec2 import encode_changes, encode_ec2
+from p2prl.patches.kernels import Applied, Kernels
 from p2prl.patches.stream_format import (
     MAGIC,
     PREAMBLE,
@@ -78,6 +78,19 @@ def encode_segment(
     pre, post = (words_digest(old), words_digest(new)) if digests is None else digests
     header = SegmentHeader(codec=codec, body_bytes=len(body), pre=pre, post=post)
     return header, body
+
+
+def encode_way_back(
+    applied: Applied, word_type: WordType, kernels: Kernels, *, digests: tuple[Digest, Digest]
+) -> tuple[SegmentHeader, bytes] | None:
+    """(header, body) of the patch back from a segment that was decoded; `digests` are those of its new and old words.
+
+    Nothing is compared, as `encode_segment` would; None where another codec may be shorter than EC2.
+    """
+    body = encode_changes(applied.back, word_type, kernels)
+    if _SPARSE_SHARE * len(body) >= applied.words.nbytes:
+        return None
+    return SegmentHeader(codec=Codec.EC2, body_bytes=len(body), pre=digests[0], post=digests[1]), body
 
 
 def _is_keyframe(old: Words, new: Words) -> bool:

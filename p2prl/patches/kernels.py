@@ -7,19 +7,42 @@ validated before they reach a kernel.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from p2prl.patches import entropy_coder
+from p2prl.patches import body_symbols, entropy_coder
+from p2prl.patches.body_symbols import BodyOrder, Ranks
 from p2prl.patches.entropy_coder import Runs, States, Tables, Units
 from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
 from p2prl.patches.history import BLOCK_WORDS, Flags, History, packed_flags
 from p2prl.patches.intervals import Symbols, Values
 from p2prl.patches.words import Words, WordType, exponents_of, stepped, steps_between
 
-Ranks = NDArray[np.int64]
+
+@dataclass(frozen=True)
+class Changes:
+    """The words of a segment that change, group after group, in the order of the words."""
+
+    groups: Groups
+    gaps: Values
+    """Between the ranks of changed words."""
+    steps: Words
+    """Turned ulp steps."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A segment after a patch."""
+
+    words: Words
+    """The new words."""
+    places: NDArray[np.uint32]
+    """Of the words that changed, in any order."""
+    back: Changes
+    """From the new words to the old ones, in the exponent classes of the patch."""
 
 
 class Kernels(Protocol):
@@ -32,15 +55,29 @@ class Kernels(Protocol):
     def count(self, old: Words, word_type: WordType, top: int, history: History | None) -> tuple[int, ...]:
         """Count the words of each group."""
 
-    def find(
-        self, old: Words, new: Words, word_type: WordType, top: int, history: History | None
-    ) -> tuple[Groups, Values, Words]:
-        """(groups, gaps between changed ranks, turned steps), group after group, in the order of the words."""
+    def find(self, old: Words, new: Words, word_type: WordType, top: int, history: History | None) -> Changes:
+        """What changes from `old` to `new`."""
 
     def apply(
         self, old: Words, word_type: WordType, groups: Groups, history: History | None, ranks: Ranks, steps: Words
     ) -> Words:
         """Return the new words. `ranks` are those of changed words, group after group, ascending and in range."""
+
+    def apply_both_ways(self, old: Words, word_type: WordType, groups: Groups, ranks: Ranks, steps: Words) -> Applied:
+        """As `apply` without a history, and the way back. No step is zero."""
+
+    def symbols_of(
+        self, order: BodyOrder, gaps: Values, steps: Words, word_type: WordType
+    ) -> tuple[Symbols, Symbols, Values]:
+        """See `body_symbols.symbols_of`."""
+
+    def widths_of(self, order: BodyOrder, symbols: Symbols) -> Symbols:
+        """See `body_symbols.widths_of`."""
+
+    def numbers_of(
+        self, order: BodyOrder, symbols: Symbols, values: Values, word_type: WordType
+    ) -> tuple[Ranks, Words]:
+        """See `body_symbols.numbers_of`."""
 
     def rans_encode(self, symbols: Symbols, runs: Runs, tables: Tables, states: States) -> Units:
         """See `entropy_coder.rans_encode`."""
@@ -63,9 +100,7 @@ class NumpyKernels:
     def count(self, old: Words, word_type: WordType, top: int, history: History | None) -> tuple[int, ...]:
         return tuple(map(_count, _members(old, word_type, top, history)))
 
-    def find(
-        self, old: Words, new: Words, word_type: WordType, top: int, history: History | None
-    ) -> tuple[Groups, Values, Words]:
+    def find(self, old: Words, new: Words, word_type: WordType, top: int, history: History | None) -> Changes:
         different = packed_flags(old != new)
         words, gaps, places = [], [], []
         for flags in _members(old, word_type, top, history):
@@ -75,24 +110,38 @@ class NumpyKernels:
         where = np.concatenate(places)
         steps = steps_between(old[where], new[where], word_type)
         groups = Groups(top, tuple(words), tuple(map(len, places)))
-        return groups, np.concatenate(gaps), _turned(steps, where, history)
+        return Changes(groups, np.concatenate(gaps), _turned(steps, where, history))
 
     def apply(
         self, old: Words, word_type: WordType, groups: Groups, history: History | None, ranks: Ranks, steps: Words
     ) -> Words:
-        places, at = [], 0
-        for flags, n in zip(_members(old, word_type, groups.top, history), groups.changed, strict=True):
-            places.append(_places_of_ranks(flags, ranks[at : at + n]))
-            at += n
-        where = np.concatenate(places)
-        new = old.copy()
-        new[where] = stepped(old[where], _turned(steps, where, history), word_type)
-        return new
+        return _applied(old, word_type, groups, history, ranks, steps)[0]
 
+    def apply_both_ways(self, old: Words, word_type: WordType, groups: Groups, ranks: Ranks, steps: Words) -> Applied:
+        new, where = _applied(old, word_type, groups, None, ranks, steps)
+        return Applied(new, where.astype(np.uint32), self.find(new, old, word_type, groups.top, None))
+
+    symbols_of = staticmethod(body_symbols.symbols_of)
+    widths_of = staticmethod(body_symbols.widths_of)
+    numbers_of = staticmethod(body_symbols.numbers_of)
     rans_encode = staticmethod(entropy_coder.rans_encode)
     rans_decode = staticmethod(entropy_coder.rans_decode)
     pack_fields = staticmethod(entropy_coder.pack_fields)
     unpack_fields = staticmethod(entropy_coder.unpack_fields)
+
+
+def _applied(
+    old: Words, word_type: WordType, groups: Groups, history: History | None, ranks: Ranks, steps: Words
+) -> tuple[Words, NDArray[np.int64]]:
+    """(new words, places of those that changed)."""
+    places, at = [], 0
+    for flags, n in zip(_members(old, word_type, groups.top, history), groups.changed, strict=True):
+        places.append(_places_of_ranks(flags, ranks[at : at + n]))
+        at += n
+    where = np.concatenate(places)
+    new = old.copy()
+    new[where] = stepped(old[where], _turned(steps, where, history), word_type)
+    return new, where
 
 
 def _members(old: Words, word_type: WordType, top: int, history: History | None) -> list[Flags]:

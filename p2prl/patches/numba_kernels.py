@@ -7,87 +7,31 @@ writes no more than one entry a word, so it stays within its arrays even if a ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.patches import numba_symbols
+from p2prl.patches.body_symbols import Ranks
 from p2prl.patches.entropy_coder import Runs, States, Tables, Units, too_short
 from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
+from p2prl.patches.frequency_tables import MAX_SYMBOLS, TABLE_TOTAL
 from p2prl.patches.history import Flags, History
 from p2prl.patches.intervals import Symbols, Values
-from p2prl.patches.kernels import Ranks
-from p2prl.patches.vector_blocks import advance, classify, copy, different, lowest_bit, members, set_bits
+from p2prl.patches.kernels import Applied, Changes
+from p2prl.patches.numba_blocks import changed_at, classes_at, compiled, copy_block, place_of_rank, stepped_word
+from p2prl.patches.numba_both_ways import apply_both_ways
+from p2prl.patches.vector_blocks import advance, lowest_bit, members, set_bits
 from p2prl.patches.words import Words, WordType
 
 _NO_FLAGS = np.zeros(0, dtype=np.uint64)
-
-
-def _compile(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile without a cache on disk: numba would keep machine code in pickles there."""
-    compiled: Callable[..., Any] = njit(nogil=True)(loop)
-    return compiled
-
-
-def _classes_at(
-    old: Words, start: int, shift: int, exponents: int, below: int, above: int, classes: NDArray[np.uint8]
-) -> None:
-    """Classes of the block's words; 255 beyond the last word."""
-    if start + 64 <= len(old):
-        classify(old, start, shift, exponents - 1, below, above, classes)
-        return
-    classes[:] = 255
-    for i in range(len(old) - start):
-        field = (np.int64(old[start + i]) >> shift) & (exponents - 1)
-        height = field - below if field > below else 0
-        classes[i] = (height if height < 15 - above else 15 - above) + above
-
-
-def _changed_at(old: Words, new: Words, start: int) -> np.uint64:
-    if start + 64 <= len(old):
-        return different(old, new, start)  # type: ignore[no-any-return]
-    mask = np.uint64(0)
-    for i in range(len(old) - start):
-        if old[start + i] != new[start + i]:
-            mask |= np.uint64(1) << np.uint64(i)
-    return mask
-
-
-def _place(mask: np.uint64, rank: int) -> int:
-    """Place of the set bit that `rank` others are below, without a branch that depends on the mask."""
-    place = np.uint64(0)
-    for half in (32, 16, 8, 4, 2, 1):
-        count = set_bits(mask & np.uint64((1 << half) - 1))
-        beyond = rank >= count
-        rank -= count if beyond else 0
-        shift = np.uint64(half) if beyond else np.uint64(0)
-        mask >>= shift
-        place += shift
-    return np.int64(place)  # type: ignore[return-value]
-
-
-def _copy(old: Words, new: Words, start: int) -> None:
-    if start + 64 <= len(old):
-        copy(old, new, start)
-    else:
-        for i in range(len(old) - start):
-            new[start + i] = old[start + i]
-
-
-_copy_block = _compile(_copy)
-_classes_at_block = _compile(_classes_at)
-_changed_at_block = _compile(_changed_at)
-_place_of_rank = _compile(_place)
 
 
 def _count(old: Words, moved: Flags, shift: int, exponents: int, below: int, above: int, words: Ranks) -> None:
     classes = np.empty(64, dtype=np.uint8)
     never = np.full(len(words), len(old), dtype=np.int64)
     for block in range((len(old) + 63) // 64):
-        _classes_at_block(old, block * 64, shift, exponents, below, above, classes)
+        classes_at(old, block * 64, shift, exponents, below, above, classes)
         again = moved[block] if len(moved) else np.uint64(0)
         advance(classes, ~again, words, never, 0)
         if again:
@@ -117,8 +61,8 @@ def _find(
     found = 0
     for block in range((len(old) + 63) // 64):
         start = block * 64
-        _classes_at_block(old, start, shift, exponents, below, above, classes)
-        hits = _changed_at_block(old, new, start)
+        classes_at(old, start, shift, exponents, below, above, classes)
+        hits = changed_at(old, new, start)
         again = moved[block] if len(moved) else np.uint64(0)
         while hits:
             bit = hits & (~hits + np.uint64(1))
@@ -159,8 +103,6 @@ def _apply(
     new: Words,
 ) -> None:
     """Step the words of these ranks: for each group those from `at` to `ends`, which `at` reaches."""
-    low = (1 << (bits - 1)) - 1
-    whole = (1 << bits) - 1
     classes = np.empty(64, dtype=np.uint8)
     seen = np.zeros(len(at), dtype=np.int64)
     following = np.full(len(at), len(old), dtype=np.int64)
@@ -169,9 +111,9 @@ def _apply(
             following[g] = ranks[at[g]]
     for block in range((len(old) + 63) // 64):
         start = block * 64
-        _classes_at_block(old, start, shift, exponents, below, above, classes)
+        classes_at(old, start, shift, exponents, below, above, classes)
         again = moved[block] if len(moved) else np.uint64(0)
-        _copy_block(old, new, start)
+        copy_block(old, new, start)
         due = advance(classes, ~again, seen, following, 0)
         if again:
             due |= advance(classes, again, seen, following, 16) << np.uint64(16)
@@ -184,14 +126,12 @@ def _apply(
             mark, end = at[g], ends[g]
             wanted = following[g]
             while wanted < until:
-                place = _place_of_rank(own, wanted - rank)
+                place = place_of_rank(own, wanted - rank)
                 place = min(place, len(old) - 1 - start)  # no matter what a mapped file has become meanwhile
                 step = np.int64(steps[mark])
                 if len(moved) and (down[block] >> np.uint64(place)) & np.uint64(1):
                     step = -step
-                was = np.int64(old[start + place])
-                line = ((was ^ ((was >> (bits - 1)) * low)) + step) & whole
-                new[start + place] = line ^ ((line >> (bits - 1)) * low)
+                new[start + place] = stepped_word(np.int64(old[start + place]), step, bits)
                 mark += 1
                 wanted = ranks[mark] if mark < end else len(old)
             at[g] = mark
@@ -250,6 +190,17 @@ def _decode(run_tables: Ranks, run_ends: Ranks, slots: Values, states: States, u
     return used
 
 
+def _slots(frequency: Values, begin: Values, slots: Values) -> None:
+    """See `entropy_coder.Tables.slots`."""
+    for symbol in range(len(frequency)):
+        own = frequency[symbol]
+        first = (np.int64(symbol >> 8) << 12) + begin[symbol]
+        for place in range(own):
+            slots[first + place] = (
+                np.uint32(symbol & 255) | ((own - np.uint32(1)) << np.uint32(8)) | (np.uint32(place) << np.uint32(20))
+            )
+
+
 def _pack(values: Values, widths: Symbols, out: NDArray[np.uint8]) -> None:
     held, bits, at = np.uint64(0), np.uint64(0), 0
     for i in range(len(values)):
@@ -277,13 +228,14 @@ def _unpack(data: NDArray[np.uint8], widths: Symbols, values: Values) -> None:
         bits -= width
 
 
-_count_loop = _compile(_count)
-_find_loop = _compile(_find)
-_apply_loop = _compile(_apply)
-_encode_loop = _compile(_encode)
-_decode_loop = _compile(_decode)
-_pack_loop = _compile(_pack)
-_unpack_loop = _compile(_unpack)
+_count_loop = compiled(_count)
+_find_loop = compiled(_find)
+_apply_loop = compiled(_apply)
+_encode_loop = compiled(_encode)
+_decode_loop = compiled(_decode)
+_slots_loop = compiled(_slots)
+_pack_loop = compiled(_pack)
+_unpack_loop = compiled(_unpack)
 
 
 class NumbaKernels:
@@ -296,18 +248,14 @@ class NumbaKernels:
         _count_loop(old, _flags(history)[0], word_type.mantissa_bits, word_type.exponents, *class_window(top), words)
         return tuple(words.tolist())
 
-    def find(
-        self, old: Words, new: Words, word_type: WordType, top: int, history: History | None
-    ) -> tuple[Groups, Values, Words]:
+    def find(self, old: Words, new: Words, word_type: WordType, top: int, history: History | None) -> Changes:
         # Room for all words, of which the system gives no more than is written to.
         groups = np.empty(len(old), dtype=np.uint8)
         gaps = np.empty(len(old), dtype=np.uint32)
         steps = np.empty(len(old), dtype=word_type.dtype)
         words = _zeros(history)
         found = _find_loop(old, new, *_flags(history), *_format(word_type, top), words, groups, gaps, steps)
-        order = np.argsort(groups[:found], kind="stable")
-        changed = np.bincount(groups[:found], minlength=len(words))
-        return Groups(top, tuple(words.tolist()), tuple(changed.tolist())), gaps[order], steps[order]
+        return _sorted(top, words, groups[:found], gaps, steps)
 
     def apply(
         self, old: Words, word_type: WordType, groups: Groups, history: History | None, ranks: Ranks, steps: Words
@@ -318,6 +266,17 @@ class NumbaKernels:
         _apply_loop(old, *_flags(history), *_format(word_type, groups.top), starts, ends, ranks, steps, new)
         return new
 
+    def apply_both_ways(self, old: Words, word_type: WordType, groups: Groups, ranks: Ranks, steps: Words) -> Applied:
+        words = _zeros(None)
+        new, places, into, gaps, back = apply_both_ways(
+            old, _format(word_type, groups.top), np.array(groups.changed), ranks, steps, words
+        )
+        return Applied(new, places, _sorted(groups.top, words, into, gaps, back))
+
+    symbols_of = staticmethod(numba_symbols.symbols_of)
+    widths_of = staticmethod(numba_symbols.widths_of)
+    numbers_of = staticmethod(numba_symbols.numbers_of)
+
     def rans_encode(self, symbols: Symbols, runs: Runs, tables: Tables, states: States) -> Units:
         units = np.empty(len(symbols), dtype=np.uint16)
         count = _encode_loop(symbols, runs.tables, runs.ends, tables.frequency, tables.begin, states, units)
@@ -325,7 +284,9 @@ class NumbaKernels:
 
     def rans_decode(self, runs: Runs, tables: Tables, states: States, units: Units) -> Symbols:
         symbols = np.empty(runs.symbols, dtype=np.uint8)
-        used = _decode_loop(runs.tables, runs.ends, tables.slots, states, units, symbols)
+        slots = np.empty(len(tables.frequency) * TABLE_TOTAL // MAX_SYMBOLS, dtype=np.uint32)
+        _slots_loop(tables.frequency, tables.begin, slots)
+        used = _decode_loop(runs.tables, runs.ends, slots, states, units, symbols)
         if used < 0:
             raise too_short()
         if used != len(units):
@@ -341,6 +302,13 @@ class NumbaKernels:
         values = np.empty(len(widths), dtype=np.uint32)
         _unpack_loop(np.frombuffer(data, dtype=np.uint8), widths, values)
         return values
+
+
+def _sorted(top: int, words: Ranks, groups: NDArray[np.uint8], gaps: Values, steps: Words) -> Changes:
+    """Changes in the order of the words, `words` being the sizes of the groups, brought into that of the groups."""
+    order = np.argsort(groups, kind="stable")
+    changed = np.bincount(groups, minlength=len(words))
+    return Changes(Groups(top, tuple(words.tolist()), tuple(changed.tolist())), gaps[order], steps[order])
 
 
 def _flags(history: History | None) -> tuple[Flags, Flags]:

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import decode_planes, encode_planes
-from p2prl.patches.ec2 import decode_ec2, encode_ec2
+from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways, encode_changes, encode_ec2
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.history import History
 from p2prl.patches.kernel_choice import fastest_kernels
@@ -84,6 +84,22 @@ def check_each_codec(case: Version) -> None:
             assert np.array_equal(got, new)
     planes = memoryview(encode_planes(old, new, word_type, ZstdCoder()))
     assert np.array_equal(decode_planes(old, planes, word_type, ZstdCoder()), new)
+
+
+def check_both_ways(case: Version) -> None:
+    """Decoding finds what comparing would: the words that changed, and the patch that leads back to the old ones."""
+    word_type, old, new = case
+    body = memoryview(encode_ec2(old, new, word_type, NUMPY_KERNELS))
+    for kernels in BOTH:
+        applied = decode_ec2_both_ways(old, body, word_type, kernels)
+        assert np.array_equal(applied.words, new)
+        assert np.array_equal(np.sort(applied.places), np.flatnonzero(old != new))
+        compared = NUMPY_KERNELS.find(new, old, word_type, body[0], None)
+        assert applied.back.groups == compared.groups
+        assert np.array_equal(applied.back.gaps, compared.gaps)
+        assert np.array_equal(applied.back.steps, compared.steps)
+        back = memoryview(encode_changes(applied.back, word_type, kernels))
+        assert np.array_equal(decode_ec2(new, back, word_type, NUMPY_KERNELS), old)
 
 
 def check_small_pair(old: Words, new: Words) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import PatchReader, decode_segment
-from p2prl.patches.ec2 import decode_ec2
+from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
@@ -20,6 +22,7 @@ from p2prl.patches.stream_format import MAGIC, Codec, SegmentHeader, words_diges
 from p2prl.patches.words import BF16, Words, WordType
 from p2prl.testing.patch_properties import (
     Version,
+    check_both_ways,
     check_each_codec,
     check_round_trip,
     check_small_pair,
@@ -43,6 +46,12 @@ def test_any_words_survive_each_codec(case: Version) -> None:
     check_each_codec(case)
 
 
+@given(versions())
+@settings(max_examples=120, deadline=None)
+def test_a_patch_that_is_decoded_tells_the_way_back(case: Version) -> None:
+    check_both_ways(case)
+
+
 @given(pairs_of_words, pairs_of_words)
 @settings(max_examples=200, deadline=None)
 def test_any_pair_of_small_arrays(old: Words, new: Words) -> None:
@@ -54,9 +63,13 @@ def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels
     header = SegmentHeader(codec=codec, body_bytes=len(body), pre=words_digest(old), post=words_digest(old))
     if codec is Codec.EC2:
         try:
-            return decode_ec2(old, memoryview(body), word_type, kernels)
-        except RemoteProtocolError:
+            found = decode_ec2(old, memoryview(body), word_type, kernels)
+        except RemoteProtocolError as error:
+            with pytest.raises(RemoteProtocolError, match=re.escape(str(error))):
+                decode_ec2_both_ways(old, memoryview(body), word_type, kernels)
             return None
+        assert np.array_equal(decode_ec2_both_ways(old, memoryview(body), word_type, kernels).words, found)
+        return found
     try:
         return decode_segment(old, header, body, word_type, kernels)
     except (RemoteProtocolError, IntegrityError):

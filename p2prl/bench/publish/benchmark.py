@@ -1,13 +1,15 @@
 """The publish benchmark: how long training waits for a new version, and what the version costs until it is announced.
 
 It drives the learner's own publisher (`p2prl.learner.publishing.policy_publisher`) with a model of Qwen2's shape and
-random weights. Between two versions the weights move as under Adam at a learning rate of 1e-6 with unit gradients,
-which changes about one bf16 word in a hundred. Nothing is trained while a version is written.
+random weights. Between two versions the weights move as under Adam with stationary moments (β₁ .9, a tenth of a unit
+gradient is signal); at a learning rate of 1e-6 that changes one bf16 word in a hundred. Nothing is trained while a
+version is written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import tempfile
@@ -41,7 +43,7 @@ from p2prl.net.storage.weight_store import WeightStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 
@@ -50,7 +52,9 @@ REBUILD_BOUND_CPU_S = 2.0
 MEMORY_BOUND_BYTES = 300 * 1000 * 1000
 """Demands at half a billion parameters in bf16, on two quiet cores."""
 
-_LEARNING_RATE = 1e-6
+_FIRST_MOMENT = math.sqrt(0.1 / 1.9 + 0.01)
+"""Standard deviation of Adam's first moment: of noise of variance 1 averaged with β₁ = .9, and of a signal of .1. The
+second moment is 1. Drawn anew for each version, where a real one would keep nine tenths of it."""
 _BLOCK = 1 << 20
 _SAMPLE_S = 0.005
 
@@ -62,11 +66,13 @@ class PublishBenchConfig:
     model: str = "123m"
     versions: int = 9
     dtype: str = "bfloat16"
+    learning_rate: float = 1e-6
     seed: int = 0
 
     def __post_init__(self) -> None:
         require("model", self.model, self.model in SHAPES, f"one of {', '.join(SHAPES)}")
         require("versions", self.versions, 2 <= self.versions <= 1000, "2 to 1000")
+        require("learning_rate", self.learning_rate, 0 < self.learning_rate <= 1, "above 0, at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,8 @@ class PublishReport:
     bytes: int
     """Of one version's weights."""
     versions: int
+    changed_share: float
+    """Share of the words that differ from the version before."""
     trainer_blocked_s: float
     """Copy of the weights out of the model."""
     head_s: float
@@ -182,17 +190,18 @@ def anonymous_bytes() -> int:
 
 
 class _Training:
-    """Moves a model's weights as Adam with unit gradients would."""
+    """Moves a model's weights as Adam with stationary moments would."""
 
-    def __init__(self, model: Any, seed: int) -> None:
+    def __init__(self, model: Any, config: PublishBenchConfig) -> None:
+        self._step = config.learning_rate * _FIRST_MOMENT
         self._parameters = [parameter.detach().view(-1) for parameter in model.parameters()]
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(config.seed)
 
     def step(self) -> None:
         for flat in self._parameters:
             for start in range(0, len(flat), _BLOCK):
                 part = flat[start : start + _BLOCK]
-                part.add_(torch.randn(len(part), generator=self._generator), alpha=_LEARNING_RATE)
+                part.add_(torch.randn(len(part), generator=self._generator), alpha=self._step)
 
 
 def run_publish_bench(config: PublishBenchConfig, *, on_progress: Callable[[str, float], None]) -> PublishReport:
@@ -220,7 +229,7 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
         random_bytes=os.urandom,
         stage=ThreadStage("p2prl-publishing", on_start=lambda: None, on_done=lambda: None),
     )
-    training, copy = _Training(model, config.seed), publisher.snapshot()
+    training, copy = _Training(model, config), publisher.snapshot()
     blocked: list[float] = []
     heads: list[float] = []
     written: list[float] = []
@@ -248,6 +257,7 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
         return PublishReport(
             bytes=layout.size_bytes,
             versions=config.versions,
+            changed_share=_changed_share(storage, config),
             trainer_blocked_s=statistics.median(blocked[1:]),
             head_s=statistics.median(heads[1:]),
             head_longest_s=max(heads[1:]),
@@ -266,6 +276,12 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
     finally:
         publisher.close()
         storage.close()
+
+
+def _changed_share(storage: LearnerStorage, config: PublishBenchConfig) -> float:
+    word = np.dtype(f"<u{DTYPE_BYTES[config.dtype]}")
+    last, before = (np.frombuffer(storage.published.chain.copy_of(config.versions - number), word) for number in (1, 2))
+    return float(np.mean(last != before))
 
 
 def _switch_s(storage: LearnerStorage, version: int) -> float:

@@ -20,6 +20,9 @@ def bench_publish(
     dtype: Annotated[str, typer.Option("--dtype", help="Type of the weights: bfloat16, float16, float32.")] = (
         "bfloat16"
     ),
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", help="Of the simulated updates; 1e-6 changes 1 % of bf16 words.")
+    ] = 1e-6,
     check: Annotated[bool, typer.Option("--check", help="Exit 1 when a demand is not met.")] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -36,13 +39,14 @@ def bench_publish(
     )
 
     began = time.monotonic()
-    config = PublishBenchConfig(model=model, versions=versions, dtype=dtype, seed=seed)
+    config = PublishBenchConfig(model=model, versions=versions, dtype=dtype, learning_rate=learning_rate, seed=seed)
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         report = run_publish_bench(config, on_progress=on_progress)
     if as_json:
         emit({**vars(report), "met": report.met, "seed": seed, "wall_s": time.monotonic() - began})
     else:
-        say(f"{report.versions} versions of {report.bytes:,} bytes, published patches {report.patch_bytes:,} bytes")
+        say(f"{report.versions} versions of {report.bytes:,} bytes, {report.changed_share:.2%} of the words change")
+        say(f"published patches: {report.patch_bytes:,} bytes")
         say(f"on disk: {report.store_bytes:,} bytes")
         say(f"memory beyond the copy of the weights: {report.peak_bytes_beyond_weights:,} bytes")
         say(f"weights file rewritten after {report.written_s:.2f} s, processor time {report.head_cpu_s:.2f} s")

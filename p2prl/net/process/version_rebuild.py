@@ -22,13 +22,14 @@ from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError
 from p2prl.net.process import control
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER
+from p2prl.net.storage.chain_state import ChainState
 from p2prl.net.storage.redo_records import redo_record
 from p2prl.net.storage.store_files import StoreFiles
 from p2prl.net.storage.tree_files import TreeFiles
 from p2prl.net.storage.weight_names import WeightNames
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.decode import Rebuilt, apply_route
-from p2prl.patches.encode import encode_segment
+from p2prl.patches.encode import encode_segment, encode_way_back
 from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans, words_digest
 from p2prl.patches.words import WORD_TYPES, Words
@@ -134,25 +135,51 @@ class _Rebuild:
         room = state.size_bytes // _MOST_SHARE
         try:
             for index, segment in enumerate(segments):
-                old, new = chain.at_words(index), segment.words
-                redo = redo_record(np.flatnonzero(old != new), new, self._word_type)
+                redo = self._redo(index, segment)
                 room -= len(redo)
                 if room < 0:
                     return False  # without the time that its inverse would take
-                # The digest of the file's words is known from the inverse before: if they were damaged since, the new
-                # ones are not those that were signed.
-                digests = (
-                    segment.digest or words_digest(new),
-                    chain.digest_of(state, state.at, index) or words_digest(old),
-                )
-                header, body = encode_segment(new, old, self._word_type, self._kernels, digests=digests)
-                room -= len(body)
-                staged.add(redo, [header.pack() + body])
+                inverse = self._inverse(state, index, segment)
+                room -= len(inverse)
+                staged.add(redo, [inverse])
             staged.complete(root)
         finally:
             staged.discard()
         chain.commit()
         return True
+
+    def _redo(self, index: int, segment: Rebuilt) -> bytes:
+        """What turns a segment of the chain's file into that of the version."""
+        if self._follows and segment.applied is not None:
+            return redo_record(segment.applied.places, segment.words, self._word_type)
+        return redo_record(np.flatnonzero(self._at(index, segment) != segment.words), segment.words, self._word_type)
+
+    def _inverse(self, state: ChainState, index: int, segment: Rebuilt) -> bytes:
+        """The piece of the inverse patch for a segment: its header and its body."""
+        # The digest of the file's words is known from the inverse before: if they were damaged since, the new ones are
+        # not those that were signed.
+        known = self._chain.digest_of(state, state.at, index)
+        digests = (
+            segment.digest or words_digest(segment.words),
+            words_digest(self._at(index, segment)) if known is None else known,
+        )
+        made = None
+        if self._follows and segment.applied is not None:
+            made = encode_way_back(segment.applied, self._word_type, self._kernels, digests=digests)
+        if made is None:
+            old, new = self._at(index, segment), segment.words
+            made = encode_segment(new, old, self._word_type, self._kernels, digests=digests)
+        return made[0].pack() + made[1]
+
+    def _at(self, index: int, segment: Rebuilt) -> Words:
+        """Words of a segment of the chain's file."""
+        return segment.old if self._follows and segment.old is not None else self._chain.at_words(index)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the patches lead on from the version in the chain's file."""
+        state = self._chain.state
+        return state is not None and state.at == state.version_of(self._order.base)
 
     def _begin_chain(self) -> None:
         """Write the version as the first of a chain."""
@@ -185,7 +212,12 @@ class _Rebuild:
         names = WeightNames(order.weights.chunk_bytes)
         streams = [_pieces(self._path(root)) for root in order.patches]
         for segment in apply_route(
-            streams, self._base_words(), words=self._words, word_type=self._word_type, kernels=self._kernels
+            streams,
+            self._base_words(),
+            words=self._words,
+            word_type=self._word_type,
+            kernels=self._kernels,
+            both_ways=self._follows,
         ):
             names.add(_bytes_of(segment.words))
             yield segment

@@ -43,6 +43,9 @@ from p2prl.protocol.digests import Digest
 WEIGHTS_FILE, STATE_FILE, REDO_FILE = "weights", "chain.json", "redo"
 _LENGTH = struct.Struct("<Q")
 
+_MAPPED_AT_ONCE = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+"""All pages in one call, where the system has it: reading a segment would else stop at every sixteenth page."""
+
 
 class ChainReader:
     """Reads the versions of the chain in one directory. Methods may be called from several threads."""
@@ -154,11 +157,16 @@ class ChainReader:
             return os.pread(file, length, offset)
 
     def at_words(self, index: int) -> Words:
-        """The words of a segment of the weights file as they are, for the process that writes it."""
+        """The words of a segment of the weights file as they are, for the process that writes it. They are mapped: what
+        it writes shows in them."""
         state = self._required()
         start, count = segment_spans(state.words)[index]
+        size, offset = count * state.word_type.word_bytes, start * state.word_type.word_bytes
         with (self.directory / WEIGHTS_FILE).open("rb") as file:
-            data = os.pread(file.fileno(), count * state.word_type.word_bytes, start * state.word_type.word_bytes)
+            try:
+                data = mmap.mmap(file.fileno(), size, flags=_MAPPED_AT_ONCE, prot=mmap.PROT_READ, offset=offset)
+            except ValueError as error:
+                raise IntegrityError("the weights file is too short") from error
         return np.frombuffer(data, dtype=state.word_type.dtype)
 
     def view_of(self, version: int) -> memoryview:

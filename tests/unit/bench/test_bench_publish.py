@@ -25,6 +25,7 @@ from p2prl.models.tiny_models import tiny_model
 AT_THE_BOUNDS = PublishReport(
     bytes=1000,
     versions=2,
+    changed_share=0.01,
     trainer_blocked_s=BLOCKED_BOUND_S,
     head_s=HEAD_BOUND_S,
     head_longest_s=9.0,
@@ -46,14 +47,16 @@ AT_THE_BOUNDS = PublishReport(
 def test_versions_are_published_and_measured(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     model = tiny_model(seed=1).model
     monkeypatch.setattr(benchmark, "random_model", lambda name, **_: model)
-    monkeypatch.setattr(benchmark, "_LEARNING_RATE", 1e-4)  # tiny weights are few: so that each version changes some
     told: list[float] = []
     report = run_publish_bench(
-        PublishBenchConfig(versions=5, dtype=dtype), on_progress=lambda _, share: told.append(share)
+        # Tiny weights are few: at this rate each version changes some.
+        PublishBenchConfig(versions=5, dtype=dtype, learning_rate=1e-4),
+        on_progress=lambda _, share: told.append(share),
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert report.bytes == parameters * (2 if dtype == "bfloat16" else 4)
     assert report.versions == 5
+    assert 0.1 < report.changed_share < 1
     assert told == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert 0 < report.patch_bytes < 5 * report.bytes
     assert report.bytes < report.store_bytes < 7 * report.bytes, "the weights once, and five inverse patches"
@@ -81,7 +84,7 @@ def test_every_demand_decides(worse: dict[str, Any]) -> None:
     assert not replace(AT_THE_BOUNDS, **worse).met
 
 
-@pytest.mark.parametrize("wrong", [{"model": "7b"}, {"versions": 1}, {"versions": 1001}])
+@pytest.mark.parametrize("wrong", [{"model": "7b"}, {"versions": 1}, {"versions": 1001}, {"learning_rate": 0.0}])
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         PublishBenchConfig(**wrong)

@@ -366,7 +366,7 @@ def test_failed_swap_stops_sampling_until_the_next_policy() -> None:
     policy = _policy(model)
     sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
     good = bytes(flatten(model, layout_of(model, "float32")))
-    torn = bytearray(good)
+    torn = flatten(_model("gpt2", seed=4), layout_of(model, "float32"))  # so much changes that all is copied
     staged = sampler.stage(torn, 2)
     torn[40] ^= 1  # as a file would be that moves on before it is read again
     with pytest.raises(IntegrityError, match="not those it was given"):

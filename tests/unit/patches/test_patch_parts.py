@@ -73,7 +73,8 @@ def test_groups_count_and_find_words_by_hand() -> None:
     new = old + np.array([0, 1, 0, 2, 1, 0], dtype=np.uint16)
     history = History(np.array([0b010010], dtype=np.uint64), np.array([0b010000], dtype=np.uint64))
     for kernels in (NUMPY_KERNELS, fastest_kernels()):
-        groups, gaps, steps = kernels.find(old, new, BF16, 127, history)
+        found = kernels.find(old, new, BF16, 127, history)
+        groups, gaps, steps = found.groups, found.gaps, found.steps
         assert [(g, n, groups.changed[g]) for g, n in enumerate(groups.words) if n] == [
             (14, 1, 0),
             (15, 3, 1),
@@ -162,14 +163,15 @@ def test_tables_are_close_to_the_counts() -> None:
 
 def test_the_computed_table_is_geometric() -> None:
     marks, words = 1000, 64_000
-    table = geometric(marks, words, 44)
+    alone, table, _ = geometric([(5, 5), (marks, words), (1, 2)], [1, 44, 7])
     keep = 1 - marks / words
     exact = [keep ** float(FIRST[interval]) - keep ** float(FIRST[interval + 1]) for interval in range(44)]
     assert table.sum() == 4096
     assert np.abs(table - 4096 * np.array(exact)).max() < 4096 * 0.012
-    assert np.array_equal(geometric(5, 5, 1), [4096])
+    assert np.array_equal(alone, [4096])
+    assert geometric([], []) == []
     for symbols in range(1, GAP_SYMBOLS + 1):
-        table = geometric(1, 1 << 22, symbols)
+        (table,) = geometric([(1, 1 << 22)], [symbols])
         assert (len(table), table.sum()) == (symbols, 4096)
         assert table.min() >= 1
 
