@@ -157,7 +157,7 @@ class Plan:
 def main() -> int:
     """Run missing cases and print the table; exit 1 when another method is better than the first, see `_is_better`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default="gepo_t:sharpness=1,grpo", help="losses, as gepo_t:sharpness=1+lr=0.00025")
+    parser.add_argument("--methods", default="topr:sharpness=1,grpo", help="losses, as topr:sharpness=1+lr=0.00025")
     parser.add_argument("--delay", default="const:64", help="delay distribution, as in p2prl bench staleness")
     parser.add_argument("--updates", type=int, default=320, help="learner updates of a run")
     parser.add_argument("--lr", type=float, default=5e-4, help="learning rate of methods that name none")
