@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss, loss_by_n
 from p2prl.errors import LocalProtocolError
 from tests.unit.algorithms.loss_oracles import (
     MAX_TOKENS,
+    Array,
     Case,
     coefficients,
     dpo_oracle,
@@ -70,26 +72,38 @@ def test_dpo_equals_the_oracle(tie: bool) -> None:
         np.testing.assert_allclose(gradient, expected, rtol=1e-8, atol=1e-10)
 
 
+def weighted_gradient(case: Case, weigh: Callable[[Array, Array, float, int, int], float | Array]) -> Array:
+    """−c w A of every token: `weigh` gives w of a completion from its log-probs, its sampler's, A and its place."""
+    c, expected = coefficients(case.mask, "seq_mean"), np.zeros_like(case.p)
+    for b in range(3):
+        for i in range(4):
+            on, a = case.mask[b, i], case.advantages[b, i]
+            expected[b, i][on] = -c[b, i] * a * weigh(case.p[b, i][on], case.q[b, i][on], a, b, i)
+    return expected
+
+
+def over_nll(ps: Array, sharpness: float) -> float:
+    """1/NLL^κ; of the NLLs of the case some lie below this floor, some above."""
+    return float(max(-float(ps.mean()), 1.1) ** -sharpness)
+
+
 @pytest.mark.parametrize(("negatives", "sharpness"), [(1.0, 0.0), (0.3, 0.0), (0.0, 0.0), (1.0, 1.0), (0.3, 0.5)])
 @pytest.mark.parametrize("taper_name", ["sequence", "geometric", "token"])
 @pytest.mark.parametrize("name", ["gepo_t", "gex"])
 def test_tapers_equal_the_oracle(name: str, taper_name: str, negatives: float, sharpness: float) -> None:
     case = make_case(3, 0.8)
-    c = coefficients(case.mask, "seq_mean")
-    expected = np.zeros_like(case.p)
-    for b in range(3):
-        for i in range(4):
-            on, a = case.mask[b, i], case.advantages[b, i]
-            ps, qs = case.p[b, i][on], case.q[b, i][on]
-            untapered = {"gepo_t": gepo_t, "gex": gex}[name](ps, qs, 1.0, case, b, i)
-            bound = {
-                "sequence": np.full(len(ps), math.exp(np.sum(ps - qs))),
-                "geometric": np.full(len(ps), math.exp(np.mean(ps - qs))),
-                "token": np.exp(ps - qs),
-            }[taper_name]
-            w = negatives * np.minimum(np.minimum(untapered, 1.0), bound) if a < 0 else np.full(len(ps), untapered)
-            uncertain = max(-ps.mean(), 1.1)  # some completions of this case lie below the floor, some above
-            expected[b, i][on] = -c[b, i] * w * a / uncertain**sharpness
+
+    def weigh(ps: Array, qs: Array, a: float, b: int, i: int) -> Array:
+        untapered = {"gepo_t": gepo_t, "gex": gex}[name](ps, qs, 1.0, case, b, i)
+        bound = {
+            "sequence": np.full(len(ps), math.exp(np.sum(ps - qs))),
+            "geometric": np.full(len(ps), math.exp(np.mean(ps - qs))),
+            "token": np.exp(ps - qs),
+        }[taper_name]
+        w = negatives * np.minimum(np.minimum(untapered, 1.0), bound) if a < 0 else np.full(len(ps), untapered)
+        return np.asarray(w * over_nll(ps, sharpness))
+
+    expected = weighted_gradient(case, weigh)
     policy = torch.tensor(case.p, requires_grad=True)
     options = {"taper": taper_name, "negatives": negatives, "sharpness": sharpness, "nll_floor": 1.1}
     output = build_loss(name, options=options).loss(policy, case.batch())
@@ -102,14 +116,11 @@ def test_tapers_equal_the_oracle(name: str, taper_name: str, negatives: float, s
 @pytest.mark.parametrize("sharpness", [0.0, 0.5, 1.0])
 def test_topr_divided_by_nll_equals_the_oracle(sharpness: float) -> None:
     case = make_case(3, 0.8)
-    c = coefficients(case.mask, "seq_mean")
-    expected = np.zeros_like(case.p)
-    for b in range(3):
-        for i in range(4):
-            on, a = case.mask[b, i], case.advantages[b, i]
-            ps, qs = case.p[b, i][on], case.q[b, i][on]
-            w = min(1.0, math.exp(np.sum(ps - qs))) if a < 0 else 1.0
-            expected[b, i][on] = -c[b, i] * w * a / max(-ps.mean(), 1.1) ** sharpness  # some NLLs are below the floor
+
+    def weigh(ps: Array, qs: Array, a: float, *_: int) -> float:
+        return (min(1.0, math.exp(np.sum(ps - qs))) if a < 0 else 1.0) * over_nll(ps, sharpness)
+
+    expected = weighted_gradient(case, weigh)
     policy = torch.tensor(case.p, requires_grad=True)
     output = build_loss("topr", options={"sharpness": sharpness, "nll_floor": 1.1}).loss(policy, case.batch())
     (gradient,) = torch.autograd.grad(output.loss, policy)
