@@ -23,7 +23,6 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.manifests import chunk_bytes_for
 
 MIB = 1024 * 1024
-LEAST_CHUNK_BYTES = 128 * 1024
 
 SCHEMES: dict[str, Callable[[Population, Tell], Outcome]] = {
     "star": lambda population, tell: Tree(population, star(population)).run(tell),
@@ -75,8 +74,8 @@ class SpreadConfig:
 
     @property
     def chunk_bytes(self) -> int:
-        """Chunk size: the power of two nearest to 1/256 of the blob, at least 128 KiB."""
-        return max(LEAST_CHUNK_BYTES, chunk_bytes_for(self.size_bytes))
+        """Chunk size, as the product chooses it."""
+        return chunk_bytes_for(self.size_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,10 @@
-"""Home links on virtual time: each uplink and each downlink carries one chunk at a time.
+"""Home links on virtual time: an uplink carries one chunk after the other, a downlink several side by side.
 
-An uplink sends chunks in order, at its own rate; the bits arrive one latency later and pass the receiver's downlink in
-the order in which they were sent, so a chunk takes the longer of the two times. This models a paced sender on a home
-link. Control messages take only the latency, but their bytes are charged to the uplink, and chunks wait longer for it:
-so does the product's bucket.
+An uplink sends chunks in order, at its own rate; the bits arrive one latency later. A downlink takes chunks of several
+senders side by side, as TCP connections share a line: each takes its share of the line's capacity in the order in which
+they were sent, and is complete when its sender has sent it as well. A slow sender does not hold up the others. This
+models a paced sender on a home link. Control messages take only the latency, but their bytes are charged to the uplink,
+and chunks wait longer for it: so does the product's bucket.
 """
 
 from __future__ import annotations
@@ -83,9 +84,8 @@ class PacedLinks:
         sent_at = now + (size + link._debt_bytes) / link.upload_bytes_s
         link._debt_bytes = 0.0
         link.sent_bytes += size
-        first_bit = max(now + latency, receiver._download_free)
-        complete_at = max(sent_at + latency, first_bit + size / receiver.download_bytes_s)
-        receiver._download_free = complete_at
+        receiver._download_free = max(now + latency, receiver._download_free) + size / receiver.download_bytes_s
+        complete_at = max(sent_at + latency, receiver._download_free)
         self.loop.at(sent_at, lambda: self._begin(source))
 
         def arrive() -> None:

@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2prl.bench.spread import product_relay
 from p2prl.bench.spread.benchmark import (
@@ -233,6 +235,31 @@ def test_the_least_time_of_a_star() -> None:
     )
     assert slow.star_s() == pytest.approx(8.0), "the slowest survivor's downlink"
     assert row_of("x", slow, 0.5, NOTHING).star_over_bound == pytest.approx(1.0)
+
+
+def test_a_slow_sender_does_not_hold_up_the_others_on_a_downlink() -> None:
+    loop = VirtualLoop()
+    links = PacedLinks(loop, [PacedLink(1e5, 1e9), PacedLink(1e6, 1e9), PacedLink(1.0, 2e6)], near_s=0.0)
+    arrived: list[float] = []
+    for source in (0, 1):
+        links.send(source, 2, 1_000_000, lambda: arrived.append(loop.now - START), lambda: None)
+    loop.run_until(START + 20.0)
+    assert arrived == pytest.approx([1.0, 10.0])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), min_size=1, max_size=30), st.floats(1e3, 1e6))
+def test_a_downlink_never_takes_more_than_its_rate(chunks: list[tuple[int, int]], rate: float) -> None:
+    loop = VirtualLoop()
+    links = PacedLinks(loop, [*(PacedLink(2.0**n * 1e4, 1e9) for n in range(4)), PacedLink(1.0, rate)], near_s=0.01)
+    arrived: list[tuple[float, int]] = []
+    for source, kilobytes in chunks:
+        links.send(source, 4, 1000 * kilobytes, lambda s=kilobytes: arrived.append((loop.now - START, s)), lambda: None)  # type: ignore[misc]
+    loop.run_until(START + 1e5)
+    assert len(arrived) == len(chunks)
+    total = 0
+    for at, kilobytes in arrived:
+        total += 1000 * kilobytes
+        assert total <= rate * (at - 0.01 + 1e-6), "but for rounding"
 
 
 def test_control_bytes_delay_the_next_chunk() -> None:
