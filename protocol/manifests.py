@@ -42,6 +42,8 @@ RUN_FILE_NAMES = frozenset(
 MIN_TASK_WEIGHT, MAX_TASK_WEIGHT = 1e-6, 1e6
 """Bounds on a task's weight in the mix. They keep sums exact enough that every machine draws the same task."""
 
+_USUAL_CHUNK_BYTES, _ENOUGH_CHUNKS = 64 * 1024, 32  # smaller ones would cost a long line more round trips
+
 
 class TensorSpec(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor of a layout. Its place in the layout is its place in the weight bytes."""
@@ -130,8 +132,8 @@ def blob_of(data: bytes | memoryview, chunk_bytes: int) -> BlobRef:
 
 
 def chunk_bytes_for(size_bytes: int, *, pieces: int = 256) -> int:
-    """The power of two nearest `size/pieces`, within the chunk limits."""
-    ideal = max(1.0, size_bytes / pieces)
+    """The power of two nearest `size/pieces`, within the limits; no small chunks where there are enough large ones."""
+    ideal = max(1.0, size_bytes / pieces, min(_USUAL_CHUNK_BYTES, size_bytes / _ENOUGH_CHUNKS))
     power = 1 << max(0, round(math.log2(ideal)))
     return min(limits.MAX_CHUNK_BYTES, max(limits.MIN_CHUNK_BYTES, power))
 

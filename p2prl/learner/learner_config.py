@@ -31,8 +31,9 @@ class LearnerConfig:
     pace_limit: float = 0.25
     """Longest wait between two updates for machines so slow that their groups would be too stale, as a share of the
     time an update takes; 0 never waits."""
-    chunk_pieces: int = 32
-    """Chunks a version's weights are cut into, so that volunteers relay while they still download."""
+    chunk_pieces: int = 256
+    """Chunks a version's weights are cut into, so that volunteers relay while they still download; fewer when they
+    would be smaller than 64 KiB."""
     publish: Literal["manifest", "auto"] = "manifest"
     """When versions are published: every `publish_every` updates of the run manifest, or, with `auto`, as measured
     update and broadcast times allow, but never more often than that."""

@@ -2,13 +2,11 @@
 
 Nothing is requested without a grant, so a requested chunk is being sent or about to be. Requests beyond what the
 downlink receives in `RelayConfig.window_s` are not made: they would delay every chunk, and overdue chunks are requested
-twice.
+twice. Towards the end a slow neighbor's grant is declined when its chunk would be the last to arrive.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Iterator
 
 from p2prl.errors import RemoteProtocolError
@@ -27,6 +25,7 @@ from p2prl.protocol.link_messages import (
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
+from p2prl.swarm.relay.observed_rates import DownlinkRate
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
 from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, depth_beyond, under_way_at_most
 
@@ -34,9 +33,9 @@ _LEAST_ASKED = 8
 """Volunteers queried for a blob at first, or as many as it has chunks: more could not each send one. All are queried
 when no chunk arrives."""
 
-_MEASURE_S = 2.0
-_SAMPLES = 8
-"""Shortest sample of the downlink's rate when it is not configured, and how many are kept."""
+_SILENT_S = 0.5
+_SILENT_CHUNKS = 2.0
+"""A neighbor is silent when no chunk came for this long and this many times what its chunks take so far."""
 
 
 def check_have(transfer: Transfer, bitmap: bytes) -> None:
@@ -52,10 +51,7 @@ class ChunkDownloads:
         self._state = state
         self._in_flight: dict[Place, list[PeerId]] = {}
         """Chunk → peers it was requested from, the first request first."""
-        self._window_from = -math.inf
-        self._window_bytes = 0
-        self._rates: deque[float] = deque(maxlen=_SAMPLES)
-        self._best_bytes_s = 0.0
+        self._downlink = DownlinkRate()
         self._snubs_end: list[float] = []
         self.completed: list[Transfer] = []
         """Transfers whose last chunk has arrived, for the owner to take and clear."""
@@ -116,7 +112,7 @@ class ChunkDownloads:
         request = neighbor.pending.get(chunk)
         if request is not None:
             neighbor.note_arrival(now - request.at, now)
-        self._measure(0 if transfer is None else transfer.ref.span(chunk[1])[1], now)
+        self._downlink.take(0 if transfer is None else transfer.ref.span(chunk[1])[1], now)
         self._release(source, neighbor, chunk)
         stats = self._state.stats
         if transfer is None or transfer.have >> chunk[1] & 1:
@@ -223,21 +219,31 @@ class ChunkDownloads:
         state = self._state
         # What an honest peer may have granted and be sending at once.
         depth = under_way_at_most(state.config.pipeline_depth, depth_beyond(neighbor.delivered))
-        if not neighbor.has_delivered and self._best_bytes_s:
+        if not neighbor.has_delivered and self._downlink.bytes_s:
             depth = 1  # others deliver, and this one has yet to
         if (
             not offered
             or neighbor.snubbed_until > now
             or len(neighbor.pending) >= depth
-            or not self._has_window(transfer, now)
+            or not self._has_window(neighbor, transfer, now)
         ):
             return None
         fresh = offered & ~transfer.requested
         if fresh:
-            return transfer.rarity.rarest(fresh, state.rng)
+            is_last = self._would_be_last(neighbor, transfer, now)
+            return None if is_last else transfer.rarity.rarest(fresh, state.rng)
         if transfer.all_chunks & ~(transfer.have | transfer.requested):
             return None  # some chunk is still to be requested from others
         return self._endgame(neighbor, transfer, offered, now)
+
+    def _would_be_last(self, neighbor: Neighbor, transfer: Transfer, now: float) -> bool:
+        """Whether a chunk from here would arrive after all others, as fast as they come so far: then somebody else
+        has the time to send it, or one of the others has to arrive first."""
+        missing = (transfer.all_chunks & ~transfer.have).bit_count() * transfer.ref.chunk_bytes
+        if not transfer.requested or neighbor.chunk_s * self._downlink.bytes_s <= missing:
+            return False
+        flying = ((peers[0], chunk) for chunk, peers in self._in_flight.items() if chunk[0] == transfer.root)
+        return neighbor.chunk_s > max(self._left_s(peer, chunk, now) for peer, chunk in flying)
 
     def _endgame(self, neighbor: Neighbor, transfer: Transfer, offered: int, now: float) -> int | None:
         """A chunk already requested whose second copy would arrive much sooner; the latest of them."""
@@ -258,9 +264,11 @@ class ChunkDownloads:
         return best
 
     def _is_silent(self, peer: PeerId, chunk: Place, now: float) -> bool:
-        """Whether a neighbor that never delivered anything lets a request lie."""
-        neighbor = self._state.neighbors[peer]
-        return not neighbor.has_delivered and now >= neighbor.pending[chunk].at + self._state.config.stall_s
+        """Whether a neighbor lets a request lie: its machine may be off, which only the link's timeout shows."""
+        neighbor, quiet_s = self._state.neighbors[peer], self._state.config.stall_s
+        if neighbor.has_delivered:
+            quiet_s = _SILENT_S + _SILENT_CHUNKS * neighbor.chunk_s
+        return now >= max(neighbor.pending[chunk].at, neighbor.heard_at) + quiet_s
 
     def _left_s(self, peer: PeerId, chunk: Place, now: float) -> float:
         """Time until a requested chunk arrives: by its sender's chunk time, or as long again as it is overdue."""
@@ -279,15 +287,15 @@ class ChunkDownloads:
         paces = [n.chunk_s for n in self._state.neighbors.values() if n.chunk_s]
         return sum(paces) / len(paces) if paces else 0.0
 
-    def _has_window(self, transfer: Transfer, now: float) -> bool:
+    def _has_window(self, neighbor: Neighbor, transfer: Transfer, now: float) -> bool:
         config, chunk_bytes = self._state.config, transfer.ref.chunk_bytes
-        if config.download_bytes_s:
-            chunks = config.download_bytes_s * config.window_s / chunk_bytes
-        else:
-            # Wide enough for slow senders: they take long for a chunk, and many of them fill a downlink.
-            window_s = max(config.window_s, chunk_bytes / config.least_bytes_s)
-            chunks = (2 * self._best_bytes_s * window_s or config.least_window_bytes) / chunk_bytes
-        # Requests that neighbors without a delivery let lie come out of nobody's downlink.
+        rate = config.download_bytes_s or self._downlink.bytes_s
+        chunks = (rate * config.window_s or config.least_window_bytes) / chunk_bytes
+        if len(neighbor.pending) < config.pipeline_depth:
+            # Slow senders take long for a chunk, and many of them fill a downlink. For the others it is too wide: they
+            # would queue for seconds before it, and who falls silent would be noticed as much later.
+            chunks = max(chunks, 2 * rate / config.least_bytes_s)
+        # Requests that neighbors let lie come out of nobody's downlink.
         lying = sum(self._is_silent(peers[0], chunk, now) for chunk, peers in self._in_flight.items())
         return len(self._in_flight) - lying < max(config.least_window, chunks)
 
@@ -298,16 +306,6 @@ class ChunkDownloads:
         config = self._state.config
         most_s = max(config.request_timeout_s, 2 * transfer.ref.chunk_bytes / config.least_bytes_s)
         return min(most_s, config.stall_s + 3 * neighbor.chunk_s) if neighbor.delivered else most_s
-
-    def _measure(self, size: int, now: float) -> None:
-        """Note bytes that arrived: the best rate of the last samples, of `_MEASURE_S` or more each."""
-        span = now - self._window_from
-        if span >= _MEASURE_S:
-            if not math.isinf(span):
-                self._rates.append(self._window_bytes / span)
-            self._window_from, self._window_bytes = now, 0
-            self._best_bytes_s = max(self._rates, default=0.0)
-        self._window_bytes += size
 
     # --- bookkeeping -------------------------------------------------------------------------------------------
 

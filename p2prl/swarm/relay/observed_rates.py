@@ -1,4 +1,4 @@
-"""Rates that a node finds by itself: of its own uplink while it sends, and of its neighbors' progress.
+"""Rates that a node finds by itself: of its own line while it sends and receives, and of its neighbors' progress.
 
 Nobody's word is needed for either, so nobody gains or loses by what it claims.
 """
@@ -19,6 +19,10 @@ _KEEP_S = 30.0
 _BUSY_CHUNKS = 2
 """Chunks under way all through a sample that measured the line, and not how much was wanted: with one alone, the line
 rests for each round trip."""
+
+_RECEIVE_S = 2.0
+_RECEIVE_SAMPLES = 8
+"""Shortest sample of the downlink, and how many are kept."""
 
 _HORIZON_S = 8.0
 """Progress is averaged over this long: a chunk of 512 KiB takes 5 s on an uplink of 1 Mbit/s."""
@@ -77,6 +81,27 @@ class SendRate:
 
 
 @dataclass(slots=True)
+class DownlinkRate:
+    """The best rate of the last samples of what arrives: a line with too little to receive is not slow."""
+
+    bytes_s: float = 0.0
+    """0 before the first sample."""
+    _from: float = -math.inf
+    _bytes: int = 0
+    _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RECEIVE_SAMPLES))
+
+    def take(self, size_bytes: int, now: float) -> None:
+        """Bytes have arrived."""
+        span_s = now - self._from
+        if span_s >= _RECEIVE_S:
+            if not math.isinf(span_s):
+                self._rates.append(self._bytes / span_s)
+            self._from, self._bytes = now, 0
+            self.bytes_s = max(self._rates, default=0.0)
+        self._bytes += size_bytes
+
+
+@dataclass(slots=True)
 class Gains:
     """Chunks that neighbors gained, per second, over the last few seconds and since the beginning."""
 
@@ -88,6 +113,10 @@ class Gains:
     def begin(self, now: float) -> None:
         """Neighbors are watched from now on."""
         self._began_at = min(self._began_at, now)
+
+    def seen_s(self, now: float) -> float:
+        """For how long neighbors have been watched; 0 before."""
+        return max(0.0, now - self._began_at)
 
     def add(self, chunks: int, now: float) -> None:
         """Neighbors announced this many chunks that they had not before."""
@@ -103,12 +132,12 @@ class Gains:
 
     def rate(self, now: float) -> float:
         """Chunks a second, lately; 0 while too little was seen."""
-        span_s = min(_HORIZON_S, now - self._began_at)
+        span_s = min(_HORIZON_S, self.seen_s(now))
         if span_s < _FIRST_S:
             return 0.0
         return sum(chunks for second, chunks in self._seconds if second >= math.floor(now - span_s)) / span_s
 
     def mean_rate(self, now: float) -> float:
         """Chunks a second since the beginning."""
-        span_s = now - self._began_at
+        span_s = self.seen_s(now)
         return 0.0 if span_s < _FIRST_S else self.total / span_s

@@ -11,16 +11,14 @@ import math
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.relay.leaders import carry_it
-from p2prl.swarm.relay.peer_selection import Pace, Rank
+from p2prl.swarm.relay.peer_selection import Rank, rank
+from p2prl.swarm.relay.progress import pace_now
 from p2prl.swarm.relay.state import Interest, RelayState, Transfer
 from p2prl.swarm.relay.upload_slots import UploadSlots
 
 _DESPERATE = 4
 """A peer without a volunteer's chunk for this many times the learner's patience is served even past
 `RelayConfig.source_copies`."""
-
-_SOURCE_GAIN = 1.0
-"""The learner expects no more than one mean uplink per peer: help that arrives too late is useless."""
 
 _SMALL_SHARE = 0.03
 """A share of all uplinks this small is not worth more than the usual copies: the swarm is slower by as much."""
@@ -44,36 +42,37 @@ class SourceOrder:
         self._led.clear()
 
     def rank(
-        self, peer: PeerId, interest: Interest, transfer: Transfer, pace: Pace, now: float
-    ) -> tuple[Rank | None, float]:
-        """(its rank, ∞), or (None, when to look again) while volunteers serve it."""
+        self, peer: PeerId, interest: Interest, transfer: Transfer, now: float
+    ) -> tuple[tuple[int, Rank] | None, float]:
+        """(its class and its rank in that, ∞), or (None, when to look again) while volunteers serve it."""
         neighbor, config = self._state.neighbors[peer], self._state.config
         held, led = neighbor.held.get(transfer.root, 0), self._leaders(transfer, now)
+        coming = self._queue.under_way(peer)
         if transfer.unsent & ~held and (peer in led or not self._are_leading(led, transfer)):
             # Who passes its chunks on gets the next: that shows an uplink, and a claim only breaks ties.
             copy = transfer.first_copies.get(peer)
-            kept = (copy.kept if copy is not None else 0) + self._queue.under_way(peer)
-            return (0, kept - 1.0 + 1.0 / (1.0 + neighbor.rates.capped().upload_bytes_s)), math.inf
+            return (0, rank((copy.kept if copy is not None else 0) + coming, neighbor.rates)), math.inf
         missing = transfer.missing_bytes(held)
         copies = config.copies_beside_leaders if led else config.source_copies
         is_newcomer = interest.began_at > transfer.completed_at  # it finds the others idle, and they serve it
+        order = rank(interest.chunks(held) + coming, neighbor.rates)
         if not led and not is_newcomer and transfer.chunks_sent < self._fair_share(transfer, now):
-            return (1, float(held.bit_count() + self._queue.under_way(peer))), math.inf
+            return (1, order), math.inf
         spent = transfer.chunks_sent >= copies * transfer.total
         # Small blobs are late at once, before a leader can have passed on anything.
         help_at = transfer.began_at + config.source_patience_s if led else -math.inf
-        laxity_s = pace.laxity_s(missing, neighbor.rates.capped(), now - transfer.began_at, gain=_SOURCE_GAIN)
-        is_late = not spent and pace.is_late(laxity_s)
+        is_late = not spent and pace_now(self._state, transfer, now).is_late(missing, now - transfer.began_at)
         if is_late and now >= help_at:
-            return (1, laxity_s), math.inf
+            return (1, order), math.inf
         alone_at = interest.from_others_at + config.source_patience_s * (_DESPERATE if spent else 1)
         if now >= alone_at:
-            return (2, float(missing)), math.inf
+            return (2, order), math.inf
         return None, min(alone_at, help_at) if is_late else alone_at
 
     def _fair_share(self, transfer: Transfer, now: float) -> float:
-        """Chunks that are this node's to send by now: of all that anybody gets, the share that its uplink has of all
-        uplinks, as far as that share matters."""
+        """Chunks that are this node's to send by now: of what its uplink could have sent, the less the smaller its
+        share of all uplinks is. A weak swarm gets nearly all of it to the end, also when its own peers have nothing
+        left to send each other."""
         everybody = len(transfer.interested) * transfer.total
         own = self._state.upload_bytes_s / transfer.ref.chunk_bytes
         if math.isinf(transfer.completed_at) and everybody <= own * _AT_ONCE_S:
@@ -81,8 +80,8 @@ class SourceOrder:
         others = max(transfer.foreign_gains.rate(now), transfer.foreign_gains.mean_rate(now))
         if not own or not others:
             return 0.0
-        share = (1.0 + _SMALL_SHARE) * own / (own + others) - _SMALL_SHARE
-        return share * (transfer.chunks_sent + transfer.foreign_gains.total)
+        share = own / (own + others)
+        return (1.0 + _SMALL_SHARE - _SMALL_SHARE / share) * own * transfer.gains.seen_s(now)
 
     def _leaders(self, transfer: Transfer, now: float) -> frozenset[PeerId]:
         """Neighbors that lead an own blob; none unless together they upload as fast as this node."""

@@ -58,6 +58,10 @@ class Interest:
     began_at: float = -math.inf
     """When it asked for the blob first."""
 
+    def chunks(self, held: int) -> int:
+        """How many chunks it has: what it announced, and what we sent it, whether it says so or not."""
+        return (held | self.uploaded).bit_count()
+
     def pause(self, until: float) -> None:
         """Grant it nothing before that time."""
         self.paused_until = max(self.paused_until, until)

@@ -17,11 +17,11 @@ from p2prl.protocol.link_messages import ChunkGrant, ChunkRefused, Have, Place
 from p2prl.swarm.relay.chunk_sets import draw_index, indices_of, to_bitmap
 from p2prl.swarm.relay.leaders import FirstCopy
 from p2prl.swarm.relay.peer_selection import Rank, rank
-from p2prl.swarm.relay.progress import count_gains, pace_now
+from p2prl.swarm.relay.progress import count_gains
 from p2prl.swarm.relay.send_reports import SendReports
 from p2prl.swarm.relay.source_order import SourceOrder
 from p2prl.swarm.relay.state import Interest, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, in_flight, pipeline_for, slots_for
+from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, ahead_for, in_flight, pipeline_for, slots_for
 
 _ANNOUNCED_CHUNKS = 4_096
 """Chunks that an announcement names at the usual interval; of a blob with more, at an interval as much longer."""
@@ -181,7 +181,7 @@ class ChunkUploads:
         served = [transfer.ref.chunk_bytes for transfer in self._state.transfers.values() if transfer.interested]
         rate, chunk_bytes = self._state.upload_bytes_s, max(served, default=0)
         self.queue.slots = slots_for(rate)
-        self.queue.pipeline = pipeline_for(rate, chunk_bytes)
+        self.queue.pipeline, self.queue.ahead = pipeline_for(rate, chunk_bytes), ahead_for(rate, chunk_bytes)
         receivers = {peer for transfer in self._state.transfers.values() for peer in transfer.interested}
         # Second copies from here only help out: there the learner keeps to the usual depth.
         self.queue.grants_beyond = any(
@@ -234,13 +234,12 @@ class ChunkUploads:
         """Large blobs less often, since an announcement grows with the blob: 512 bytes for each `announce_s`."""
         return transfer.announced_at + self._state.config.announce_s * max(1.0, transfer.total / _ANNOUNCED_CHUNKS)
 
-    def _candidates(self, now: float) -> Iterator[tuple[Rank, float, PeerId, Digest]]:
-        """Peers that may be granted a chunk, with their ranks."""
+    def _candidates(self, now: float) -> Iterator[tuple[tuple[int, Rank], float, PeerId, Digest]]:
+        """Peers that may be granted a chunk, with their class and rank; ties at random."""
         state, queue = self._state, self.queue
         for root, transfer in state.transfers.items():
             if not transfer.interested or not transfer.have:
                 continue
-            pace = pace_now(state, transfer, now)
             for peer, interest in transfer.interested.items():
                 neighbor = state.neighbors[peer]
                 held = neighbor.held.get(root, 0)
@@ -261,16 +260,13 @@ class ChunkUploads:
                 if lacks.bit_count() <= coming:
                     continue
                 if transfer.origin:
-                    peer_rank, due_at = self._order.rank(peer, interest, transfer, pace, now)
-                    if peer_rank is None:
+                    place, due_at = self._order.rank(peer, interest, transfer, now)
+                    if place is None:
                         self._timer_at = min(self._timer_at, due_at)
                         continue
                 else:
-                    missing = transfer.missing_bytes(held)
-                    peer_rank = rank(
-                        held.bit_count() + coming, missing, neighbor.rates.capped(), pace, now - transfer.began_at
-                    )
-                yield peer_rank, state.rng.random(), peer, root
+                    place = 0, rank(interest.chunks(held) + coming, neighbor.rates)
+                yield place, state.rng.random(), peer, root
 
     def _grant(self, peer: PeerId, transfer: Transfer, now: float) -> None:
         reserved = 0

@@ -52,6 +52,14 @@ def pipeline_for(upload_bytes_s: float, chunk_bytes: int) -> int:
     return slots_for(upload_bytes_s) + 1 + (in_flight(upload_bytes_s, chunk_bytes) if upload_bytes_s > 0 else 0)
 
 
+def ahead_for(upload_bytes_s: float, chunk_bytes: int) -> int:
+    """Chunks granted or waiting beside those that the shell sends: as many again but for one. None on a line that
+    needs more than a round trip for a chunk: each would arrive a chunk's time later, and the last are waited for."""
+    if 0 < upload_bytes_s * _ROUND_TRIP_S < chunk_bytes:
+        return 0
+    return pipeline_for(upload_bytes_s, chunk_bytes) - 1
+
+
 def in_flight(upload_bytes_s: float, chunk_bytes: int) -> int:
     """Chunks that leave an uplink of this rate in a round trip; one while the rate is unknown."""
     if upload_bytes_s <= 0:
@@ -102,6 +110,8 @@ class UploadSlots:
         self.slots = slots
         self.pipeline = slots + 1
         """Chunks the shell sends at once."""
+        self.ahead = slots
+        """Chunks granted or waiting beside those."""
         self.share = 0
         """Of the chunks that leave in a round trip, those for each peer that wants some."""
         self.awaits_chunk = False
@@ -125,8 +135,8 @@ class UploadSlots:
 
     @property
     def room(self) -> int:
-        """Grants that may still be made: as many chunks are granted or waiting as the shell is sending."""
-        return 2 * self.pipeline - 1 - len(self._grants) - len(self._waiting) - len(self._sending_deadlines)
+        """Grants that may still be made."""
+        return self.pipeline + self.ahead - len(self._grants) - len(self._waiting) - len(self._sending_deadlines)
 
     def under_way(self, peer: PeerId) -> int:
         """Chunks the peer will have beyond those it announced, if all arrive."""

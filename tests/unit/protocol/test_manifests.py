@@ -98,13 +98,35 @@ def test_blob_limits() -> None:
         REF.check(max_bytes=9_999)
 
 
-@pytest.mark.parametrize("size", [1, 4096, 100_000, 1 << 20, 240 * 1024, 1 << 30, 23 << 30])
-def test_chunk_size_is_a_power_of_two(size: int) -> None:
-    chosen = chunk_bytes_for(size)
+@pytest.mark.parametrize(
+    ("size", "pieces", "chunk"),
+    [
+        (1, 256, 4096),
+        (100_000, 256, 4096),  # 32 pieces would have 3 KB
+        (240 * 1024, 256, 8192),  # 32 pieces while they are small
+        (1 << 20, 256, 32_768),
+        (2 << 20, 256, 65_536),
+        (16 << 20, 256, 65_536),  # 64 KiB each, 256 of them
+        (64 << 20, 256, 262_144),
+        (1 << 30, 256, 4 << 20),
+        (23 << 30, 256, 4 << 20),  # the largest chunk
+        (64 << 20, 32, 2 << 20),
+        (1 << 20, 4, 262_144),
+    ],
+)
+def test_chunk_size(size: int, pieces: int, chunk: int) -> None:
+    assert chunk_bytes_for(size, pieces=pieces) == chunk
+
+
+@given(st.integers(1, limits.MAX_WEIGHT_BYTES), st.integers(1, 4096))
+def test_a_chunk_is_a_power_of_two_within_the_limits(size: int, pieces: int) -> None:
+    chosen = chunk_bytes_for(size, pieces=pieces)
     assert chosen & (chosen - 1) == 0
     assert limits.MIN_CHUNK_BYTES <= chosen <= limits.MAX_CHUNK_BYTES
-    inside = [p for p in (1 << n for n in range(12, 23)) if limits.MIN_CHUNK_BYTES <= p <= limits.MAX_CHUNK_BYTES]
-    assert chosen == min(inside, key=lambda power: abs(math.log2(power) - math.log2(size / 256)))
+    if chosen < limits.MAX_CHUNK_BYTES:
+        assert size / chosen <= pieces * 2**0.5
+    if size >= 32 * 64 * 1024:
+        assert chosen >= 64 * 1024
 
 
 DATA = DataSet(RUN.tasks[0].task, 7, REF, SMALL, '{"rewards":[]}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.swarm.relay.observed_rates import Gains, SendRate
+from p2prl.swarm.relay.observed_rates import DownlinkRate, Gains, SendRate
 
 SIZE = 500_000
 
@@ -74,3 +74,13 @@ def test_gains_lately_and_since_the_beginning() -> None:
     assert gains.mean_rate(20.0) == pytest.approx(10.0)
     assert gains.rate(40.0) == 0.0
     assert gains.mean_rate(40.0) == pytest.approx(5.0)
+
+
+def test_the_best_of_the_last_samples_is_the_downlink() -> None:
+    rate = DownlinkRate()
+    for tenth in range(200):  # 5 MB/s for ten seconds, then 1 MB/s
+        rate.take(SIZE if tenth < 100 else SIZE // 5, tenth / 10)
+        assert rate.bytes_s == (0.0 if tenth < 20 else pytest.approx(5e6))
+    for tenth in range(200, 320):
+        rate.take(SIZE // 5, tenth / 10)
+    assert rate.bytes_s == pytest.approx(1e6)

@@ -117,6 +117,82 @@ def test_endgame_duplicates_only_much_later_chunks() -> None:
     assert relay.stats.wasted == len(piece(data, ref, slow))
 
 
+class LastChunks:
+    """A download of which eight chunks have arrived: from A in 1 s each, from B in 3 s, from C in half a second."""
+
+    def __init__(self, total: int) -> None:
+        self.data, self.ref = blob(total)
+        self.relay = fetcher(self.ref, A, B, C)
+        for peer in (A, B, C):
+            self.relay.receive(Have(self.ref.root, bitmap(range(total), total)), peer, 0.0)
+        for number in range(6):
+            self.deliver(A, self.grant(A, float(number))[0], number + 1.0)
+        self.deliver(B, self.grant(B, 6.0)[0], 9.0)
+        self.deliver(C, self.grant(C, 9.0)[0], 9.5)
+
+    def grant(self, peer: PeerId, now: float) -> list[int]:
+        self.relay.receive(ChunkGrant(self.ref.root, b""), peer, now)
+        return [message.index for _, message in sent(self.relay, ChunkRequest, now)]
+
+    def deliver(self, peer: PeerId, index: int, now: float) -> None:
+        self.relay.receive(chunk(self.data, self.ref, index), peer, now)
+
+
+def test_a_slow_neighbor_is_not_asked_for_what_would_arrive_last() -> None:
+    last = LastChunks(10)
+    assert len(last.grant(A, 10.0)) == 1
+    assert not last.grant(B, 10.0), "two are left; A's comes in a second, and this one two seconds later"
+    assert len(last.grant(C, 10.0)) == 1
+
+
+def test_a_slow_neighbor_is_asked_when_nobody_else_is_sending() -> None:
+    assert len(LastChunks(9).grant(B, 10.0)) == 1
+
+
+def test_a_slow_neighbor_is_asked_while_much_is_left() -> None:
+    last = LastChunks(30)
+    assert len(last.grant(A, 10.0)) == 1
+    assert len(last.grant(B, 10.0)) == 1
+
+
+def test_chunks_of_a_neighbor_that_fell_silent_are_asked_of_others_beyond_the_bound() -> None:
+    last = LastChunks(10)
+    lying = last.grant(A, 10.0) + last.grant(A, 10.0)
+    assert len(lying) == 2
+    # Its chunks took a second, so at 12.5 s it has been silent for half a second and two chunks.
+    first = last.grant(C, 12.4)
+    assert len(first) == 1, "one second copy is within the bound"
+    last.deliver(C, first[0], 12.45)
+    assert not last.grant(C, 12.45)
+    assert last.grant(C, 12.5) == [index for index in lying if index not in first]
+
+
+def test_a_neighbor_that_sends_others_of_its_chunks_is_not_silent() -> None:
+    last = LastChunks(11)
+    asked = last.grant(A, 10.0) + last.grant(A, 10.0) + last.grant(B, 10.0)
+    assert len(asked) == 3
+    (second,) = last.grant(C, 12.4)
+    assert second in asked[:2], "one second copy is within the bound"
+    last.deliver(A, second, 12.45)  # late, so that its chunks take 1.4 s on average
+    assert not last.grant(C, 14.0)
+    assert last.grant(C, 15.9) == [index for index in asked[:2] if index != second]
+
+
+def test_only_slow_neighbors_fill_a_window_that_slow_neighbors_need() -> None:
+    """A downlink of ten chunks a second: 20 in two seconds, and 13 more from neighbors that have one each."""
+    _, ref = blob(200)
+    peers = [PeerId(f"peer{number}") for number in range(60)]
+    config = RelayConfig(download_bytes_s=10.0 * CHUNK, window_s=2.0, least_bytes_s=CHUNK / 1.65)
+    relay = fetcher(ref, *peers, config=config)
+    asked = Counter[PeerId]()
+    for peer in [peer for peer in peers[:11] for _ in range(2)] + peers[11:] + peers[:11]:
+        relay.receive(Have(ref.root, bitmap(range(200), 200)), peer, 0.0)
+        relay.receive(ChunkGrant(ref.root, b""), peer, 0.0)
+    asked.update(peer for peer, message in relay.outbox if isinstance(message, ChunkRequest))
+    assert sum(asked.values()) == 33
+    assert all(asked[peer] <= 2 for peer in peers)
+
+
 def test_a_timed_out_request_is_cancelled_and_moved() -> None:
     data, ref = blob(1)
     relay = fetcher(ref, A, B)

@@ -12,6 +12,7 @@ from p2prl.swarm.relay.upload_slots import (
     Grant,
     Upload,
     UploadSlots,
+    ahead_for,
     depth_beyond,
     in_flight,
     pipeline_for,
@@ -48,6 +49,18 @@ def test_chunks_of_a_round_trip() -> None:
     assert in_flight(0.0, 65_536) == in_flight(-1.0, 0) == slots_for(0.0)
     assert pipeline_for(0.0, 65_536) == slots_for(0.0) + 1
     assert pipeline_for(2.5e6, 65_536) == slots_for(2.5e6) + 1 + 11
+
+
+def test_nothing_is_granted_ahead_where_a_chunk_takes_longer_than_a_round_trip() -> None:
+    assert ahead_for(0.0, 262_144) == slots_for(0.0), "the first chunk shows the rate"
+    assert ahead_for(262_144 / 0.3 - 1, 262_144) == 0
+    assert ahead_for(262_144 / 0.3 + 1, 262_144) == pipeline_for(262_144 / 0.3 + 1, 262_144) - 1 == 2
+    slow = UploadSlots(1, DEPTH)
+    slow.ahead = 0
+    assert slow.room == slow.pipeline == 2
+    for left in (1, 0):
+        slow.grant(Grant(A, ROOT, 0, 9.0))
+        assert slow.room == left
 
 
 def test_depth_grows_with_what_was_delivered_up_to_the_round_trip() -> None:
