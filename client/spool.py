@@ -18,6 +18,7 @@ from pathlib import Path
 
 from p2prl.client.kept_groups import KeptGroups
 from p2prl.client.slot_numbers import SlotNumbers
+from p2prl.databases import open_database
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest
@@ -97,10 +98,7 @@ class Spool:
         self._path = path
         self._config = config
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db = open_database(path, synchronous="FULL")
             self._db.executescript(_SCHEMA)
             self._kept = KeptGroups(self._db)
             if "scored" not in {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}:  # an older release
@@ -305,6 +303,8 @@ class Spool:
         ).fetchone()
         self._kept.trim(max_bytes=self._config.max_bytes, undelivered_bytes=row[0])
         excess = row[0] - self._config.max_bytes
+        if excess <= 0:
+            return expired
         for digest, size in self._db.execute(
             "SELECT g.digest, LENGTH(g.raw) + COALESCE(b.size, 0) FROM groups AS g LEFT JOIN bodies AS b"
             " ON b.digest = g.digest WHERE g.raw IS NOT NULL ORDER BY g.created"

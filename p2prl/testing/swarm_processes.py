@@ -190,13 +190,15 @@ def kill_tree(role: RoleProcess) -> None:
 def stop_sending(processes: list[psutil.Process]) -> None:
     """Freeze processes, so that the machine appears offline to everyone else."""
     for process in processes:
-        process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGSTOP)
 
 
 def go_on(processes: list[psutil.Process]) -> None:
-    """Thaw processes that `stop_sending` froze."""
+    """Thaw processes that `stop_sending` froze, as far as they still exist."""
     for process in processes:
-        process.send_signal(signal.SIGCONT)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
 
 
 def have_ended(processes: list[psutil.Process]) -> bool:

@@ -12,6 +12,7 @@ import sqlite3
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from p2prl.databases import open_database
 from p2prl.errors import MachineError
 from p2prl.learner.journal import batches, forgeries, groups, policies, slot_accounts, statements, verdicts
 from p2prl.learner.journal.batches import BatchTable
@@ -33,10 +34,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db = open_database(path, synchronous="FULL")
             # In one transaction: each statement alone would write its pages to the log again, and flush the disk.
             self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
             self.groups = GroupTable(self._db)

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from p2prl.databases import open_database
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, MachineError
 
@@ -32,10 +33,8 @@ class LedgerStore:
     def __init__(self, path: Path, *, run: bytes) -> None:
         """Open or create; `run` is the run's digest. Raises `MachineError`, or `ConfigError` for another run's file."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")  # losing the last pages to a power cut only refetches them
+            # Losing the last pages to a power cut only refetches them.
+            self._db = open_database(path, synchronous="NORMAL", check_same_thread=False)
             self._db.executescript(_SCHEMA)
             row = self._db.execute("SELECT run FROM manifest").fetchone()
         except (OSError, sqlite3.Error) as error:
