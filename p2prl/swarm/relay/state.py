@@ -45,6 +45,8 @@ class Interest:
 
     uploaded: int = 0
     """Chunks we sent it."""
+    sends: int = 0
+    """How many chunks we sent it, one that it asked for twice counted twice."""
     from_others: int = 0
     """Number of chunks it has that we did not send."""
     from_others_at: float = 0.0
@@ -59,8 +61,13 @@ class Interest:
     """When it asked for the blob first."""
 
     def chunks(self, held: int) -> int:
-        """How many chunks it has: what it announced, and what we sent it, whether it says so or not."""
-        return (held | self.uploaded).bit_count()
+        """How many chunks it has had: what it announced, and what we sent it, whether it says so or not."""
+        return max((held | self.uploaded).bit_count(), self.sends)
+
+    def note_sent(self, index: int) -> None:
+        """We sent it a chunk."""
+        self.uploaded |= 1 << index
+        self.sends += 1
 
     def pause(self, until: float) -> None:
         """Grant it nothing before that time."""

@@ -302,7 +302,7 @@ class ChunkUploads:
         state.stats.sent += len(message.data)
         transfer.chunks_sent += 1
         if upload.peer in transfer.interested:
-            transfer.interested[upload.peer].uploaded |= 1 << index
+            transfer.interested[upload.peer].note_sent(index)
         rate, chunk_bytes = state.upload_bytes_s, transfer.ref.chunk_bytes
         # A slow receiver takes its time for a chunk that has left the uplink long ago.
         turn_s = max(2 * chunk_bytes / state.config.least_bytes_s, state.config.request_timeout_s)

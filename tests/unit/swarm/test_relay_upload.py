@@ -116,14 +116,16 @@ def test_upload_order() -> None:
     assert list(dict.fromkeys(served)) == [large, small, C, A, B], "the fewest chunks first, whatever is stated"
 
 
-def test_who_keeps_silent_about_its_chunks_gains_nothing() -> None:
+@pytest.mark.parametrize("repeats", [False, True])
+def test_who_keeps_silent_about_its_chunks_gains_nothing(repeats: bool) -> None:
     data, ref = blob(40)
     relay = server(data, ref, A, B, config=RelayConfig(upload_bytes_s=1000.0))
     got: dict[PeerId, int] = {A: 0, B: 0}
     for step in range(20):
         now = step / 4
         for peer, _ in sent(relay, ChunkGrant, now):
-            relay.receive(ChunkRequest(ref.root, got[peer]), peer, now)
+            index = 0 if repeats and peer == A else got[peer]  # A may ask for one chunk again and again
+            relay.receive(ChunkRequest(ref.root, index), peer, now)
             got[peer] += 1
             relay.flush(now)
             relay.upload_done(peer)
