@@ -46,16 +46,23 @@ class PatchedSwarm(ProtocolSwarm):
         """(member, version) of every route that failed to decode."""
 
     def advance(
-        self, *, spoil: bool = False, outdated: bool = False, keyframe: bool = False, bridge: bool = False
+        self,
+        *,
+        spoil: bool = False,
+        outdated: bool = False,
+        keyframe: bool = False,
+        bridge: bool = False,
+        unchanged: bool = False,
     ) -> PolicyManifest:
         """The learner publishes its next version with the patches due at it, and a policy head.
 
         `spoil` corrupts the patch from the previous version, as a buggy learner would.
         `outdated` writes all patches in the previous format's name. `bridge` adds the patch from version 0.
+        `unchanged` leaves all words as they are.
         """
         version = len(self.published)
         if version:
-            self.versions.append(self._moved(self.versions[-1]))
+            self.versions.append(self.versions[-1] if unchanged else self._moved(self.versions[-1]))
         new = self.versions[version]
         bases = [version - span for span in SPANS if version % span == 0 and version >= span]
         if bridge and 0 not in bases:

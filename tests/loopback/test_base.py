@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from p2prl.models.tiny_models import tiny_model
+from p2prl.net.storage.chain_reader import ChainReader
+from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.testing.run_audit import recorded_steps
-from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
+from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, rows, status_of, wait_until
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(240)]
 
@@ -55,6 +58,19 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
     assert "not the model this run started from" in wrong.log
     assert not list(tmp_path.glob("*/*/*/blobs/base.new"))
     assert {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()} == before
+    published = {
+        manifest.version: manifest.weights
+        for (raw,) in rows(run / "journal.db", "SELECT raw FROM policies")
+        for manifest in [body_of(open_envelope(raw, now=None), PolicyManifest)]
+    }
+    for home in homes.values():  # bf16 words, patched in place
+        (chain,) = home.glob("*/*/blobs/chain")
+        held = ChainReader(chain)
+        assert held.state is not None
+        assert max(held.state.roots) > 0
+        for version in held.state.roots:
+            ref = published[version]
+            assert blob_of(held.copy_of(version), ref.chunk_bytes) == ref
 
 
 def _leave(role: RoleProcess) -> dict[str, Any]:

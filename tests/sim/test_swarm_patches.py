@@ -104,6 +104,19 @@ def test_followers_download_one_patch_per_version() -> None:
     assert made.refused == []
 
 
+def test_a_version_equal_to_the_one_before_costs_nothing() -> None:
+    made = swarm()
+    run_on(made, 2)
+    before = cost(made, made.members["v0"])
+    made.advance(unchanged=True)
+    made.network.run_for(30.0)
+    member = made.members["v0"]
+    assert sorted(member.ready_at) == [0, 1, 2]
+    assert made.words_of(member, 2) == made.versions[1].tobytes()
+    assert cost(made, member) == before
+    assert made.network.node(member.peer).download_stats.version_bytes == 3 * FULL
+
+
 def test_a_seeder_rebuilds_and_serves_full_weights() -> None:
     made = swarm(volunteers=0)
     run_on(made, 1)

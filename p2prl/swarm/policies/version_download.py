@@ -32,7 +32,7 @@ class VersionDownload:
     rebuilding: bool = False
     """Whether the owner has been asked to decode them."""
     decoded_bytes: int | None = None
-    """Bytes of the patches the weights were rebuilt from; None if they were not."""
+    """Bytes of the patches the weights were rebuilt from, 0 if they were here; None if they are downloaded."""
     from_local_base: bool = False
     """Whether the route starts from the owner's local base, or is that base alone."""
     saved_bytes: int = 0
@@ -105,10 +105,10 @@ class VersionDownload:
         self.decoded_bytes = self.patch_bytes
         self.use_full_weights(now)
 
-    def use(self, plan: RoutePlan, now: float) -> None:
-        """Follow this plan from now on."""
+    def use(self, plan: RoutePlan, now: float, *, is_here: bool) -> None:
+        """Follow this plan from now on. `is_here` tells whether the weights are, so that nothing is downloaded."""
         self.use_full_weights(now)
-        self.route, self.decoded_bytes = plan.route or (), None
+        self.route, self.decoded_bytes = plan.route or (), 0 if is_here else None
         self.from_local_base, self.saved_bytes = plan.from_local_base, plan.saved_bytes
 
 
