@@ -56,7 +56,7 @@ class SourceOrder:
         copies = config.copies_beside_leaders if led else config.source_copies
         is_newcomer = interest.began_at > transfer.completed_at  # it finds the others idle, and they serve it
         order = rank(interest.chunks(held) + coming, neighbor.rates)
-        if not led and not is_newcomer and transfer.chunks_sent < self._fair_share(transfer, now):
+        if not is_newcomer and self.is_behind(transfer, now):
             return (1, order), math.inf
         spent = transfer.chunks_sent >= copies * transfer.total
         # Small blobs are late at once, before a leader can have passed on anything.
@@ -68,6 +68,10 @@ class SourceOrder:
         if now >= alone_at:
             return (2, order), math.inf
         return None, min(alone_at, help_at) if is_late else alone_at
+
+    def is_behind(self, transfer: Transfer, now: float) -> bool:
+        """Whether this node has sent less of its own blob than is its to send by now."""
+        return not self._leaders(transfer, now) and transfer.chunks_sent < self._fair_share(transfer, now)
 
     def _fair_share(self, transfer: Transfer, now: float) -> float:
         """Chunks that are this node's to send by now: of what its uplink could have sent, the less the smaller its

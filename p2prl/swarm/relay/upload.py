@@ -21,7 +21,16 @@ from p2prl.swarm.relay.progress import count_gains
 from p2prl.swarm.relay.send_reports import SendReports
 from p2prl.swarm.relay.source_order import SourceOrder
 from p2prl.swarm.relay.state import Interest, RelayState, Subscription, Transfer
-from p2prl.swarm.relay.upload_slots import Grant, Upload, UploadSlots, ahead_for, in_flight, pipeline_for, slots_for
+from p2prl.swarm.relay.upload_slots import (
+    Grant,
+    Upload,
+    UploadSlots,
+    ahead_for,
+    in_flight,
+    pipeline_for,
+    slots_for,
+    under_way_at_most,
+)
 
 _ANNOUNCED_CHUNKS = 4_096
 """Chunks that an announcement names at the usual interval; of a blob with more, at an interval as much longer."""
@@ -183,15 +192,18 @@ class ChunkUploads:
         self.queue.slots = slots_for(rate)
         self.queue.pipeline, self.queue.ahead = pipeline_for(rate, chunk_bytes), ahead_for(rate, chunk_bytes)
         receivers = {peer for transfer in self._state.transfers.values() for peer in transfer.interested}
-        # Second copies from here only help out: there the learner keeps to the usual depth.
+        # Second copies from here only help out: there the learner keeps to the usual depth, unless a weak swarm needs
+        # its uplink, and those who are left cannot fill it like that.
+        self._order.begin()
+        are_few = len(receivers) * under_way_at_most(self._state.config.pipeline_depth, 0) < self.queue.pipeline
         self.queue.grants_beyond = any(
-            not transfer.origin or transfer.unsent for transfer in self._state.transfers.values()
+            not transfer.origin or transfer.unsent or (are_few and self._order.is_behind(transfer, now))
+            for transfer in self._state.transfers.values()
         )
         self.queue.share = in_flight(rate, chunk_bytes) // max(1, len(receivers))
         while (upload := self.queue.next_upload(self._state.is_ready)) is not None:
             self._send(upload, now)
         self._timer_at = math.inf
-        self._order.begin()
         while self.open and self.queue.room > 0:
             best = min(self._candidates(now), default=None)
             if best is None:

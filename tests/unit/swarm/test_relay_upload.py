@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -192,6 +193,20 @@ def test_the_learner_s_share_is_of_the_time_in_which_somebody_wanted_the_blob() 
     served = [learner.tenth(tenth / 10, from_others=2) for tenth in range(70)]
     # A fifth of all uplinks: 1.03 - .03/.2 = .88 of what its own could have sent.
     assert 0.84 * 700 <= sum(served) <= 0.92 * 700
+
+
+@pytest.mark.parametrize(("peers", "from_others", "least", "most"), [(2, 1, 8, 20), (20, 1, 1, 2), (2, 0, 1, 2)])
+def test_the_last_peers_of_a_weak_swarm_fill_the_learner_s_line(
+    peers: int, from_others: int, least: int, most: int
+) -> None:
+    """Thirty chunks leave in a round trip: two peers need many grants each for that, and twenty the usual two. Two that
+    pass nothing on are helped out."""
+    learner = LearnerOf100(peers)
+    for tenth in range(45):
+        learner.tenth(tenth / 10, from_others=from_others * (tenth % 2))
+    learner.relay.handle_timer(6.0)
+    grants = Counter(peer for peer, _ in sent(learner.relay, ChunkGrant, 6.0))
+    assert least <= max(grants.values()) <= most
 
 
 def test_a_circuit_carries_chunks_only_to_a_peer_that_gets_none_from_elsewhere() -> None:
