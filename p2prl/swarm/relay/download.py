@@ -295,9 +295,12 @@ class ChunkDownloads:
             # Slow senders take long for a chunk, and many of them fill a downlink. For the others it is too wide: they
             # would queue for seconds before it, and who falls silent would be noticed as much later.
             chunks = max(chunks, 2 * rate / config.least_bytes_s)
-        # Requests that neighbors let lie come out of nobody's downlink.
-        lying = sum(self._is_silent(peers[0], chunk, now) for chunk, peers in self._in_flight.items())
-        return len(self._in_flight) - lying < max(config.least_window, chunks)
+        most = max(config.least_window, chunks)
+        return len(neighbor.pending) < most and most > sum(
+            self._state.neighbors[peers[0]].share_within(config.window_s)  # slow neighbors keep out no fast one
+            for chunk, peers in self._in_flight.items()
+            if not self._is_silent(peers[0], chunk, now)  # what neighbors let lie comes out of nobody's downlink
+        )
 
     def _patience_s(self, neighbor: Neighbor, transfer: Transfer) -> float:
         """How long a request may wait: as its neighbor's chunks took so far, and never longer than for a chunk and

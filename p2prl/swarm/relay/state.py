@@ -213,6 +213,10 @@ class Neighbor:
         request = self.pending[chunk]
         return max(request.at, self.heard_at) + request.patience_s
 
+    def share_within(self, span_s: float) -> float:
+        """Share of a chunk that arrives from it in this time, as fast as its chunks came so far."""
+        return span_s / max(span_s, self.chunk_s)
+
     def note_request(self, chunk: Place, now: float, patience_s: float) -> None:
         """A request is sent to it."""
         self.pending[chunk] = PendingRequest(now, patience_s)

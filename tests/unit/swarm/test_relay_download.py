@@ -193,6 +193,24 @@ def test_only_slow_neighbors_fill_a_window_that_slow_neighbors_need() -> None:
     assert all(asked[peer] <= 2 for peer in peers)
 
 
+def test_requests_to_slow_neighbors_keep_out_no_fast_one() -> None:
+    """A window of four chunks, five neighbors that take 20 s for a chunk, and one that takes a tenth of a second."""
+    data, ref = blob(60)
+    slow, fast = [PeerId(f"slow{number}") for number in range(5)], A
+    relay = fetcher(ref, fast, *slow, config=RelayConfig(download_bytes_s=float(CHUNK), window_s=2.0))
+
+    def grant(peer: PeerId, now: float) -> list[int]:
+        relay.receive(ChunkGrant(ref.root, b""), peer, now)
+        return [message.index for _, message in sent(relay, ChunkRequest, now)]
+
+    for number, peer in enumerate((*slow, fast)):
+        relay.receive(Have(ref.root, bitmap(range(60), 60)), peer, 0.0)
+        began = 21.0 * number
+        relay.receive(chunk(data, ref, grant(peer, began)[0]), peer, began + (0.1 if peer == fast else 20.0))
+    assert all(len(grant(peer, 130.0)) == 1 for peer in slow)
+    assert sum(len(grant(fast, 130.0)) for _ in range(6)) == 4
+
+
 def test_a_timed_out_request_is_cancelled_and_moved() -> None:
     data, ref = blob(1)
     relay = fetcher(ref, A, B)
