@@ -248,7 +248,9 @@ class ChunkDownloads:
     def _endgame(self, neighbor: Neighbor, transfer: Transfer, offered: int, now: float) -> int | None:
         """A chunk already requested whose second copy would arrive much sooner; the latest of them."""
         config = self._state.config
-        is_spent = transfer.duplicates >= max(1, int(config.duplicate_share * transfer.total))
+        # One more for the last chunk of all: nothing else is waited for.
+        most = max(1, int(config.duplicate_share * transfer.total)) + (transfer.have.bit_count() + 1 == transfer.total)
+        is_spent = transfer.duplicates >= most
         own_s = neighbor.chunk_s or self._mean_chunk_s()
         best, most_left_s = None, own_s / config.endgame_gain
         for index in indices_of(offered & transfer.requested):

@@ -156,15 +156,26 @@ def test_a_slow_neighbor_is_asked_while_much_is_left() -> None:
 
 
 def test_chunks_of_a_neighbor_that_fell_silent_are_asked_of_others_beyond_the_bound() -> None:
-    last = LastChunks(10)
-    lying = last.grant(A, 10.0) + last.grant(A, 10.0)
-    assert len(lying) == 2
+    last = LastChunks(11)
+    lying = [index for _ in range(3) for index in last.grant(A, 10.0)]
+    assert len(lying) == 3
     # Its chunks took a second, so at 12.5 s it has been silent for half a second and two chunks.
     first = last.grant(C, 12.4)
     assert len(first) == 1, "one second copy is within the bound"
     last.deliver(C, first[0], 12.45)
     assert not last.grant(C, 12.45)
-    assert last.grant(C, 12.5) == [index for index in lying if index not in first]
+    assert set(last.grant(C, 12.5) + last.grant(C, 12.5)) == set(lying) - set(first)
+
+
+def test_the_last_chunk_of_all_has_a_second_request_of_its_own() -> None:
+    last = LastChunks(10)
+    slow = last.grant(B, 10.0) + last.grant(B, 10.0)  # three seconds each
+    assert len(slow) == 2
+    (first,) = last.grant(C, 10.1)
+    assert not last.grant(C, 10.1), "the bound is spent"
+    last.deliver(C, first, 10.6)
+    assert last.grant(C, 10.6) == [index for index in slow if index != first]
+    assert not last.grant(A, 10.6), "two copies are on their way"
 
 
 def test_a_neighbor_that_sends_others_of_its_chunks_is_not_silent() -> None:
