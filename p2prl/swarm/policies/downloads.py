@@ -244,10 +244,10 @@ class VersionDownloads:
         return used | ({latest.digest} if latest else set())
 
     def _choose_route(self, download: VersionDownload, now: float) -> None:
+        plan = self._planner.plan(download.target.manifest, self.held_versions())
         is_here = self._has_weights(download.target)  # those of the version before, if an update changed no word
-        download.use(plan := self._planner.plan(download.target.manifest, self.held_versions()), now, is_here=is_here)
-        patch_bytes = sum(patch.size_bytes for patch in download.route)
-        if plan.route is None or is_here or not self._room.allowance.allows(patch_bytes):
+        download.use(plan, now, is_here=is_here)
+        if plan.route is None or is_here or not self._room.allowance.allows(download.route_bytes):
             self._fetch_weights(download, now)
         else:
             self._fetch_patches(download, now)

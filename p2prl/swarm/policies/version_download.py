@@ -46,6 +46,11 @@ class VersionDownload:
         return self.route[0].base if self.route else NO_BASE
 
     @property
+    def route_bytes(self) -> int:
+        """Size of the route's patches together, as the learner's head states it."""
+        return sum(patch.size_bytes for patch in self.route)
+
+    @property
     def patch_bytes(self) -> int:
         """Size of the route's patches together."""
         return sum(ref.size_bytes for ref in self.patches)

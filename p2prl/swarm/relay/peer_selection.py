@@ -1,9 +1,9 @@
 """Upload order of interested peers: who has the fewest chunks comes first.
 
 So all get ahead together, each as fast as its downlink takes chunks from all sides, and the peers with the slowest
-downlinks, which end last, never wait for the others. Nothing that a peer states moves it forward: the uplink that it
-states only decides between peers with as many chunks, so that large uplinks start early. A chunk that was sent to a
-peer counts although the peer keeps silent about it.
+downlinks, which end last, never wait for the others. The uplink that a peer states only decides between peers with as
+many chunks, so that large uplinks start early. A peer can hide chunks, and is served sooner then; but what a sender has
+sent it counts there in any case, so it gains no more from each than the others have in all.
 
 With the shortest remaining time first, and late peers before them, 32 peers on lognormal links had a blob after 1.40
 times the lower bound, and with this order alone after 1.10; the median peer waited no longer on home links.

@@ -118,7 +118,7 @@ def test_upload_order() -> None:
 
 
 @pytest.mark.parametrize("repeats", [False, True])
-def test_who_keeps_silent_about_its_chunks_gains_nothing(repeats: bool) -> None:
+def test_who_hides_what_a_sender_sent_it_gains_nothing_there(repeats: bool) -> None:
     data, ref = blob(40)
     relay = server(data, ref, A, B, config=RelayConfig(upload_bytes_s=1000.0))
     got: dict[PeerId, int] = {A: 0, B: 0}
