@@ -1,23 +1,29 @@
 """Run, or continue, the published staleness experiment.
 
-    nice -n 19 python -m scripts.staleness_experiment
+    nice -n 19 python -m scripts.staleness_experiment --processes 2
 
-One thread; --tasks gives each of several processes its share. Finished batches are appended to
-docs/benchmarks/staleness_runs.jsonl, which is committed; a later run, on any machine, continues after them. Ctrl-C
-loses the batch under way. Warm starts are kept in --work and made again where they are missing. Each batch prints what
-is left; --report writes the tables and the figure without running anything.
+Each process uses one thread. Finished batches are appended to docs/benchmarks/staleness_runs.jsonl, which is committed;
+a later run, on any machine, continues after them. Ctrl-C loses the batches under way. Warm starts are kept in --work
+and made again where they are missing. What is left is said after every batch. --report writes the tables and the
+figure without running anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
-from p2prl.bench.staleness.benchmark import run_batch, seeds_at_once
-from p2prl.bench.staleness.experiment import PARTS, CompactResults, next_job, remaining_seconds
+from p2prl.bench.staleness.benchmark import train_batch
+from p2prl.bench.staleness.experiment import PARTS, CompactResults, Job
+from p2prl.bench.staleness.experiment_queue import ExperimentQueue
 from p2prl.bench.staleness.experiment_report import draw, report
+from p2prl.bench.staleness.results import Setting
+from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.training.environments import environment_by_name
 from p2prl.models.device import use_threads
 from p2prl.progress_lines import say
@@ -25,46 +31,91 @@ from p2prl.progress_lines import say
 FOLDER = Path("docs/benchmarks")
 SAID_EVERY_S = 60.0
 
+Trained = tuple[dict[Setting, list[SeedResult]], float]
+"""Results of a batch, and its processor time in seconds."""
+
 
 def main() -> int:
-    """Run until nothing is missing, or for --hours; write the tables after every batch."""
+    """Run until nothing is missing, or for --hours; write the tables as batches finish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=FOLDER / "staleness_runs.jsonl", help="file of results")
     parser.add_argument("--table", type=Path, default=FOLDER / "staleness_runs.md", help="Markdown file to write")
     parser.add_argument("--figure", type=Path, default=FOLDER / "staleness_runs.png", help="curves to draw")
     parser.add_argument("--work", type=Path, default=Path("runs/staleness-experiment"), help="folder of warm starts")
-    parser.add_argument("--hours", type=float, default=1e9, help="begin no batch after this many hours")
+    parser.add_argument("--processes", type=int, default=1, help="batches to run side by side")
+    parser.add_argument("--hours", type=float, default=1e9, help="begin no batch expected to end after this many hours")
     parser.add_argument("--tasks", nargs="+", choices=[part.task for part in PARTS], help="run these alone")
     parser.add_argument("--report", action="store_true", help="write the tables and the figure, and stop")
     arguments = parser.parse_args()
-    use_threads(1)
     results = CompactResults(arguments.data)
     parts = [part for part in PARTS if not arguments.tasks or part.task in arguments.tasks]
-    ends = time.monotonic() + 3600 * arguments.hours
-    expected, spent = 0.0, 0.0
-    while not arguments.report and time.monotonic() < ends and (job := next_job(results, parts)) is not None:
-        left = remaining_seconds(results, parts) * (spent / expected if expected else 1.0)
-        say(f"{left / 3600:.1f} CPU-hours left; {job.part.task}, {job.method} under {job.law}, {job.updates} updates")
-        began, environment = time.process_time(), environment_by_name(job.part.task)
-        size = seeds_at_once(job.part.task)
-        for start in range(0, len(job.seeds), size):
-            seeds = list(job.seeds[start : start + size])
-            run_batch(
-                results, environment, job.method, job.law, job.plan, seeds, arguments.work, Progress(seeds), job.shorter
-            )
-        expected, spent = expected + job.seconds, spent + time.process_time() - began
+    queue = ExperimentQueue(results, parts)
+    try:
+        if not arguments.report:
+            run(queue, arguments.work, arguments.processes, ends=time.monotonic() + 3600 * arguments.hours)
+    except KeyboardInterrupt:
+        say("Stopped. The same command goes on after the batches that had finished.")
+        return 130
+    finally:
         write(arguments.table, results)
-    write(arguments.table, results)
     draw(results, arguments.figure)
-    say(f"{remaining_seconds(results, parts) / 3600:.1f} CPU-hours left")
+    say(f"{queue.remaining_hours:.1f} CPU-hours left")
     return 0
+
+
+def run(queue: ExperimentQueue, work: Path, processes: int, *, ends: float) -> None:
+    """Keep `processes` batches running until none is left that fits before `ends`, in `time.monotonic()`."""
+    running: dict[Future[Trained], Job] = {}
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=prepare) as pool:
+        try:
+            while True:
+                for job in queue.take(processes - len(running), within_s=ends - time.monotonic()):
+                    say(f"begun: {name_of(job)}")
+                    running[pool.submit(train, job, work)] = job
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    found, spent_s = future.result()
+                    queue.finish(running.pop(future), found, spent_s=spent_s)
+                say(f"{queue.remaining_hours:.1f} CPU-hours left")
+        except BaseException:
+            for process in active_children():  # the pool waits for batches under way, which take minutes
+                process.terminate()
+            raise
+
+
+def prepare() -> None:
+    """Set up a process of the pool."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the first one ends the others
+    use_threads(1)
+
+
+def train(job: Job, work: Path) -> Trained:
+    """Train one batch, in a process of the pool."""
+    began = time.process_time()
+    found = train_batch(
+        environment_by_name(job.part.task),
+        job.method,
+        job.law,
+        (job.plan, *job.shorter),
+        job.seeds,
+        work,
+        Progress(job),
+    )
+    return found, time.process_time() - began
+
+
+def name_of(job: Job) -> str:
+    """The batch in a line of progress."""
+    seeds = f"seeds {job.seeds[0]} to {job.seeds[-1]}"
+    return f"{job.part.task}, {job.method} under {job.law}, {job.updates} updates, {seeds}"
 
 
 class Progress:
     """Says now and then how far a batch is."""
 
-    def __init__(self, seeds: list[int]) -> None:
-        self._name = f"seeds {seeds[0]} to {seeds[-1]}"
+    def __init__(self, job: Job) -> None:
+        self._name = name_of(job)
         self._said = time.monotonic()
 
     def __call__(self, share: float, prefix: str = "") -> None:

@@ -15,6 +15,7 @@ from p2prl.bench.staleness.delay_laws import is_steady, parse_law, steady_update
 from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.staleness.summary import Row, as_csv, as_markdown, rows_of
 from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, Choice, SweepPlan, settle
 from p2prl.bench.training.environment_checks import check_environment
@@ -229,12 +230,29 @@ def run_batch(
     seeds: list[int],
     out: Path,
     tell: Callable[..., None],
-    shorter: Sequence[TrainingPlan] = (),
 ) -> None:
-    """Train one batch of seeds from their warm starts under `out`, and add its results, of `shorter` plans too."""
+    """Train one batch of seeds from their warm starts under `out`, and add its results."""
+    for setting, found in train_batch(environment, method, delay, (plan,), seeds, out, tell).items():
+        results.add(setting, found)
+
+
+def train_batch(
+    environment: Environment,
+    method: str,
+    delay: str,
+    plans: Sequence[TrainingPlan],
+    seeds: Sequence[int],
+    out: Path,
+    tell: Callable[..., None],
+) -> dict[Setting, list[SeedResult]]:
+    """Train one batch of seeds from their warm starts under `out`: results of every plan.
+
+    `plans`: the longest first; the others are its beginnings.
+    """
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
+    longest, *shorter = plans
     start_MW = warm_start_of(environment, seeds, out, on_step=lambda _: tell(0.0, "warm start for "))
     kind = BandedTraining if "band" in parsed.additions else DelayedTraining
-    training = kind(environment, parsed, parse_law(delay), plan, seeds, start_MW)
-    for done, found in training.run_lengths(shorter, on_progress=tell).items():
-        results.add(Setting.of(environment.name, method, delay, done), found)
+    training = kind(environment, parsed, parse_law(delay), longest, seeds, start_MW)
+    lengths = training.run_lengths(shorter, on_progress=tell)
+    return {Setting.of(environment.name, method, delay, plan): found for plan, found in lengths.items()}

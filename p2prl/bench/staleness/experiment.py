@@ -280,23 +280,25 @@ def _every_length(results: ResultFile, part: Part, method: str, law: str, seeds:
         yield Job(part=part, method=method, law=law, updates=updates, seeds=tuple(missing), also=tuple(also))
 
 
-def next_job(results: ResultFile, parts: Sequence[Part] = PARTS) -> Job | None:
-    """The next batch to run; None when the experiment is complete.
+def missing_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator[Job]:
+    """Missing batches in the order in which they are run, as far as they are known; some come more than once.
 
     What says most comes first (`RUNGS`). Then, task by task: tuned, and reported on half of the seeds.
     """
     for rung in RUNGS:
         some = [part for part in parts if len(part.laws) > 1]
         some = [narrowed for part in some if (narrowed := _narrowed(part, *rung)).methods and narrowed.laws]
-        delayed = reporting_jobs(results, some, on_policy=(DEFAULT, GRPO))
-        job = next(tuning_jobs(results, some), None) or next(delayed, None)
-        if job is not None:
-            return job
+        yield from tuning_jobs(results, some)
+        yield from reporting_jobs(results, some, on_policy=(DEFAULT, GRPO))
     for part in (replace(part, halves=1) for part in parts):
-        job = next(tuning_jobs(results, [part]), None) or next(reporting_jobs(results, [part]), None)
-        if job is not None:
-            return job
-    return next(reporting_jobs(results, parts), None)
+        yield from tuning_jobs(results, [part])
+        yield from reporting_jobs(results, [part])
+    yield from reporting_jobs(results, parts)
+
+
+def next_job(results: ResultFile, parts: Sequence[Part] = PARTS) -> Job | None:
+    """The next batch to run; None when the experiment is complete."""
+    return next(missing_jobs(results, parts), None)
 
 
 def _narrowed(part: Part, methods: Sequence[str], laws: Sequence[str]) -> Part:

@@ -7,6 +7,7 @@ demonstrations, so that seeds cover all the variation between training runs.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def warm_start_of(
             trained = warm_start(environment, missing, on_step=on_step)
             for seed, weights in zip(missing, trained, strict=True):
                 path = warm_path(environment, seed, cache)
-                part = path.with_suffix(".part")
+                part = path.with_suffix(f".{os.getpid()}.part")  # several processes may make the same one
                 save_file({"weights": weights.contiguous()}, part)
                 part.rename(path)  # an interrupted write leaves no partial file under the final name
         return torch.stack([_load(environment, warm_path(environment, seed, cache)) for seed in seeds])
