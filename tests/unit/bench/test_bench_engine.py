@@ -28,6 +28,7 @@ def test_rows() -> None:
     assert (bare.engine, product.engine) == ("generate", "transformers")
     assert {(row.model, row.dtype, row.batch) for row in (bare, product)} == {("29m", "float32", 1)}
     assert product.of_bare == pytest.approx(product.tokens_per_cpu_s / bare.tokens_per_cpu_s)
+    assert min(bare.tokens_per_s, product.tokens_per_s) > 0
     assert product.noise_of_step is not None
     assert 0 < product.noise_of_step < 1
     assert told == ["29m, 1 rows"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from p2prl.bench.device_time import CPU
 from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
-from p2prl.bench.engine_pairs.engines import ENGINES, VLLM, VOCABULARY, engine, model_of_spread
+from p2prl.bench.engine_pairs.engines import ENGINES, VLLM, VOCABULARY, engine, engines_on, model_of_spread
 from p2prl.errors import ConfigError
 
 
@@ -15,7 +16,9 @@ def test_engines_compute_one_model_differently(spread: float) -> None:
     model = model_of_spread(spread, seed=1)
     ids = torch.arange(48).reshape(2, 24)
     with torch.no_grad():
-        logits = {name: engine(name, model, "bfloat16").forward(ids, cache=None, keep=24).float() for name in ENGINES}
+        logits = {
+            name: engine(name, model, "bfloat16", CPU).forward(ids, cache=None, keep=24).float() for name in ENGINES
+        }
         exact = model(input_ids=ids).logits
     assert float(exact.std(dim=-1).mean()) == pytest.approx(spread, rel=0.1)
     for name in ENGINES:
@@ -24,6 +27,19 @@ def test_engines_compute_one_model_differently(spread: float) -> None:
     assert not torch.equal(logits["sdpa"], logits["eager"])
     assert not torch.equal(logits["sdpa"], logits["fp32 head"])
     assert logits["sdpa"].shape[-1] == VOCABULARY
+
+
+def test_a_gpu_and_the_cpu_sample_for_each_other() -> None:
+    assert engines_on(CPU) == [(name, name, CPU) for name in ENGINES]
+    cuda = torch.device("cuda", 1)
+    assert engines_on(cuda) == [
+        ("sdpa on cpu", "sdpa", CPU),
+        ("eager on cpu", "eager", CPU),
+        ("fp32 head on cpu", "fp32 head", CPU),
+        ("sdpa on cuda", "sdpa", cuda),
+        ("eager on cuda", "eager", cuda),
+        ("fp32 head on cuda", "fp32 head", cuda),
+    ]
 
 
 def test_small_run_rejects_no_honest_group_and_finds_the_edits() -> None:

@@ -121,7 +121,7 @@ def test_documented_keys_of_a_certificate(tmp_path: Path, monkeypatch: pytest.Mo
     ("command", "row", "beside"),
     [
         ("p2prl bench draw", DrawCost, {"rows", "seed", "wall_s"}),
-        ("p2prl bench engine", EngineRow, {"rows", "seed", "wall_s"}),
+        ("p2prl bench engine", EngineRow, {"rows", "device", "seed", "wall_s"}),
         ("p2prl bench swap", SwapReport, {"met", "seed", "wall_s"}),
         ("p2prl bench publish", PublishReport, {"met", "seed", "wall_s"}),
     ],
