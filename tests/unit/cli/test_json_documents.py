@@ -122,7 +122,7 @@ def test_documented_keys_of_a_certificate(tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("p2prl bench draw", DrawCost, {"rows", "device", "seed", "wall_s"}),
         ("p2prl bench engine", EngineRow, {"rows", "device", "seed", "wall_s"}),
-        ("p2prl bench swap", SwapReport, {"met", "seed", "wall_s"}),
+        ("p2prl bench swap", SwapReport, {"met", "device", "seed", "wall_s"}),
         ("p2prl bench publish", PublishReport, {"met", "device", "seed", "wall_s"}),
     ],
 )
