@@ -8,16 +8,18 @@ import torch
 from p2prl.bench.draw_cost import benchmark
 from p2prl.bench.draw_cost.benchmark import DrawBenchConfig, run_draw_bench
 from p2prl.errors import ConfigError
+from tests.devices import DEVICES
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocabulary", [30, 5000])
-def test_rows(vocabulary: int) -> None:
+def test_rows(vocabulary: int, device: str) -> None:
     told: list[str] = []
     costs = run_draw_bench(
-        DrawBenchConfig(vocabulary=vocabulary, batches=(3, 5), repeats=1),
+        DrawBenchConfig(vocabulary=vocabulary, batches=(3, 5), repeats=1, device=torch.device(device)),
         on_progress=lambda text, _: told.append(text),
     )
-    ways = ["definition", "seeded draw", "torch operations"]
+    ways = ["definition", "seeded draw", "torch operations" if device == "cpu" else "drawn on the CPU"]
     assert [(cost.batch, cost.way) for cost in costs] == [(size, way) for size in (3, 5) for way in ways]
     assert all(cost.same_tokens == cost.batch and cost.vocabulary == vocabulary for cost in costs)
     assert all(cost.ms_per_row > 0 and cost.ms_per_row_with_logprobs > 0 for cost in costs)

@@ -9,6 +9,7 @@ from p2prl.bench.device_time import CPU
 from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
 from p2prl.bench.engine_pairs.engines import ENGINES, VLLM, VOCABULARY, engine, engines_on, model_of_spread
 from p2prl.errors import ConfigError
+from tests.devices import DEVICES
 
 
 @pytest.mark.parametrize("spread", [3.0, 18.0])
@@ -42,12 +43,14 @@ def test_a_gpu_and_the_cpu_sample_for_each_other() -> None:
     ]
 
 
-def test_small_run_rejects_no_honest_group_and_finds_the_edits() -> None:
-    results = run_pairs_bench(PairsConfig(groups=24, spreads=(6.0,)))
+@pytest.mark.parametrize("device", DEVICES)
+def test_small_run_rejects_no_honest_group_and_finds_the_edits(device: str) -> None:
+    results = run_pairs_bench(PairsConfig(groups=24, spreads=(6.0,), device=torch.device(device)))
+    engines = {shown for shown, _, _ in engines_on(torch.device(device))}
     samplers = {result.sampler for result in results}
-    assert samplers >= set(ENGINES)
-    assert samplers <= {*ENGINES, VLLM}
-    assert len(results) == len(samplers) * 3 * 2 * 2
+    assert samplers >= engines == {result.scorer for result in results}
+    assert samplers <= {*engines, VLLM}
+    assert len(results) == len(samplers) * len(engines) * 2 * 2
     assert all(result.met for result in results)
     for result in results:
         assert (result.groups, result.tokens, result.rejected) == (24, 24 * 32, 0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from p2prl.bench.hot_swap import benchmark
 from p2prl.bench.hot_swap.benchmark import SwapBenchConfig, SwapReport, run_swap_bench
 from p2prl.bench.hot_swap.part_costs import SHARES, PartCosts, _changed
 from p2prl.errors import ConfigError
+from tests.devices import DEVICES
 
 REPORT = SwapReport(
     parameters=1,
@@ -24,10 +26,11 @@ REPORT = SwapReport(
 )
 
 
-def test_every_swap_is_timed_beside_a_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_swap_is_timed_beside_a_transfer(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     for name, value in (("_WIDTH", 16), ("_LAYERS", 1), ("_VOCABULARY", 32), ("_QUIET_STEPS", 5)):
         monkeypatch.setattr(benchmark, name, value)
-    report = run_swap_bench(SwapBenchConfig(swaps=3))
+    report = run_swap_bench(SwapBenchConfig(swaps=3, device=torch.device(device)))
     assert (len(report.stalls_s), len(report.swaps_s)) == (3, 3)
     assert all(stall >= spent > 0 for stall, spent in zip(report.stalls_s, report.swaps_s, strict=True))
     embedded, norms, matrices, biases = (32 + 128) * 16, 3 * 2 * 16, 12 * 16 * 16, 9 * 16
