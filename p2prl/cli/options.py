@@ -13,6 +13,7 @@ Home = Annotated[
     typer.Option("--home", help="Folder of keys and unfinished work. Default: $P2PRL_HOME or your data folder."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest.")]
+BenchDevice = Annotated[str, typer.Option("--device", help="A torch device, or auto.")]
 Engine = Annotated[
     str,
     typer.Option(

@@ -53,6 +53,14 @@ Pieces = tuple[tuple[Tensor, Changes], ...]
 """Flat pieces of a model, and what changes in each."""
 
 
+def write_pieces(pieces: Pieces) -> bool:
+    """Write what changes, in proportion to it, and look whether it is there."""
+    with torch.no_grad():
+        for piece, own in pieces:
+            own.write(piece)
+    return all(own.are_in(piece) for piece, own in pieces)
+
+
 class Comparison:
     """Collects the changes of a whole model, piece after piece. Gives up where too much changes."""
 

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.device import device_class
-from p2prl.models.device_changes import Comparison, Pieces
+from p2prl.models.device_changes import Comparison, Pieces, write_pieces
 from p2prl.models.exact_arithmetic import use_exact_arithmetic
 from p2prl.models.freed_weights import FreedWeights
 from p2prl.models.pretrained import quiet_transformers
@@ -164,7 +164,7 @@ class PolicyModel:
             changes = self._changes_of(staged)
             self._has_policy = False
             self.loads += 1
-            if not (self._copy(staged) if changes is None else _write(changes)):
+            if not (self._copy(staged) if changes is None else write_pieces(changes)):
                 raise IntegrityError("the weights in the engine are not those it was given")
             self._has_policy = True
             self.version = staged.version
@@ -182,11 +182,3 @@ class PolicyModel:
 
     def _known_prompt(self) -> Tensor:
         return torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]
-
-
-def _write(changes: Pieces) -> bool:
-    """Write what changes, in proportion to it, and look whether it is there."""
-    with torch.no_grad():
-        for piece, own in changes:
-            own.write(piece)
-    return all(own.are_in(piece) for piece, own in changes)

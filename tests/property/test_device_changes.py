@@ -15,11 +15,7 @@ from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.words import Words, WordType
 from p2prl.testing.patch_properties import Version, versions
-
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
-]
+from tests.devices import DEVICES
 
 
 def weights_of(words: Words, word_type: WordType, device: str) -> torch.Tensor:

@@ -1,21 +1,21 @@
 """The engine benchmark: completions of one length by the product's sampler and by transformers' `generate`.
 
-Both get the same prompts and sample the same number of tokens at temperature 1; `generate` with a static cache. Sides
-alternate, and medians count. The row with random lengths is sampled as a volunteer does it: groups of eight,
+Both get the same prompts and sample the same number of tokens at temperature 1; `generate` with a static cache, and on
+CUDA with compiled steps, as transformers has it. Sides alternate, and medians count: of processor time on a CPU, of
+wall time elsewhere. The row with random lengths is sampled as a volunteer does it: groups of eight,
 submitted when its `Agent` says so.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from p2prl.bench.device_time import CPU, Spent, median, timed
 from p2prl.bench.engine.random_lengths import LengthsBenchConfig, slots_at_work
 from p2prl.bench.random_models import CONTEXT, SHAPES, VOCABULARY, random_model
 from p2prl.errors import require
@@ -38,6 +38,9 @@ class EngineBenchConfig:
     tokens: int = 64
     repeats: int = 5
     dtype: str = "float32"
+    device: torch.device = CPU
+    compiled: bool = True
+    """Whether `generate` may compile its steps. It does so on CUDA, for a minute or more a batch size."""
     lengths: LengthsBenchConfig | None = None
     """Adds a row with random lengths, of the first model."""
     seed: int = 0
@@ -61,10 +64,13 @@ class EngineRow:
     dtype: str
     batch: int
     tokens_per_cpu_s: float
+    """Of the processor, which on a GPU prepares the work and waits."""
+    tokens_per_s: float
+    """Of wall time."""
     of_bare: float | None = None
-    """Tokens per processor second over those of the bare library, in the same run."""
+    """Speed over that of the bare library, in the same run: by processor time on a CPU, by wall time elsewhere."""
     noise_of_step: float | None = None
-    """Share of a decoding step spent on the seeded draw."""
+    """Share of a decoding step spent on the seeded draw, by the same clock."""
     slots_at_work: float | None = None
     """With random lengths: tokens over steps times the most completions in flight at once."""
 
@@ -75,10 +81,9 @@ def run_engine_bench(
     """Rows by model and batch size: the bare library, then the product's engine; then the one with random lengths."""
     rows: list[EngineRow] = []
     for number, name in enumerate(config.models):
-        model = random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
-        sampler = _sampler(model, config.dtype)
+        sampler = _sampler(_model(name, config), config.dtype)
         # Its own model: the sampler changes the attention of the one it has.
-        bare = random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
+        bare = _model(name, config)
         for place, batch in enumerate(config.batches):
             if on_progress is not None:
                 done = number + place / (len(config.batches) + 1)
@@ -92,6 +97,11 @@ def run_engine_bench(
     return rows
 
 
+def _model(name: str, config: EngineBenchConfig) -> Any:
+    made = random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
+    return made.to(config.device)
+
+
 def _sampler(model: Any, dtype: str) -> Sampler:
     return TransformersSampler(PolicyModel(model, layout_of(model, dtype)))
 
@@ -99,49 +109,49 @@ def _sampler(model: Any, dtype: str) -> Sampler:
 def _compared(sampler: Sampler, bare: Any, name: str, batch: int, config: EngineBenchConfig) -> list[EngineRow]:
     generator = torch.Generator().manual_seed(config.seed)
     prompts = torch.randint(0, config.vocabulary, (batch, config.prompt_tokens), generator=generator)
-    sides = (lambda: _generate(bare, prompts, config.tokens), lambda: _sample(sampler, prompts, config.tokens))
-    spent = list(_alternating(sides, config.repeats))
+    on_device = prompts.to(config.device)
+    sides = (lambda: _generate(bare, on_device, config), lambda: _sample(sampler, prompts, config.tokens))
+    bare_spent, engine_spent = _alternating(sides, config.repeats, config.device)
     tokens = batch * config.tokens
-    bare_s, engine_s = (statistics.median(times) for times in spent)
     row = EngineRow(
-        engine="generate", model=name, dtype=config.dtype, batch=batch, tokens_per_cpu_s=tokens / bare_s, of_bare=1.0
+        engine="generate", model=name, dtype=config.dtype, batch=batch, of_bare=1.0, **_speeds(tokens, bare_spent)
     )
+    step_s = engine_spent.on(config.device) / config.tokens
     return [
         row,
         replace(
             row,
             engine=sampler.engine_class.engine,
-            tokens_per_cpu_s=tokens / engine_s,
-            of_bare=bare_s / engine_s,
-            noise_of_step=_draw_s(batch, config) / (engine_s / config.tokens),
+            of_bare=bare_spent.on(config.device) / engine_spent.on(config.device),
+            noise_of_step=_draw_s(batch, config) / step_s,
+            **_speeds(tokens, engine_spent),
         ),
     ]
 
 
-def _alternating(sides: Sequence[Callable[[], None]], repeats: int) -> Iterator[list[float]]:
-    """Processor time of each repetition, by side; a first round, which allocates and compiles, does not count."""
-    spent: list[list[float]] = [[] for _ in sides]
-    for turn in range(repeats + 1):
-        for side, times in zip(sides, spent, strict=True):
-            began = time.process_time()
-            side()
-            if turn:
-                times.append(time.process_time() - began)
-    return iter(spent)
+def _speeds(tokens: int, spent: Spent) -> dict[str, Any]:
+    return {"tokens_per_cpu_s": tokens / spent.cpu_s, "tokens_per_s": tokens / spent.wall_s}
 
 
-def _generate(model: Any, prompts: Tensor, tokens: int) -> None:
+def _alternating(sides: Sequence[Callable[[], None]], repeats: int, device: torch.device) -> list[Spent]:
+    """Medians by side; a first round, which allocates and compiles, does not count."""
+    rounds = [[timed(side, device) for side in sides] for _ in range(repeats + 1)]
+    return [median(times) for times in zip(*rounds[1:], strict=True)]
+
+
+def _generate(model: Any, prompts: Tensor, config: EngineBenchConfig) -> None:
     made = model.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
         do_sample=True,
         temperature=1.0,
         top_k=0,
-        max_new_tokens=tokens,
+        max_new_tokens=config.tokens,
         min_new_tokens=None,
         cache_implementation="static",
+        disable_compile=not config.compiled,
     )
-    assert made.shape[1] == prompts.shape[1] + tokens
+    assert made.shape[1] == prompts.shape[1] + config.tokens
 
 
 def _sample(sampler: Sampler, prompts: Tensor, tokens: int) -> None:
@@ -156,12 +166,13 @@ def _sample(sampler: Sampler, prompts: Tensor, tokens: int) -> None:
 
 
 def _draw_s(batch: int, config: EngineBenchConfig) -> float:
-    """Median processor time of the draw for one step, without log-probs."""
+    """Median time of the draw for one step, without log-probs, from logits on the device."""
     generator = torch.Generator().manual_seed(config.seed)
-    logits = torch.randn(batch, config.vocabulary, generator=generator)
+    logits = torch.randn(batch, config.vocabulary, generator=generator).to(config.device)
     temperatures, places = torch.ones(batch), torch.arange(batch)
-    times = _alternating([lambda: _discard(draw(logits, temperatures, places, places))], 5 * config.repeats)
-    return statistics.median(next(times))
+    draws = [lambda: _discard(draw(logits, temperatures, places, places))]
+    (spent,) = _alternating(draws, 5 * config.repeats, config.device)
+    return spent.on(config.device)
 
 
 def _discard(_: Tensor) -> None:
@@ -172,13 +183,18 @@ def _with_random_lengths(
     sampler: Sampler, name: str, config: EngineBenchConfig, lengths: LengthsBenchConfig
 ) -> EngineRow:
     work = slots_at_work(
-        sampler, lengths, vocabulary=config.vocabulary, prompt_tokens=config.prompt_tokens, seed=config.seed
+        sampler,
+        lengths,
+        vocabulary=config.vocabulary,
+        prompt_tokens=config.prompt_tokens,
+        seed=config.seed,
+        device=config.device,
     )
     return EngineRow(
         engine=sampler.engine_class.engine,
         model=name,
         dtype=config.dtype,
         batch=lengths.batch,
-        tokens_per_cpu_s=work.tokens / work.cpu_s,
+        **_speeds(work.tokens, work.spent),
         slots_at_work=work.share,
     )

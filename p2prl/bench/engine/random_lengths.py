@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
+from p2prl.bench.device_time import CPU, Spent, Stopwatch
 from p2prl.client.agent import Agent, AgentConfig, LocalPolicy, Sample
 from p2prl.errors import require
 from p2prl.models.sampler_port import GenerationRequest, Sampler, Ticket
@@ -45,7 +47,7 @@ class LengthsWork:
     tokens: int
     steps: int
     most_in_flight: int
-    cpu_s: float
+    spent: Spent
 
     @property
     def share(self) -> float:
@@ -54,7 +56,13 @@ class LengthsWork:
 
 
 def slots_at_work(
-    sampler: Sampler, config: LengthsBenchConfig, *, vocabulary: int, prompt_tokens: int, seed: int
+    sampler: Sampler,
+    config: LengthsBenchConfig,
+    *,
+    vocabulary: int,
+    prompt_tokens: int,
+    seed: int,
+    device: torch.device = CPU,
 ) -> LengthsWork:
     """Sample groups until the last one has been submitted: what follows has too little work for any engine."""
     requests = _groups(config, vocabulary, prompt_tokens, random.Random(seed))  # noqa: S311 - a benchmark's lengths
@@ -62,7 +70,7 @@ def slots_at_work(
     left: dict[Ticket, int] = {}
     open_slots: dict[int, int] = {}
     tokens = steps = most = submitted = 0
-    began = time.process_time()
+    watch = Stopwatch(device)
     while True:
         action = agent.next_action(
             outstanding=0,
@@ -86,9 +94,9 @@ def slots_at_work(
             open_slots[slot] -= 1
             if not open_slots[slot]:
                 agent.completed([slot])
-    cpu_s = time.process_time() - began
+    spent = watch.spent()
     sampler.cancel()
-    return LengthsWork(tokens=tokens, steps=steps, most_in_flight=most, cpu_s=cpu_s)
+    return LengthsWork(tokens=tokens, steps=steps, most_in_flight=most, spent=spent)
 
 
 def _groups(

@@ -3,6 +3,9 @@
 Each sampler decodes its groups in batches of 1 to 32 rows. An edited group is an honest one with another last token,
 more than a nat below the best. Some random tokens are tried in each group, and those with the smallest such margins are
 judged: they are the hardest to find. Their log-probs are the scorer's own, so that only the margin gives them away.
+
+With another device than the CPU, every engine samples and scores on both: a validator's processor replays what a
+volunteer's GPU sampled, and the reverse.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
-from p2prl.bench.engine_pairs.engines import ENGINES, VOCABULARY, VllmEngines, engine, model_of_spread
+from p2prl.bench.device_time import CPU
+from p2prl.bench.engine_pairs.engines import VOCABULARY, VllmEngines, engine, engines_on, model_of_spread
 from p2prl.errors import require
 from p2prl.models.group_replay import replay_groups
 from p2prl.models.group_work import Inspection, SlotAssignment
@@ -44,6 +49,7 @@ class PairsConfig:
 
     groups: int = 500
     spreads: tuple[float, ...] = SPREADS
+    device: torch.device = CPU
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -87,18 +93,18 @@ def run_pairs_bench(
 ) -> list[PairResult]:
     """Every sampler against every scorer."""
     results = []
-    vllm = VllmEngines()
+    vllm = VllmEngines(config.device)
     cases = list(itertools.product(config.spreads, DTYPES, TEMPERATURES))
     for number, (spread, dtype, temperature) in enumerate(cases):
         model = model_of_spread(spread, config.seed)
-        engines = {name: engine(name, model, dtype) for name in ENGINES}
-        for sampler in (*ENGINES, *vllm.names):
+        engines = {shown: engine(name, model, dtype, device) for shown, name, device in engines_on(config.device)}
+        for sampler in (*engines, *vllm.names):
             if on_progress is not None:
                 on_progress(f"{sampler}, {dtype}, T = {temperature}, spread {spread:g}", number / len(cases))
             made = TransformersSampler(engines[sampler]) if sampler in engines else vllm.sampler(model, dtype)
             work = _sampled(made, _requests(config, temperature))
-            for scorer in ENGINES:
-                found = _judged(TransformersScorer(engines[scorer]), work, dtype, config.seed)
+            for scorer, policy in engines.items():
+                found = _judged(TransformersScorer(policy), work, dtype, config.seed)
                 results.append(replace(found, sampler=sampler, scorer=scorer, temperature=temperature, spread=spread))
     return results
 

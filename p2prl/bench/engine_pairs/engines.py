@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from p2prl.bench.device_time import CPU
 from p2prl.errors import ConfigError
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import LoadedModel
@@ -33,7 +34,9 @@ VOCABULARY = 512
 _SIZES = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
 """With heads of 32: vLLM has no attention for smaller ones."""
 
-_VLLM_BYTES, _VLLM_CONTEXT = 1 << 28, 64
+_VLLM_BYTES, _VLLM_GPU_BYTES, _VLLM_CONTEXT = 1 << 28, 1 << 32, 64
+"""On a GPU its scratch counts too."""
+
 _INITIAL_DEVIATION = 0.05
 _PROBE = (8, 32)
 """Rows and tokens whose logits are scaled to the spread."""
@@ -67,9 +70,16 @@ def model_of_spread(spread: float, seed: int) -> Any:
     return model
 
 
-def engine(name: str, model: Any, dtype: str) -> PolicyModel:
-    """`model` as the engine `name` computes it in `dtype`, with weights of its own."""
-    made = copy.deepcopy(model).to(getattr(torch, dtype))
+def engines_on(device: torch.device) -> list[tuple[str, str, torch.device]]:
+    """(name of the row, engine, device) of all engines: on the CPU, and on the device if it is another one."""
+    if device.type == "cpu":
+        return [(name, name, device) for name in ENGINES]
+    return [(f"{name} on {each.type}", name, each) for each in (CPU, device) for name in ENGINES]
+
+
+def engine(name: str, model: Any, dtype: str, device: torch.device) -> PolicyModel:
+    """`model` as the engine `name` computes it in `dtype` on a device, with weights of its own."""
+    made = copy.deepcopy(model).to(device=device, dtype=getattr(torch, dtype))
     made.set_attn_implementation("eager" if name == "eager" else "sdpa")
     if name == "fp32 head":
         head = Float32Head(made.lm_head.in_features, made.lm_head.out_features, bias=False)
@@ -81,7 +91,8 @@ def engine(name: str, model: Any, dtype: str) -> PolicyModel:
 class VllmEngines:
     """vLLM's engine for each dtype, which takes one model after the other. Empty where it is not installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._samplers: dict[str, Sampler] = {}
         self._version = itertools.count()
         try:
@@ -97,8 +108,9 @@ class VllmEngines:
         if dtype not in self._samplers:
             files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
             run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
-            options = VllmOptions(memory_bytes=_VLLM_BYTES, context=_VLLM_CONTEXT)
-            self._samplers[dtype] = VllmSampler(run, device=torch.device("cpu"), dtype=dtype, options=options)
+            memory_bytes = _VLLM_BYTES if self._device.type == "cpu" else _VLLM_GPU_BYTES
+            options = VllmOptions(memory_bytes=memory_bytes, context=_VLLM_CONTEXT)
+            self._samplers[dtype] = VllmSampler(run, device=self._device, dtype=dtype, options=options)
         made = self._samplers[dtype]
         made.swap(made.stage(bytes(flatten(model, layout)), next(self._version)))
         return made

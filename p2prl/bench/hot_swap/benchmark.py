@@ -2,7 +2,7 @@
 
 As in a real volunteer, another process receives, hashes and writes chunks as fast as it can; a background thread
 decodes the patch over the weights file and stages the policy; the main thread samples without pause and swaps between
-two tokens. The benchmark measures the gap between consecutive tokens.
+two tokens. The benchmark measures the gap between consecutive tokens, and afterwards the parts of a swap alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import torch
 from blake3 import blake3
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from p2prl.bench.device_time import CPU
 from p2prl.bench.hot_swap.incoming_transfer import receive_chunks
+from p2prl.bench.hot_swap.part_costs import PartCosts, part_costs
 from p2prl.errors import require
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights
@@ -57,6 +59,8 @@ class SwapBenchConfig:
     swaps: int = 10
     dtype: str = "bfloat16"
     """Word type of the weights on disk; the model computes in float32."""
+    device: torch.device = CPU
+    """Of the model."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,6 +86,8 @@ class SwapReport:
     prepare_s: float
     """Median time of the background thread: decode, write, stage."""
     transfer_mb_s: float
+    parts: PartCosts
+    """Of a swap, with nothing beside it."""
 
     @property
     def met(self) -> bool:
@@ -101,9 +107,10 @@ class _Bench:
         self._config = config
         self._folder = folder
         self._word_type = WORD_TYPES[config.dtype]
-        model = _model(config.seed)
+        model = _model(config.seed).to(config.device)
         self._layout = layout_of(model, config.dtype)
-        self._sampler = TransformersSampler(PolicyModel(model, self._layout))
+        self._policy = PolicyModel(model, self._layout)
+        self._sampler = TransformersSampler(self._policy)
         first = np.frombuffer(flatten(model, self._layout), dtype=self._word_type.dtype)
         self._versions = [first, _moved(first, config.seed)]
         self._states = [blake3(words.tobytes()).digest() for words in self._versions]
@@ -140,6 +147,8 @@ class _Bench:
         finally:
             stop.set()
             network.join()
+        tell("parts of a swap", 1.0)
+        parts = part_costs(self._policy, self._layout, self._versions[0], seed=self._config.seed)
         return SwapReport(
             parameters=self._layout.parameters,
             patch_bytes=(self._folder / self._patches[1].hex()).stat().st_size,
@@ -150,6 +159,7 @@ class _Bench:
             busy_step_longest_s=max(self._gaps["busy"]),
             prepare_s=float(np.median(self._prepare_s)),
             transfer_mb_s=transferred,
+            parts=parts,
         )
 
     def _prepare(self, number: int) -> StagedWeights:

@@ -3,7 +3,7 @@
 It drives the learner's own publisher (`p2prl.learner.publishing.policy_publisher`) with a model of Qwen2's shape and
 random weights. Between two versions the weights move as under Adam with stationary moments (β₁ .9, a tenth of a unit
 gradient is signal); at a learning rate of 1e-6 that changes one bf16 word in a hundred. Nothing is trained while a
-version is written.
+version is written. The model may be on a GPU: the copy out of it is then part of what training waits for.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 import torch
 
+from p2prl.bench.device_time import CPU, Stopwatch
 from p2prl.bench.random_models import SHAPES, random_model
 from p2prl.clock import SystemClock
 from p2prl.errors import require
@@ -67,6 +68,8 @@ class PublishBenchConfig:
     versions: int = 9
     dtype: str = "bfloat16"
     learning_rate: float = 1e-6
+    device: torch.device = CPU
+    """Of the trainer's model."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -195,13 +198,14 @@ class _Training:
     def __init__(self, model: Any, config: PublishBenchConfig) -> None:
         self._step = config.learning_rate * _FIRST_MOMENT
         self._parameters = [parameter.detach().view(-1) for parameter in model.parameters()]
-        self._generator = torch.Generator().manual_seed(config.seed)
+        self._generator = torch.Generator(config.device).manual_seed(config.seed)
 
     def step(self) -> None:
         for flat in self._parameters:
             for start in range(0, len(flat), _BLOCK):
                 part = flat[start : start + _BLOCK]
-                part.add_(torch.randn(len(part), generator=self._generator), alpha=self._step)
+                noise = torch.randn(len(part), generator=self._generator, device=part.device)
+                part.add_(noise, alpha=self._step)
 
 
 def run_publish_bench(config: PublishBenchConfig, *, on_progress: Callable[[str, float], None]) -> PublishReport:
@@ -211,7 +215,7 @@ def run_publish_bench(config: PublishBenchConfig, *, on_progress: Callable[[str,
 
 
 def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, float], None]) -> PublishReport:
-    model = random_model(config.model, dtype="float32", seed=config.seed)
+    model = random_model(config.model, dtype="float32", seed=config.seed).to(config.device)
     layout = layout_of(model, config.dtype)
     learner, clock, port = identity_of("learner"), SystemClock(), _Port()
     manifest = msgspec.structs.replace(
@@ -238,14 +242,14 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
     try:
         before = anonymous_bytes()
         for version in range(config.versions):
-            began = time.perf_counter()
+            watch = Stopwatch(config.device)  # of a GPU that has done what it was given
             weights = copy(model)
+            blocked.append(watch.spent().wall_s)
             copied, used = time.perf_counter(), time.process_time()
             with _Memory() as memory:
                 publisher.begin(weights, step=version)
                 del weights
                 publisher.finish(wait=True)
-            blocked.append(copied - began)
             heads.append(port.head_at - copied)
             written.append(time.perf_counter() - copied)
             processor.append(time.process_time() - used)

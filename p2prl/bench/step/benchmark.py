@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from p2prl.algorithms.loss_registry import LOSSES, build_loss
+from p2prl.bench.device_time import timed
 from p2prl.bench.random_models import SHAPES, random_model
 from p2prl.bench.step.peak_memory import held_bytes, peak_bytes_beyond
 from p2prl.bench.step.plain_step import PlainStep
@@ -93,7 +93,7 @@ class StepRow:
     predicted_bytes_beyond_weights: int
     """The same by the memory model."""
     seconds: float
-    """Processor time of a step (wall time on CUDA): the median beside a plain one, else of the one step."""
+    """Processor time of a step (wall time on a GPU): the median beside a plain one, else of the one step."""
     plain_peak_bytes_beyond_weights: int | None = None
     plain_seconds: float | None = None
     time_of_plain: float | None = None
@@ -133,7 +133,7 @@ def measure_loss(config: StepBenchConfig, loss: str) -> StepRow:
     held = held_bytes(device)
     seconds: list[float] = []
     peak = peak_bytes_beyond(
-        lambda: seconds.append(_timed(lambda: trainer.update(batch), device)), held=held, device=device
+        lambda: seconds.append(timed(lambda: trainer.update(batch), device).on(device)), held=held, device=device
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     setup = TrainingSetup(precision=config.precision, states=config.memory.optimizer_states, device_type=device.type)
@@ -171,8 +171,8 @@ def _compared(row: StepRow, trainer: Trainer, batch: Sequence[TrainingGroup], co
     plain_peak = peak_bytes_beyond(lambda: plain.update(batch), held=held, device=device)
     ours, theirs = [], []
     for _ in range(config.repeats):
-        ours.append(_timed(lambda: trainer.update(batch), device))
-        theirs.append(_timed(lambda: plain.update(batch), device))
+        ours.append(timed(lambda: trainer.update(batch), device).on(device))
+        theirs.append(timed(lambda: plain.update(batch), device).on(device))
     return replace(
         row,
         seconds=statistics.median(ours),
@@ -214,16 +214,3 @@ def _shortened(batch: Sequence[TrainingGroup]) -> list[TrainingGroup]:
 
 def _gradients(model: Any) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters()]
-
-
-def _timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of processor time; of the clock on CUDA, where the processor only waits."""
-    clock = time.process_time
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        clock = time.perf_counter
-    began = clock()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - began

@@ -9,7 +9,7 @@ import typer
 
 from p2prl.cli.comma_lists import numbers
 from p2prl.cli.commands.bench_results import print_table
-from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 
@@ -17,23 +17,30 @@ from p2prl.cli.views.progress_bar import progress_bar
 def bench_draw(
     vocabulary: Annotated[int, typer.Option("--vocabulary", min=1, help="Tokens to draw from.")] = 151_936,
     batches: Annotated[str, typer.Option("--batches", help="Rows drawn at once, comma-separated.")] = "8,32",
+    device: BenchDevice = "cpu",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each; the median counts.")] = 15,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the processor time of a row's seeded draw on one CPU thread, against its definition."""
+    """Measure a row's seeded draw against its definition: processor time on one CPU thread, or wall time on a GPU."""
     from p2prl.bench.draw_cost.benchmark import DrawBenchConfig, run_draw_bench
-    from p2prl.models.device import use_threads
+    from p2prl.models.device import choose_device, device_class, use_threads
 
     began = time.monotonic()
+    chosen = choose_device(device)
     use_threads(1)
     config = DrawBenchConfig(
-        vocabulary=vocabulary, batches=numbers(batches, int, "--batches"), repeats=repeats, seed=seed
+        vocabulary=vocabulary,
+        batches=numbers(batches, int, "--batches"),
+        repeats=repeats,
+        device=chosen,
+        seed=seed,
     )
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         costs = run_draw_bench(config, on_progress=on_progress)
     if as_json:
-        emit({"rows": [vars(cost) for cost in costs], "seed": seed, "wall_s": time.monotonic() - began})
+        rows, name = [vars(cost) for cost in costs], device_class(chosen)
+        emit({"rows": rows, "device": name, "seed": seed, "wall_s": time.monotonic() - began})
         return
     lines = ["| way | rows | ms a row | with log-probs | same tokens |", "|---|---:|---:|---:|---:|"]
     for cost in costs:

@@ -9,7 +9,7 @@ import typer
 
 from p2prl.cli.comma_lists import listed, numbers
 from p2prl.cli.commands.bench_results import print_table
-from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 
@@ -24,6 +24,10 @@ def bench_engine(
     batches: Annotated[str, typer.Option("--batches", help="Completions at once, comma-separated.")] = "8,16,32",
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a completion.")] = 64,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
+    device: BenchDevice = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Let `generate` compile its steps, as it does on CUDA.")
+    ] = True,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each; the median counts.")] = 5,
     one_length: Annotated[
         bool, typer.Option("--one-length", help="Leave out the completions of lognormal lengths.")
@@ -36,26 +40,29 @@ def bench_engine(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure tokens per processor second of the sampler and of `generate`, on one CPU thread.
+    """Measure tokens a second of the sampler and of `generate`, on one CPU thread (of processor time) or on a GPU.
 
     With --pairs, sample with one engine and replay with another: honest groups must pass, an edited token be found.
     """
     if pairs:
         from p2prl.cli.commands.bench_engine_pairs import pairs_command
 
-        pairs_command(groups=groups, check=check, seed=seed, as_json=as_json)
+        pairs_command(groups=groups, device=device, check=check, seed=seed, as_json=as_json)
         return
     from p2prl.bench.engine.benchmark import EngineBenchConfig, run_engine_bench
     from p2prl.bench.engine.random_lengths import LengthsBenchConfig
-    from p2prl.models.device import use_threads
+    from p2prl.models.device import choose_device, device_class, use_threads
 
     began = time.monotonic()
+    chosen = choose_device(device)
     use_threads(1)
     config = EngineBenchConfig(
         models=listed(models),
         batches=numbers(batches, int, "--batches"),
         tokens=tokens,
         dtype=dtype,
+        device=chosen,
+        compiled=compiled,
         repeats=repeats,
         lengths=None if one_length else LengthsBenchConfig(),
         seed=seed,
@@ -63,19 +70,29 @@ def bench_engine(
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         rows = run_engine_bench(config, on_progress=on_progress)
     if as_json:
-        emit({"rows": [vars(row) for row in rows], "seed": seed, "wall_s": time.monotonic() - began})
+        emit(
+            {
+                "rows": [vars(row) for row in rows],
+                "device": device_class(chosen),
+                "seed": seed,
+                "wall_s": time.monotonic() - began,
+            }
+        )
         return
-    print_table(_table(rows))
+    print_table(_table(rows, on_cpu=chosen.type == "cpu"))
 
 
-def _table(rows: Sequence[EngineRow]) -> str:
+def _table(rows: Sequence[EngineRow], *, on_cpu: bool) -> str:
+    """The rows as a Markdown table, with the speed by the clock that counts on the device."""
+    speed = "tokens / CPU s" if on_cpu else "tokens / s"
     lines = [
-        "| engine | model | dtype | batch | tokens / CPU s | of bare | noise of a step | slots at work |",
+        f"| engine | model | dtype | batch | {speed} | of bare | noise of a step | slots at work |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         shares = [_share(row.of_bare), _percent(row.noise_of_step), _percent(row.slots_at_work)]
-        cells = [row.engine, row.model, row.dtype, str(row.batch), f"{row.tokens_per_cpu_s:.1f}", *shares]
+        rate = row.tokens_per_cpu_s if on_cpu else row.tokens_per_s
+        cells = [row.engine, row.model, row.dtype, str(row.batch), f"{rate:.1f}", *shares]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,18 +10,20 @@ from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.errors import P2PRLError
 
 
-def pairs_command(*, groups: int, check: bool, seed: int, as_json: bool) -> None:
+def pairs_command(*, groups: int, device: str, check: bool, seed: int, as_json: bool) -> None:
     """Sample with one engine and replay with another: honest groups must pass, an edited token must be found."""
     from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
-    from p2prl.models.device import use_threads
+    from p2prl.models.device import choose_device, device_class, use_threads
 
     began = time.monotonic()
+    chosen = choose_device(device)
     use_threads(1)
     with progress_bar("benchmark", quiet=as_json) as on_progress:
-        results = run_pairs_bench(PairsConfig(groups=groups, seed=seed), on_progress=on_progress)
+        results = run_pairs_bench(PairsConfig(groups=groups, device=chosen, seed=seed), on_progress=on_progress)
     if as_json:
         rows = [vars(result) | {"met": result.met} for result in results]
-        emit({"rows": rows, "met": all(result.met for result in results), "wall_s": time.monotonic() - began})
+        met, name = all(result.met for result in results), device_class(chosen)
+        emit({"rows": rows, "device": name, "met": met, "wall_s": time.monotonic() - began})
     else:
         lines = [
             "| sampler | scorer | dtype | T | spread | groups | rejected | off | worst | edits found | least | miss |",

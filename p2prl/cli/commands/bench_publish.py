@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2prl.cli.commands.bench_results import verdict_line
-from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.errors import P2PRLError
@@ -23,6 +23,7 @@ def bench_publish(
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", help="Of the simulated updates; 1e-6 changes 1 % of bf16 words.")
     ] = 1e-6,
+    device: BenchDevice = "cpu",
     check: Annotated[bool, typer.Option("--check", help="Exit 1 when a demand is not met.")] = False,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -37,13 +38,18 @@ def bench_publish(
         PublishBenchConfig,
         run_publish_bench,
     )
+    from p2prl.models.device import choose_device, device_class
 
     began = time.monotonic()
-    config = PublishBenchConfig(model=model, versions=versions, dtype=dtype, learning_rate=learning_rate, seed=seed)
+    chosen = choose_device(device)
+    config = PublishBenchConfig(
+        model=model, versions=versions, dtype=dtype, learning_rate=learning_rate, device=chosen, seed=seed
+    )
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         report = run_publish_bench(config, on_progress=on_progress)
     if as_json:
-        emit({**vars(report), "met": report.met, "seed": seed, "wall_s": time.monotonic() - began})
+        beside = {"met": report.met, "device": device_class(chosen), "seed": seed, "wall_s": time.monotonic() - began}
+        emit({**vars(report), **beside})
     else:
         say(f"{report.versions} versions of {report.bytes:,} bytes, {report.changed_share:.2%} of the words change")
         say(f"published patches: {report.patch_bytes:,} bytes")

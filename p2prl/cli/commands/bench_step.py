@@ -10,7 +10,7 @@ import typer
 
 from p2prl.cli.comma_lists import listed
 from p2prl.cli.commands.bench_results import print_table
-from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 
@@ -32,7 +32,7 @@ def bench_step(
     plain: Annotated[bool, typer.Option(help="Compare with a plain step, which must fit.")] = True,
     repeats: Annotated[int, typer.Option("--repeats", help="Steps of each kind; the median counts.")] = 3,
     threads: Annotated[int, typer.Option("--threads", help="CPU threads.")] = 1,
-    device: Annotated[str, typer.Option("--device", help="A torch device, or auto.")] = "cpu",
+    device: BenchDevice = "cpu",
     cards: Annotated[bool, typer.Option("--cards", help="Only predict what fits on cards of 8 to 141 GB.")] = False,
     seed: Seed = 0,
     as_json: AsJson = False,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from p2prl.bench.engine.benchmark import EngineBenchConfig, run_engine_bench
 from p2prl.bench.engine.random_lengths import LengthsBenchConfig, slots_at_work
@@ -14,6 +15,7 @@ from p2prl.models.policy_model import PolicyModel
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import layout_of
+from tests.devices import DEVICES
 
 
 def _tiny_sampler(**options: Any) -> TransformersSampler:
@@ -21,13 +23,25 @@ def _tiny_sampler(**options: Any) -> TransformersSampler:
     return TransformersSampler(PolicyModel(model, layout_of(model, "float32")), **options)
 
 
-def test_rows() -> None:
-    config = EngineBenchConfig(models=("29m",), batches=(1,), vocabulary=500, prompt_tokens=2, tokens=2, repeats=1)
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows(device: str) -> None:
+    config = EngineBenchConfig(
+        models=("29m",),
+        batches=(1,),
+        vocabulary=500,
+        prompt_tokens=2,
+        tokens=2,
+        repeats=1,
+        device=torch.device(device),
+        compiled=False,
+    )
     told: list[str] = []
     bare, product = run_engine_bench(config, on_progress=lambda text, _: told.append(text))
     assert (bare.engine, product.engine) == ("generate", "transformers")
     assert {(row.model, row.dtype, row.batch) for row in (bare, product)} == {("29m", "float32", 1)}
-    assert product.of_bare == pytest.approx(product.tokens_per_cpu_s / bare.tokens_per_cpu_s)
+    by_cpu = product.tokens_per_cpu_s / bare.tokens_per_cpu_s
+    by_wall = product.tokens_per_s / bare.tokens_per_s
+    assert product.of_bare == pytest.approx(by_cpu if device == "cpu" else by_wall)
     assert product.noise_of_step is not None
     assert 0 < product.noise_of_step < 1
     assert told == ["29m, 1 rows"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from p2prl.bench.publish import benchmark
 from p2prl.bench.publish.benchmark import (
@@ -21,6 +22,7 @@ from p2prl.bench.publish.benchmark import (
 )
 from p2prl.errors import ConfigError
 from p2prl.models.tiny_models import tiny_model
+from tests.devices import DEVICES
 
 AT_THE_BOUNDS = PublishReport(
     bytes=1000,
@@ -43,14 +45,15 @@ AT_THE_BOUNDS = PublishReport(
 )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_versions_are_published_and_measured(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_versions_are_published_and_measured(monkeypatch: pytest.MonkeyPatch, dtype: str, device: str) -> None:
     model = tiny_model(seed=1).model
     monkeypatch.setattr(benchmark, "random_model", lambda name, **_: model)
     told: list[float] = []
     report = run_publish_bench(
         # Tiny weights are few: at this rate each version changes some.
-        PublishBenchConfig(versions=5, dtype=dtype, learning_rate=1e-4),
+        PublishBenchConfig(versions=5, dtype=dtype, learning_rate=1e-4, device=torch.device(device)),
         on_progress=lambda _, share: told.append(share),
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from p2prl.bench.device_time import CPU
 from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
-from p2prl.bench.engine_pairs.engines import ENGINES, VLLM, VOCABULARY, engine, model_of_spread
+from p2prl.bench.engine_pairs.engines import ENGINES, VLLM, VOCABULARY, engine, engines_on, model_of_spread
 from p2prl.errors import ConfigError
+from tests.devices import DEVICES
 
 
 @pytest.mark.parametrize("spread", [3.0, 18.0])
@@ -15,7 +17,9 @@ def test_engines_compute_one_model_differently(spread: float) -> None:
     model = model_of_spread(spread, seed=1)
     ids = torch.arange(48).reshape(2, 24)
     with torch.no_grad():
-        logits = {name: engine(name, model, "bfloat16").forward(ids, cache=None, keep=24).float() for name in ENGINES}
+        logits = {
+            name: engine(name, model, "bfloat16", CPU).forward(ids, cache=None, keep=24).float() for name in ENGINES
+        }
         exact = model(input_ids=ids).logits
     assert float(exact.std(dim=-1).mean()) == pytest.approx(spread, rel=0.1)
     for name in ENGINES:
@@ -26,12 +30,27 @@ def test_engines_compute_one_model_differently(spread: float) -> None:
     assert logits["sdpa"].shape[-1] == VOCABULARY
 
 
-def test_small_run_rejects_no_honest_group_and_finds_the_edits() -> None:
-    results = run_pairs_bench(PairsConfig(groups=24, spreads=(6.0,)))
+def test_a_gpu_and_the_cpu_sample_for_each_other() -> None:
+    assert engines_on(CPU) == [(name, name, CPU) for name in ENGINES]
+    cuda = torch.device("cuda", 1)
+    assert engines_on(cuda) == [
+        ("sdpa on cpu", "sdpa", CPU),
+        ("eager on cpu", "eager", CPU),
+        ("fp32 head on cpu", "fp32 head", CPU),
+        ("sdpa on cuda", "sdpa", cuda),
+        ("eager on cuda", "eager", cuda),
+        ("fp32 head on cuda", "fp32 head", cuda),
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_small_run_rejects_no_honest_group_and_finds_the_edits(device: str) -> None:
+    results = run_pairs_bench(PairsConfig(groups=24, spreads=(6.0,), device=torch.device(device)))
+    engines = {shown for shown, _, _ in engines_on(torch.device(device))}
     samplers = {result.sampler for result in results}
-    assert samplers >= set(ENGINES)
-    assert samplers <= {*ENGINES, VLLM}
-    assert len(results) == len(samplers) * 3 * 2 * 2
+    assert samplers >= engines == {result.scorer for result in results}
+    assert samplers <= {*engines, VLLM}
+    assert len(results) == len(samplers) * len(engines) * 2 * 2
     assert all(result.met for result in results)
     for result in results:
         assert (result.groups, result.tokens, result.rejected) == (24, 24 * 32, 0)

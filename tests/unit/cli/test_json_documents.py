@@ -120,10 +120,10 @@ def test_documented_keys_of_a_certificate(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("command", "row", "beside"),
     [
-        ("p2prl bench draw", DrawCost, {"rows", "seed", "wall_s"}),
-        ("p2prl bench engine", EngineRow, {"rows", "seed", "wall_s"}),
-        ("p2prl bench swap", SwapReport, {"met", "seed", "wall_s"}),
-        ("p2prl bench publish", PublishReport, {"met", "seed", "wall_s"}),
+        ("p2prl bench draw", DrawCost, {"rows", "device", "seed", "wall_s"}),
+        ("p2prl bench engine", EngineRow, {"rows", "device", "seed", "wall_s"}),
+        ("p2prl bench swap", SwapReport, {"met", "device", "seed", "wall_s"}),
+        ("p2prl bench publish", PublishReport, {"met", "device", "seed", "wall_s"}),
     ],
 )
 def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: Any, beside: set[str]) -> None:
