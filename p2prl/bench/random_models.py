@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from p2prl.bench.device_time import CPU
 from p2prl.models.weight_layout import TORCH_DTYPES
 
 VOCABULARY = 151_936
@@ -39,22 +40,46 @@ SHAPES: Mapping[str, Mapping[str, int]] = MappingProxyType(
             "num_attention_heads": 14,
             "num_key_value_heads": 2,
         },
+        "1544m": {
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+        },
+        "7615m": {
+            "hidden_size": 3584,
+            "intermediate_size": 18_944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": False,
+        },
     }
 )
-"""Qwen2 shapes by name. `494m` is that of Qwen2.5-0.5B."""
+"""Qwen2 shapes by name. The last three are those of Qwen2.5 with half a billion, 1.5 and 7 billion parameters."""
 
 
-def random_model(name: str, *, vocabulary: int = VOCABULARY, dtype: str = "float32", seed: int) -> Any:
-    """A model of this name, whose head and input embedding are one, without an end token."""
+def random_model(
+    name: str,
+    *,
+    vocabulary: int = VOCABULARY,
+    dtype: str = "float32",
+    device: torch.device = CPU,
+    seed: int,
+) -> Any:
+    """A model of this name, without an end token, made on the device: large ones take minutes on a CPU.
+
+    Head and input embedding are one unless the shape says otherwise.
+    """
     config = Qwen2Config(
         vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
-        **SHAPES[name],
+        **{"tie_word_embeddings": True, **SHAPES[name]},
     )
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), device:
         torch.manual_seed(seed)
         return Qwen2ForCausalLM._from_config(config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa").eval()

@@ -98,8 +98,7 @@ def run_engine_bench(
 
 
 def _model(name: str, config: EngineBenchConfig) -> Any:
-    made = random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
-    return made.to(config.device)
+    return random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, device=config.device, seed=config.seed)
 
 
 def _sampler(model: Any, dtype: str) -> Sampler:

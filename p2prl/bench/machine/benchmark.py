@@ -81,9 +81,11 @@ def run_machine_bench(
     rows = []
     for number, name in enumerate(config.models):
         on_progress(f"a model of {name.upper()}", number / len(config.models))
-        model = random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, seed=config.seed)
+        model = random_model(
+            name, vocabulary=config.vocabulary, dtype=config.dtype, device=config.device, seed=config.seed
+        )
         layout = layout_of(model, config.dtype)
-        sampler = TransformersSampler(PolicyModel(model.to(config.device), layout))
+        sampler = TransformersSampler(PolicyModel(model, layout))
         _sample(sampler, config, _WARM_TOKENS)
         began = time.monotonic()
         tokens = _sample(sampler, config, config.tokens)

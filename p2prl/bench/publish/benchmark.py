@@ -215,7 +215,7 @@ def run_publish_bench(config: PublishBenchConfig, *, on_progress: Callable[[str,
 
 
 def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, float], None]) -> PublishReport:
-    model = random_model(config.model, dtype="float32", seed=config.seed).to(config.device)
+    model = random_model(config.model, dtype="float32", device=config.device, seed=config.seed)
     layout = layout_of(model, config.dtype)
     learner, clock, port = identity_of("learner"), SystemClock(), _Port()
     manifest = msgspec.structs.replace(

@@ -119,7 +119,7 @@ def measure_loss(config: StepBenchConfig, loss: str) -> StepRow:
     """Measure one loss in this process."""
     use_threads(config.threads)
     device = choose_device(config.device)
-    model = random_model(config.model, seed=config.seed, dtype=weight_dtype(config.precision)).to(device)
+    model = random_model(config.model, dtype=weight_dtype(config.precision), device=device, seed=config.seed)
     batch = step_batch(
         model,
         groups=config.groups,
@@ -158,7 +158,7 @@ def _compared(row: StepRow, trainer: Trainer, batch: Sequence[TrainingGroup], co
     """The row with the plain step's figures, measured in turns with the product's."""
     model = trainer.model
     device = next(model.parameters()).device
-    reference = random_model(config.model, seed=config.seed).to(device) if row.loss in _NEEDS_REFERENCE else None
+    reference = random_model(config.model, device=device, seed=config.seed) if row.loss in _NEEDS_REFERENCE else None
     plain = PlainStep(model, _pipeline(row.loss), reference=reference)
     plain.gradient(batch)
     expected = _gradients(model)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def bench_machine(
-    models: Annotated[str, typer.Option("--models", help="29m, 123m and 494m, comma-separated.")] = "29m,123m",
+    models: Annotated[
+        str, typer.Option("--models", help="29m, 123m, 494m, 1544m and 7615m, comma-separated.")
+    ] = "29m,123m",
     batch: Annotated[int, typer.Option("--batch", min=1, help="Completions at once.")] = 16,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of a completion.")] = 64,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",

@@ -15,7 +15,7 @@ from p2prl.errors import P2PRLError
 
 
 def bench_publish(
-    model: Annotated[str, typer.Option("--model", help="Size of the model: 29m, 123m, 494m.")] = "123m",
+    model: Annotated[str, typer.Option("--model", help="Size of the model: 29m, 123m, 494m, 1544m or 7615m.")] = "123m",
     versions: Annotated[int, typer.Option("--versions", min=2, help="Number of versions to publish.")] = 9,
     dtype: Annotated[str, typer.Option("--dtype", help="Type of the weights: bfloat16, float16, float32.")] = (
         "bfloat16"

@@ -17,7 +17,9 @@ from p2prl.cli.views.progress_bar import progress_bar
 
 def bench_step(
     losses: Annotated[str, typer.Option("--losses", help="Comma-separated. Default: every loss there is.")] = "",
-    model: Annotated[str, typer.Option("--model", help="29m, 123m or 494m parameters, vocabulary 151,936.")] = "29m",
+    model: Annotated[
+        str, typer.Option("--model", help="29m, 123m, 494m, 1544m or 7615m parameters, vocabulary 151,936.")
+    ] = "29m",
     groups: Annotated[int, typer.Option("--groups", help="Groups of the batch.")] = 2,
     completions: Annotated[int, typer.Option("--completions", help="Completions of a group.")] = 4,
     tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the longest completion.")] = 64,
