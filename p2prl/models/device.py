@@ -51,14 +51,15 @@ def use_threads(count: int) -> None:
 
 
 def repeat_exactly(device: torch.device) -> None:
-    """Let kernels give the same bits each time, where they can: on CUDA some add up in the order threads finish.
+    """Let kernels give the same bits each time: on CUDA some add up in the order threads finish.
 
-    A learner that replays updates after a crash needs it. On other devices kernels do so anyway.
+    A learner that replays updates after a crash needs it. On other devices kernels do so anyway. An operation that
+    cannot raises: with warnings instead, torch would also take the backward pass of attention that does not repeat.
     """
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     # Filling them only costs time: nothing here reads uninitialized tensors.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
