@@ -37,6 +37,15 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def open_device(name: str) -> torch.device:
+    """`choose_device`, with this process prepared for a card: CUDA's driver opens a socket, which a confined process
+    may not."""
+    device = choose_device(name)
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+    return device
+
+
 def device_class(device: torch.device) -> str:
     """Name of a device in an engine class: of the GPU, or its type and the processor's architecture."""
     if device.type == "cuda":

@@ -1,13 +1,15 @@
-"""A learner's device: what torch is told, so that a replay after a crash repeats every update."""
+"""Devices of the roles: a learner's repeats every update, a worker's is open before the worker is confined."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+import p2prl.cli.commands
 from p2prl.models.device import repeat_exactly
 
 
@@ -36,3 +38,11 @@ def test_what_cannot_repeat_on_cuda_is_an_error_and_no_warning() -> None:
 def test_other_devices_repeat_anyway() -> None:
     repeat_exactly(torch.device("cpu"))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("worker", ["join_worker", "validate_worker"])
+def test_a_worker_opens_its_card_before_it_is_confined(worker: str) -> None:
+    """The steps need a card, so their order is looked for in the text."""
+    (folder,) = p2prl.cli.commands.__path__
+    source = (Path(folder) / f"{worker}.py").read_text()
+    assert source.index("chosen = open_device(") < source.index("start.seal()")
