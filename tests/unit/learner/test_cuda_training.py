@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
 from tests.unit.models.small_decoders import wide_qwen2
 from tests.unit.models.test_cuda import CARD, CPU, little_memory
+
+if torch.cuda.is_available():
+    # torch reads it once, at the first product on a card, which may be an earlier test's.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 
