@@ -13,7 +13,14 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
-from p2prl.algorithms.ratios import LOG_RATIO_BOUND, computing, effective_sample_size, masked_mean, widest
+from p2prl.algorithms.ratios import (
+    LOG_RATIO_BOUND,
+    computing,
+    effective_sample_size,
+    masked_mean,
+    running_sum,
+    widest,
+)
 from p2prl.errors import LocalProtocolError
 
 
@@ -54,7 +61,7 @@ def second_moment_keep(log_ratio_BGT: Tensor, mask_BGT: Tensor, *, budget: float
     ordered_N = squares_BGT[mask_BGT].sort().values
     if ordered_N.numel() == 0:
         raise LocalProtocolError("mask_BGT is empty")
-    running_mean_N = ordered_N.cumsum(0) / torch.arange(1, ordered_N.numel() + 1, device=ordered_N.device)
+    running_mean_N = running_sum(ordered_N) / torch.arange(1, ordered_N.numel() + 1, device=ordered_N.device)
     over_N = running_mean_N > budget
     if not bool(over_N.any()):
         return mask_BGT
@@ -72,7 +79,7 @@ def second_moment_width(log_ratio_N: Tensor, *, budget: float = 0.04) -> float:
     if squares_N.numel() == 0 or float(squares_N.mean()) <= budget:
         return LOG_RATIO_BOUND
     above_N = torch.arange(squares_N.numel() - 1, -1, -1, device=squares_N.device)
-    capped_N = (squares_N.cumsum(0) + squares_N * above_N) / squares_N.numel()
+    capped_N = (running_sum(squares_N) + squares_N * above_N) / squares_N.numel()
     within = int((capped_N < budget).sum())
     return float(squares_N[within - 1].sqrt()) if within else 0.0
 

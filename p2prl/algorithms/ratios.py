@@ -90,6 +90,14 @@ def widest(values: Tensor) -> Tensor:
     return values.float() if values.device.type == "mps" else values.double()
 
 
+def running_sum(values: Tensor, dim: int = -1) -> Tensor:
+    """Sums of the values up to each, along a dimension, summed on the CPU.
+
+    CUDA adds floats up in no fixed order here, so torch refuses where a learner must repeat an update exactly.
+    """
+    return values.cpu().cumsum(dim).to(values.device)
+
+
 def on_mask(values_BGT: Tensor, mask_BGT: Tensor) -> Tensor:
     """`values_BGT` with zeros off the mask. Selects, not multiplies: padding may hold NaN, and NaN · 0 is NaN."""
     return torch.where(mask_BGT, values_BGT, torch.zeros((), dtype=values_BGT.dtype, device=values_BGT.device))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind
-from p2prl.algorithms.ratios import computing, on_mask, widest
+from p2prl.algorithms.ratios import computing, on_mask, running_sum, widest
 from p2prl.errors import ConfigError, LocalProtocolError
 
 STEP_ADVANTAGES: frozenset[AdvantageKind] = frozenset({"none", "mean", "mean_std", "rloo"})
@@ -50,7 +50,7 @@ class StepRewards:
 def returns_to_go(token_rewards_BGT: Tensor) -> Tensor:
     """Return of each token, (B, G, T): the sum of the rewards on it and on all later tokens, in the device's widest
     float. No gradient."""
-    return widest(token_rewards_BGT.detach()).flip(-1).cumsum(-1).flip(-1)
+    return running_sum(widest(token_rewards_BGT.detach()).flip(-1)).flip(-1)
 
 
 def step_advantages(steps: StepRewards, mask_BGT: Tensor, cfg: AdvantageConfig) -> Tensor:

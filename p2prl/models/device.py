@@ -37,6 +37,15 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def open_device(name: str) -> torch.device:
+    """`choose_device`, with this process prepared for a card: CUDA's driver opens a socket, which a confined process
+    may not."""
+    device = choose_device(name)
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+    return device
+
+
 def device_class(device: torch.device) -> str:
     """Name of a device in an engine class: of the GPU, or its type and the processor's architecture."""
     if device.type == "cuda":
@@ -51,14 +60,15 @@ def use_threads(count: int) -> None:
 
 
 def repeat_exactly(device: torch.device) -> None:
-    """Let kernels give the same bits each time, where they can: on CUDA some add up in the order threads finish.
+    """Let kernels give the same bits each time: on CUDA some add up in the order threads finish.
 
-    A learner that replays updates after a crash needs it. On other devices kernels do so anyway.
+    A learner that replays updates after a crash needs it. On other devices kernels do so anyway. An operation that
+    cannot raises: with warnings instead, torch would also take the backward pass of attention that does not repeat.
     """
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     # Filling them only costs time: nothing here reads uninitialized tensors.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

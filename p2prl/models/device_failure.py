@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from p2prl.models.out_of_memory import is_out_of_memory
+
 _MESSAGES = (
     "CUDA error",
     "CUDA driver error",
@@ -26,8 +28,6 @@ def device_failure(error: BaseException) -> str:
     """
     named = type(error).__name__ in _ENGINE_ERRORS
     reported = isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
-    if isinstance(error, torch.OutOfMemoryError) or not (
-        named or reported or isinstance(error, torch.AcceleratorError)
-    ):
+    if is_out_of_memory(error) or not (named or reported or isinstance(error, torch.AcceleratorError)):
         return ""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -9,8 +9,9 @@ from contextlib import suppress
 
 import torch
 
-_MESSAGES = ("not enough memory", "can't allocate memory", "out of memory")
-"""Texts of the plain RuntimeError that CPU and MPS allocators raise."""
+_MESSAGES = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""Texts of the plain RuntimeError that CPU and MPS allocators raise, and cuBLAS and cuDNN without memory for
+themselves."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -70,10 +70,10 @@ def join_run(
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer, prepare_sampling
-        from p2prl.models.device import choose_device, use_threads
+        from p2prl.models.device import open_device, use_threads
         from p2prl.models.engine_registry import choose_engine
 
-        chosen = choose_device(request.device)
+        chosen = open_device(request.device)
         use_threads(threads)
         chosen_engine = choose_engine(request.engine, chosen)
         has_base = model is not None

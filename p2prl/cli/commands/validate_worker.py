@@ -65,11 +65,11 @@ def validate_run(
         view.phase("importing torch")
 
         from p2prl.config.roles import build_validator, prepare_replay
-        from p2prl.models.device import choose_device, use_threads
+        from p2prl.models.device import open_device, use_threads
         from p2prl.validator.service import ValidatorConfig
         from p2prl.validator.verdicts import judge
 
-        chosen = choose_device(device)
+        chosen = open_device(device)
         use_threads(threads)
         has_base = model is not None
         screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)

@@ -46,6 +46,8 @@ def test_a_card_that_fails_is_worth_another_start(error: Exception, reported: st
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
         ValueError("CUDA error in a text of somebody's"),
         IntegrityError("CUDA error"),
@@ -58,7 +60,14 @@ def test_other_errors_are_left_as_they_are(error: BaseException) -> None:
     assert caught.value is error
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    ],
+)
 def test_memory_that_runs_out_names_the_limit(error: BaseException) -> None:
     with pytest.raises(MachineError, match="more than the 8 GB of --ram-gb"), out_of_memory_explained(8.0):
         raise error

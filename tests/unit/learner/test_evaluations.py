@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.service import Learner
 from p2prl.models.pass_evaluation import evaluate_prompts, evaluation_sets
 from p2prl.tasks.evaluation_report import task_report
+from tests.unit.learner import scripted_swarm
 from tests.unit.learner.scripted_swarm import (
     ScriptedSwarm,
     ThreadedSwarm,
@@ -60,7 +62,14 @@ def test_a_result_is_that_of_its_version(fresh: Callable[[str], SmallRun]) -> No
         assert report == expected
 
 
-def test_training_is_the_same_with_and_without(fresh: Callable[[str], SmallRun]) -> None:
+@pytest.mark.parametrize("frees_memory", [False, True])
+def test_training_is_the_same_with_and_without(
+    fresh: Callable[[str], SmallRun], frees_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the model's memory is given back after each slice, as on a graphics card."""
+    made = scripted_swarm.evaluation_tools
+    tools = lambda *arguments: replace(made(*arguments), frees_memory=frees_memory)  # noqa: E731
+    monkeypatch.setattr(scripted_swarm, "evaluation_tools", tools)
     bare, run = fresh("bare"), fresh("measured")
     plain, _, _ = run_through(bare, None)
     measured, _, _ = run_through(run, None, build=measuring)

@@ -29,6 +29,24 @@ def qwen2(*, vocabulary: int = VOCABULARY, tied: bool = True, seed: int = 0) -> 
     return Qwen2ForCausalLM(config).eval()
 
 
+def wide_qwen2(*, vocabulary: int = 5000, seed: int = 0) -> Any:
+    """With heads and a vocabulary that fast kernels take: two and a half million parameters."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
 def gpt2(*, dropout: float = 0.0) -> Any:
     torch.manual_seed(0)
     config = GPT2Config(
