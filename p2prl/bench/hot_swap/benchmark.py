@@ -106,12 +106,12 @@ class _Bench:
     def __init__(self, config: SwapBenchConfig, folder: Path) -> None:
         self._config = config
         self._folder = folder
-        self._word_type = WORD_TYPES[config.dtype]
+        word_type = WORD_TYPES[config.dtype]
         model = _model(config.seed).to(config.device)
         self._layout = layout_of(model, config.dtype)
         self._policy = PolicyModel(model, self._layout)
         self._sampler = TransformersSampler(self._policy)
-        first = np.frombuffer(flatten(model, self._layout), dtype=self._word_type.dtype)
+        first = np.frombuffer(flatten(model, self._layout), dtype=word_type.dtype)
         self._versions = [first, _moved(first, config.seed)]
         self._states = [blake3(words.tobytes()).digest() for words in self._versions]
         self._blobs = [blob_of(words.tobytes(), chunk_bytes_for(words.nbytes)) for words in self._versions]
@@ -119,7 +119,7 @@ class _Bench:
         store.add(self._blobs[0], first.tobytes())
         self._patches: list[Digest] = []
         for kind in (0, 1):
-            patch = _patch(self._versions[1 - kind], self._versions[kind], self._word_type)
+            patch = _patch(self._versions[1 - kind], self._versions[kind], word_type)
             ref = blob_of(patch, chunk_bytes_for(len(patch)))
             store.add(ref, patch)
             self._patches.append(ref.root)
