@@ -108,6 +108,8 @@ class Access:
     """Folders or files that may be read, written, made and removed; no links, pipes or devices are made."""
     sockets: tuple[Path, ...] = ()
     """Folders in which Unix sockets may be made, besides all that is allowed in `writable`."""
+    rewritable: tuple[Path, ...] = ()
+    """Files, or folders of them, that may be read and written; none is made or removed."""
     devices: tuple[Path, ...] = ()
     """Devices, or folders of them, that may be read, written and controlled."""
     programs: tuple[Path, ...] = ()
@@ -134,6 +136,7 @@ def landlock_ruleset(access: Access) -> int:
         (access.readable, reading),
         (access.writable, reading | changing),
         (access.sockets, reading | changing | _MAKE_SOCK),
+        (access.rewritable, reading | _WRITE_FILE | _TRUNCATE),
         (access.devices, reading | _WRITE_FILE | _IOCTL_DEVICE),
         (access.programs, reading | _EXECUTE),
     ):

@@ -29,6 +29,9 @@ _PROC = (
 )
 """Below /proc: this process, the machine's size, drivers. Not other processes."""
 
+_THREADS = Path("/proc/self/task")
+"""This process's threads. CUDA's driver writes their names there, and does not start where it cannot."""
+
 _SYS = ("devices", "bus", "class", "module", "fs/cgroup", "kernel/mm", "dev")
 """Below /sys: processors, buses and accelerators."""
 
@@ -59,11 +62,12 @@ _CACHES = (".cache/vllm", ".cache/flashinfer", ".cache/torch", ".triton", ".nv",
 
 
 def role_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
-    """What a role that computes may use: its own folder, Python's packages, and devices."""
+    """What a role that computes may use: its own folder, Python's packages, devices, and the names of its threads."""
     system = (*_below("/proc", _PROC), *_below("/sys", _SYS), *_below("/etc", _ETC))
     return Access(
         readable=(*readable_paths(), *plugin_packages(), *_found(_DRIVERS), *_library_path(), *system, *readable),
         writable=(own,),
+        rewritable=(_THREADS,),
         devices=_below("/dev", DEVICES),
     )
 

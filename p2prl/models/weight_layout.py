@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2prl.errors import ConfigError, IntegrityError
+from p2prl.models.host_copies import HostCopies
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.manifests import DTYPE_BYTES, TensorSpec, layout_digest
@@ -103,16 +104,26 @@ def flatten(model: nn.Module, layout: WeightLayout, into: bytearray | None = Non
     """
     data = bytearray(layout.size_bytes) if into is None else into
     assert len(data) == layout.size_bytes, "the memory has the size of the weights"
-    offset = 0
+    offset, copies = 0, dict[tuple[torch.device, str], HostCopies]()
     for spec, tensor in _match(model, layout):
-        flat = tensor.detach().reshape(-1)
-        target = torch.frombuffer(data, dtype=TORCH_DTYPES[spec.dtype], count=flat.numel(), offset=offset)
-        for start in range(0, flat.numel(), _BLOCK_WORDS):
-            target[start : start + _BLOCK_WORDS].copy_(flat[start : start + _BLOCK_WORDS])
-        if sys.byteorder == "big":
-            np.frombuffer(data, dtype=NUMPY_WORDS[spec.dtype], count=flat.numel(), offset=offset).byteswap(inplace=True)
+        flat, dtype = tensor.detach().reshape(-1), TORCH_DTYPES[spec.dtype]
+        if (key := (flat.device, spec.dtype)) not in copies:
+            copies[key] = HostCopies(flat.device, dtype)
+        copies[key].add(flat, torch.frombuffer(data, dtype=dtype, count=flat.numel(), offset=offset))
         offset += spec.size_bytes
+    for each in copies.values():
+        each.finish()
+    if sys.byteorder == "big":
+        _swap_bytes(data, layout)
     return data
+
+
+def _swap_bytes(data: bytearray, layout: WeightLayout) -> None:
+    offset = 0
+    for spec in layout.tensors:
+        words = math.prod(spec.shape)
+        np.frombuffer(data, dtype=NUMPY_WORDS[spec.dtype], count=words, offset=offset).byteswap(inplace=True)
+        offset += spec.size_bytes
 
 
 def weight_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[Any]]:
@@ -121,7 +132,7 @@ def weight_blocks(model: nn.Module, layout: WeightLayout) -> Iterator[NDArray[An
         flat = tensor.detach().reshape(-1)
         word = NUMPY_WORDS[spec.dtype]
         for start in range(0, flat.numel(), _BLOCK_WORDS):
-            block = flat[start : start + _BLOCK_WORDS].to(device="cpu", dtype=TORCH_DTYPES[spec.dtype])
+            block = flat[start : start + _BLOCK_WORDS].to(TORCH_DTYPES[spec.dtype]).cpu()  # rounded where it is
             bits = block.contiguous().view(_BITS[spec.dtype]).numpy()
             yield bits.view(word.newbyteorder("=")).astype(word, copy=False)
 

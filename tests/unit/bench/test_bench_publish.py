@@ -49,7 +49,7 @@ AT_THE_BOUNDS = PublishReport(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_versions_are_published_and_measured(monkeypatch: pytest.MonkeyPatch, dtype: str, device: str) -> None:
     model = tiny_model(seed=1).model
-    monkeypatch.setattr(benchmark, "random_model", lambda name, **_: model)
+    monkeypatch.setattr(benchmark, "random_model", lambda name, *, device, **_: model.to(device))
     told: list[float] = []
     report = run_publish_bench(
         # Tiny weights are few: at this rate each version changes some.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from p2prl.confinement import linux
 from p2prl.confinement.macos import role_profile
 from p2prl.confinement.role import Protection
 from p2prl.confinement.role_files import network_access, open_access, role_access
@@ -107,3 +109,30 @@ def test_the_profile_denies_writes_programs_network_and_the_home_folder() -> Non
     assert profile.index('(deny file-read* (subpath "/Users/someone"))') < profile.rindex(f'(subpath "{OWN}")')
     assert '(subpath "/odd \\"name\\"")' in profile
     assert profile.count("(") == profile.count(")")
+
+
+_NAMES_A_THREAD = """
+import os, sys, threading
+from pathlib import Path
+from p2prl.confinement.role import confine_files
+confine_files(Path(sys.argv[1]))
+def name_itself():
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as own:
+        own.write("named")
+    print(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip())
+thread = threading.Thread(target=name_itself)
+thread.start()
+thread.join()
+try:
+    open(f"/proc/{os.getppid()}/task/{os.getppid()}/comm", "w")
+except PermissionError:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not linux.landlock_version(), reason="needs Landlock")
+def test_a_role_names_its_own_threads_and_no_others(tmp_path: Path) -> None:
+    """As CUDA's driver does when it starts."""
+    program = [sys.executable, "-c", _NAMES_A_THREAD, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.stdout.split() == ["named", "refused"], done.stderr

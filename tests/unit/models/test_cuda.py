@@ -18,7 +18,7 @@ from torch import Tensor
 
 from p2prl.config.device_checkup import check_device
 from p2prl.errors import IntegrityError
-from p2prl.models import sampled_row
+from p2prl.models import host_copies, sampled_row
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.noise_baselines import own_band
@@ -360,3 +360,22 @@ def test_a_snapshot_of_the_card_is_the_model_rounded_as_on_a_cpu(held: str, publ
     tensors: list[Tensor] = [parameter.detach().cpu().view(-1) for parameter in on_card.parameters()]
     rounded = torch.cat(tensors).to(TORCH_DTYPES[published])
     assert rounded.view(torch.uint8).numpy().tobytes() == wanted
+
+
+# --- copies to the host -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", [(1,), (999,), (1000,), (2500, 3, 1000), (700, 700, 700, 4001)])
+def test_words_come_to_the_host_as_the_host_would_round_them(
+    sizes: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_copies, "_PINNED_WORDS", 1000)
+    generator = torch.Generator().manual_seed(len(sizes))
+    values = [torch.randn(size, generator=generator) for size in sizes]
+    targets = [torch.empty(size, dtype=dtype) for size in sizes]
+    copies = host_copies.HostCopies(CARD, dtype)
+    for value, target in zip(values, targets, strict=True):
+        copies.add(value.to(CARD), target)
+    copies.finish()
+    assert all(torch.equal(target, value.to(dtype)) for value, target in zip(values, targets, strict=True))
