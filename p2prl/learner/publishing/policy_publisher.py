@@ -24,6 +24,7 @@ from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, wri
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import Stage
 from p2prl.learner.storage import LearnerStorage
+from p2prl.models.host_memory import HostMemory
 from p2prl.models.weight_layout import WeightLayout, flatten
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
@@ -68,7 +69,7 @@ class PolicyPublisher:
         self._random_bytes = random_bytes
         self._stage = stage
         self._writing = _Writing(step=0)
-        self._copy: bytearray | None = None
+        self._copy: HostMemory | None = None
         """Memory of the copies, kept from one to the next."""
         self._figures: dict[str, float] = {}
         self.heads = PolicyHeads(storage.published, sender, clock)
@@ -102,8 +103,9 @@ class PolicyPublisher:
 
         def copy(model: Any) -> bytearray:
             assert not self.busy, "a version in progress is written from this memory"
-            self._copy = flatten(model, layout, self._copy)
-            return self._copy
+            if self._copy is None:
+                self._copy = HostMemory(layout.size_bytes, next(model.parameters()).device)
+            return flatten(model, layout, self._copy.data)
 
         return copy
 

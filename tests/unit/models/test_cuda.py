@@ -18,9 +18,10 @@ from torch import Tensor
 
 from p2prl.config.device_checkup import check_device
 from p2prl.errors import IntegrityError
-from p2prl.models import host_copies, sampled_row
+from p2prl.models import host_memory, sampled_row, weight_layout
 from p2prl.models.batching import DEFAULT_BATCH_TOKENS
 from p2prl.models.gumbel_noise import gumbel
+from p2prl.models.host_memory import HostMemory
 from p2prl.models.noise_baselines import own_band
 from p2prl.models.policy_model import PolicyModel, _ComparedWeights
 from p2prl.models.prefix_replay import PREFIX_TOKENS
@@ -365,17 +366,28 @@ def test_a_snapshot_of_the_card_is_the_model_rounded_as_on_a_cpu(held: str, publ
 # --- copies to the host -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("sizes", [(1,), (999,), (1000,), (2500, 3, 1000), (700, 700, 700, 4001)])
-def test_words_come_to_the_host_as_the_host_would_round_them(
-    sizes: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_weights_come_to_the_host_as_the_host_would_round_them(
+    dtype: str, pinned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_copies, "_PINNED_WORDS", 1000)
-    generator = torch.Generator().manual_seed(len(sizes))
-    values = [torch.randn(size, generator=generator) for size in sizes]
-    targets = [torch.empty(size, dtype=dtype) for size in sizes]
-    copies = host_copies.HostCopies(CARD, dtype)
-    for value, target in zip(values, targets, strict=True):
-        copies.add(value.to(CARD), target)
-    copies.finish()
-    assert all(torch.equal(target, value.to(dtype)) for value, target in zip(values, targets, strict=True))
+    monkeypatch.setattr(weight_layout, "_CARD_BLOCK_WORDS", 1000)  # no tensor of the model is a whole number of blocks
+    model = wide_qwen2()
+    layout = layout_of(model, dtype)
+    wanted = bytes(flatten(model, layout))
+    model.to(CARD)
+    if not pinned:
+        assert flatten(model, layout) == wanted
+        return
+    memory = HostMemory(layout.size_bytes, CARD)
+    assert memory.is_pinned
+    for _ in range(2):
+        assert flatten(model, layout, memory.data) == wanted
+        memory.data[:] = bytes(layout.size_bytes)
+
+
+def test_memory_that_cannot_be_pinned_stays_pageable_and_the_card_goes_on() -> None:
+    memory = HostMemory(1 << 16, CARD)
+    assert not host_memory._pin(memory.data, CARD), "it is pinned already"
+    assert int(torch.ones(3, device=CARD).sum()) == 3
+    del memory
