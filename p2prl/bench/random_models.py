@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from p2prl.bench.device_time import CPU
 from p2prl.models.weight_layout import TORCH_DTYPES
 
 VOCABULARY = 151_936
@@ -65,13 +64,14 @@ def random_model(
     *,
     vocabulary: int = VOCABULARY,
     dtype: str = "float32",
-    device: torch.device = CPU,
+    device: torch.device | None = None,
     seed: int,
 ) -> Any:
-    """A model of this name, without an end token, made on the device: large ones take minutes on a CPU.
+    """A model of this name, without an end token. Head and input embedding are one unless the shape says otherwise.
 
-    Head and input embedding are one unless the shape says otherwise.
+    It is made on the device, by default the CPU, where a large one takes minutes.
     """
+    place = device or torch.device("cpu")
     config = Qwen2Config(
         vocab_size=vocabulary,
         max_position_embeddings=CONTEXT,
@@ -80,6 +80,6 @@ def random_model(
         pad_token_id=0,
         **{"tie_word_embeddings": True, **SHAPES[name]},
     )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else ()), device:
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else ()), place:
         torch.manual_seed(seed)
         return Qwen2ForCausalLM._from_config(config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa").eval()

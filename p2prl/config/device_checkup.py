@@ -1,15 +1,11 @@
 """Checkup of a compute device: a small model samples completions whose numbers are known, as at the start of a run.
 
-    python -m p2prl.config.device_checkup auto          # prints one JSON object
-
-`p2prl doctor` runs it in a process of its own: a driver that crashes ends that process, and is a finding. The known
-numbers (`device_golden.json`) were computed once, in float32 on a CPU; the policy is one that every machine makes.
+`p2prl doctor` runs it in a process of its own (`confined_checkup.py`). The known numbers (`device_golden.json`) were
+computed once, in float32 on a CPU; the policy is one that every machine makes.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from dataclasses import replace
 from importlib.resources import files as package_files
@@ -73,14 +69,10 @@ def torch_facts() -> dict[str, Any]:
     return {"torch": torch.__version__, "cuda_build": torch.version.cuda, "cards": cards}
 
 
-def main() -> None:
+def device_findings(name: str) -> dict[str, Any]:
+    """`torch_facts` and `check_device`, or `error` instead of the latter."""
     facts = torch_facts()
     try:
-        facts |= check_device(sys.argv[1] if len(sys.argv) > 1 else "auto")
+        return facts | check_device(name)
     except (MachineError, RuntimeError) as error:
-        facts |= {"error": str(error)[:400]}
-    sys.stdout.write(json.dumps(facts) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        return facts | {"error": str(error)[:400]}

@@ -1,4 +1,4 @@
-"""Which batches of the experiment several processes run side by side: no seed of a setting is trained twice."""
+"""The experiment's batches, handed out to several processes: no seed of a setting is trained twice."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class MachineFacts:
     cards: int = 0
     """NVIDIA cards that the system shows."""
     device: Mapping[str, Any] = field(default_factory=dict)
-    """The object of `p2prl.config.device_checkup`, or `error`; empty when it was skipped."""
+    """The object of `p2prl.config.confined_checkup`, or `error`; empty when it was skipped."""
     routes: tuple[str, ...] = ()
     """`IPv4` and `IPv6`, where the system has a way out."""
     dialed: Mapping[str, str] = field(default_factory=dict)
@@ -198,8 +198,14 @@ def _torch(facts: MachineFacts) -> list[Finding]:
     build = f"CUDA {device['cuda_build']}" if device.get("cuda_build") else "no CUDA"
     text = f"torch {device['torch']} ({build})" + (f", NVIDIA driver {facts.driver}" if facts.driver else "")
     if facts.cards and not device.get("cards"):
-        cause = "The system has a card that torch cannot use: its build is for the CPU, or the driver is too old."
-        fix = f"Update the driver (nvidia-smi shows its version). If torch has no CUDA: {_INSTALL}"
+        cause = (
+            "The system has a card that a worker cannot use: torch is built for the CPU, the driver is too old, or it "
+            "needs files that a confined worker may not open."
+        )
+        fix = (
+            f"Update the driver (nvidia-smi shows its version). If torch has no CUDA: {_INSTALL} "
+            "If p2prl bench machine finds the card: p2prl join --no-confinement."
+        )
         return [Finding(name="torch", outcome=FAILED, text=text, cause=cause, fix=fix)]
     return [Finding(name="torch", outcome=PASSED, text=text)]
 

@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ import psutil
 from p2prl import __version__
 from p2prl.cli.commands.doctor_checks import KeyFile, MachineFacts
 from p2prl.config.worker_folder import check_home
+from p2prl.confinement import linux
 from p2prl.errors import P2PRLError
 from p2prl.protocol import limits
 from p2prl.protocol.join_link import parse_link
@@ -111,12 +113,13 @@ def nvidia() -> tuple[str, int]:
 
 
 def device_facts(device: str) -> dict[str, Any]:
-    """The object of the device's checkup, in a process of its own; an `error` when that process fails."""
-    command = [sys.executable, "-m", "p2prl.config.device_checkup", device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEVICE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {_DEVICE_S:.0f} s"}
+    """The object of the device's checkup, in a process confined as a worker; an `error` when that process fails."""
+    with TemporaryDirectory(prefix="p2prl-doctor-") as own:
+        command = [sys.executable, "-m", "p2prl.config.confined_checkup", own, device]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_DEVICE_S, check=False)
+        except subprocess.TimeoutExpired:
+            return {"error": f"no answer within {_DEVICE_S:.0f} s"}
     with suppress(ValueError, IndexError):
         found = json.loads(done.stdout.splitlines()[-1])
         if isinstance(found, dict):
@@ -175,14 +178,11 @@ def _disk_free(home: Path) -> int | None:
 
 
 def _confinement() -> str:
-    """Layers that this system offers, from the kernel's own list."""
+    """Layers that this system offers, as its kernel says when asked."""
     if sys.platform == "darwin":
         return "sandbox profile"
-    with suppress(OSError):
-        layers = Path("/sys/kernel/security/lsm").read_text().strip().split(",")
-        found = [name for name, there in (("Landlock", "landlock" in layers), ("seccomp", _has_seccomp())) if there]
-        return " and ".join(found)
-    return "seccomp" if _has_seccomp() else ""
+    has_landlock = sys.platform == "linux" and linux.landlock_version() > 0
+    return " and ".join(name for name, there in (("Landlock", has_landlock), ("seccomp", _has_seccomp())) if there)
 
 
 def _has_seccomp() -> bool:

@@ -89,9 +89,9 @@ def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: Repla
     say("importing torch")
 
     from p2prl.config.roles import prepare_replay
-    from p2prl.models.device import choose_device, use_threads
+    from p2prl.models.device import open_device, use_threads
 
-    device = choose_device(request.device)
+    device = open_device(request.device)
     use_threads(request.threads)
 
     def make_tools(run: OwnRun, files: dict[str, Path]) -> ReplayTools:
