@@ -113,6 +113,7 @@ RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (FEW, ("const:128", "const:256", "const:512")),
     ((DEFAULT, GRPO, *RIVALS), ("const:128", "const:256", "const:512")),
     ((DEFAULT, GRPO, *PLAIN), ("const:128", "const:256", "const:512")),
+    (FEW, ("lognorm:256",)),
 )
 """(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
 default against its own run on policy comes first, then what is beside it. Rivals are run on policy later: they are held
