@@ -25,6 +25,7 @@ from p2prl.bench.staleness.experiment_report import draw, report
 from p2prl.bench.staleness.results import Setting
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.training.environments import environment_by_name
+from p2prl.confinement import linux
 from p2prl.models.device import use_threads
 from p2prl.progress_lines import say
 
@@ -87,6 +88,8 @@ def run(queue: ExperimentQueue, work: Path, processes: int, *, ends: float) -> N
 def prepare() -> None:
     """Set up a process of the pool."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the first one ends the others
+    if sys.platform == "linux":
+        linux.die_with_parent()
     use_threads(1)
 
 
