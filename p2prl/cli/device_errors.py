@@ -1,5 +1,4 @@
-"""Errors of the machine while it computes, each as one sentence: memory that ran out, a card or driver that failed, an
-operation that a card cannot repeat."""
+"""Errors of a machine that computes, in one sentence each: memory ran out, a card failed, or cannot repeat an update."""
 
 from __future__ import annotations
 

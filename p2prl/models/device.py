@@ -1,4 +1,4 @@
-"""Device of a model, and its number of CPU threads."""
+"""Device of a model, its number of CPU threads, and whether what it computes repeats to the bit."""
 
 from __future__ import annotations
 
