@@ -1,4 +1,4 @@
-"""Errors of a machine that computes, in one sentence each: memory ran out, a card failed, or cannot repeat an update."""
+"""Errors of a machine that computes, each in one sentence: no memory left, a failed card, an update not repeatable."""
 
 from __future__ import annotations
 
