@@ -1,11 +1,11 @@
-"""Errors of the machine while it computes, each as one sentence: memory that ran out, a card or driver that failed."""
+"""Errors of a machine that computes, each in one sentence: no memory left, a failed card, an update not repeatable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from p2prl.errors import DeviceFailedError, MachineError, P2PRLError
+from p2prl.errors import ConfigError, DeviceFailedError, MachineError, P2PRLError
 
 
 @contextmanager
@@ -44,4 +44,21 @@ def device_failures_explained() -> Iterator[None]:
             f"the graphics card or its driver has failed: {reported}",
             remedy="Finished work is kept. Start again; if that fails too, restart the machine: some drivers need it "
             "after a sleep or an update. p2prl doctor tests the card, and --device cpu works meanwhile.",
+        ) from error
+
+
+@contextmanager
+def unrepeatable_explained() -> Iterator[None]:
+    """Turn an operation of this block that a learner's card cannot repeat exactly into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        from p2prl.models.device import unrepeatable
+
+        if not (refused := unrepeatable(error)):
+            raise
+        raise ConfigError(
+            f"this run cannot be trained on this device, where every update must repeat to the bit: {refused}",
+            remedy='Choose a loss or a model without this operation, or set device = "cpu" in run.toml. For a loss of '
+            "your own, see docs/extending.md. If the reason is cuBLAS: unset CUBLAS_WORKSPACE_CONFIG.",
         ) from error

@@ -18,17 +18,9 @@ def main(own: Path, device: str) -> None:
     """The steps of a worker: files, the device, system calls; then the checkup."""
     protection = confine_files(own)
 
-    from p2prl.config.device_checkup import device_findings, torch_facts
-    from p2prl.errors import MachineError
-    from p2prl.models.device import open_device
+    from p2prl.config.device_checkup import device_findings
 
-    try:
-        open_device(device)
-    except MachineError as error:
-        found = torch_facts() | {"error": str(error)}
-    else:
-        confine_calls(protection)
-        found = device_findings(device)
+    found = device_findings(device, when_open=lambda: confine_calls(protection))
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -7,14 +7,15 @@ computed once, in float32 on a CPU; the policy is one that every machine makes.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files as package_files
 from typing import Any
 
 import torch
 
-from p2prl.errors import MachineError
-from p2prl.models.device import choose_device, device_class
+from p2prl.errors import P2PRLError
+from p2prl.models.device import choose_device, device_class, open_device
 from p2prl.models.engine_registry import build_sampler, choose_engine
 from p2prl.models.golden_groups import GOLDEN_FILE, make_golden
 from p2prl.models.run_files import export_run_files
@@ -69,10 +70,15 @@ def torch_facts() -> dict[str, Any]:
     return {"torch": torch.__version__, "cuda_build": torch.version.cuda, "cards": cards}
 
 
-def device_findings(name: str) -> dict[str, Any]:
-    """`torch_facts` and `check_device`, or `error` instead of the latter."""
+def device_findings(name: str, *, when_open: Callable[[], object]) -> dict[str, Any]:
+    """`torch_facts` and `check_device`, or `error` instead of the latter.
+
+    `when_open` is called between the two steps of a worker: its device is open, and nothing has been computed.
+    """
     facts = torch_facts()
     try:
+        open_device(name)
+        when_open()
         return facts | check_device(name)
-    except (MachineError, RuntimeError) as error:
+    except (P2PRLError, RuntimeError) as error:
         return facts | {"error": str(error)[:400]}

@@ -30,7 +30,8 @@ _PROC = (
 """Below /proc: this process, the machine's size, drivers. Not other processes."""
 
 _THREADS = Path("/proc/self/task")
-"""This process's threads. CUDA's driver writes their names there, and does not start where it cannot."""
+"""This process's threads. CUDA's driver writes their names there, and does not start where it cannot. Files of
+later threads cannot be named one by one, so the folder is: it reaches this process alone (`docs/confinement.md`)."""
 
 _SYS = ("devices", "bus", "class", "module", "fs/cgroup", "kernel/mm", "dev")
 """Below /sys: processors, buses and accelerators."""

@@ -1,4 +1,4 @@
-"""Device of a model, and its number of CPU threads."""
+"""Device of a model, its number of CPU threads, and whether what it computes repeats to the bit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import platform
 
 import torch
 
-from p2prl.errors import ConfigError, MachineError
+from p2prl.errors import ConfigError, DeviceFailedError, MachineError
+from p2prl.models.device_failure import first_line
 from p2prl.models.pretrained import best_device
 from p2prl.protocol.limits import MAX_NAME_CHARS
 
 _DEVICES = "Devices: auto, cuda, cuda:1, mps, cpu."
+
+_REPEATS_ASKED = "torch.use_deterministic_algorithms(True)"
+"""In every error by which torch refuses an operation because of `repeat_exactly`."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -39,10 +43,16 @@ def choose_device(name: str) -> torch.device:
 
 def open_device(name: str) -> torch.device:
     """`choose_device`, with this process prepared for a card: CUDA's driver opens a socket, which a confined process
-    may not."""
+    may not. `DeviceFailedError` when the card or its driver refuses."""
     device = choose_device(name)
     if device.type == "cuda":
-        torch.zeros(1, device=device)
+        try:
+            torch.zeros(1, device=device)
+        except RuntimeError as error:
+            raise DeviceFailedError(
+                f"{device} could not be opened: {first_line(error)}",
+                remedy="p2prl doctor tests the card, and --device cpu works meanwhile.",
+            ) from error
     return device
 
 
@@ -72,3 +82,11 @@ def repeat_exactly(device: torch.device) -> None:
     torch.use_deterministic_algorithms(True)
     # Filling them only costs time: nothing here reads uninitialized tensors.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def unrepeatable(error: BaseException) -> str:
+    """Which operation torch refused because of `repeat_exactly`, and why; empty when this error is another."""
+    if not isinstance(error, RuntimeError) or _REPEATS_ASKED not in str(error):
+        return ""
+    asked, _, refused = first_line(error).partition(". ")[0].partition(", but ")
+    return refused if _REPEATS_ASKED in asked else asked  # cuBLAS's is the other way round

@@ -30,4 +30,9 @@ def device_failure(error: BaseException) -> str:
     reported = isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
     if is_out_of_memory(error) or not (named or reported or isinstance(error, torch.AcceleratorError)):
         return ""
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that is not blank: the libraries add advice below it."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,8 +1,7 @@
-"""The draw benchmark: time of a row's draw, for each implementation, on the same logits: of the processor, or of the
-clock where the logits are on a GPU.
+"""The draw benchmark: time of a row's draw, for each implementation, on the same logits.
 
-The definition computes the noise of every token, on the CPU. The others must draw the same tokens; the table counts
-those that do.
+It is processor time, and wall time where the logits are on a GPU. The definition computes the noise of every token, on
+the CPU. The others must draw the same tokens; the table counts those that do.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
-from p2prl.cli.device_errors import device_failures_explained
+from p2prl.cli.device_errors import device_failures_explained, unrepeatable_explained
 from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
@@ -88,7 +88,7 @@ def learn_command(
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
-                with device_failures_explained():
+                with device_failures_explained(), unrepeatable_explained():
                     learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
             document = {"run": str(directory), "step": learner.step, **report.newest}
             state = "finished" if learner.finished else "stopped"

@@ -26,7 +26,8 @@ def found_in(job: Job) -> dict[Setting, list[SeedResult]]:
 
 
 def runs_of(job: Job) -> set[tuple[str, str, str, int, int]]:
-    return {(job.part.task, job.method, job.law, job.updates, seed) for seed in job.seeds}
+    lengths = (plan.updates for plan in (job.plan, *job.shorter))
+    return {(job.part.task, job.method, job.law, n, seed) for n in lengths for seed in job.seeds}
 
 
 @pytest.mark.parametrize("side_by_side", [2, 7])

@@ -1,12 +1,14 @@
-"""Failures of memory and of a graphics card end in one sentence; everything else passes through unchanged."""
+"""Failures of memory and of a card, and what it cannot repeat, end in one sentence; everything else passes through."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from p2prl.cli.device_errors import device_failures_explained, out_of_memory_explained
-from p2prl.errors import DeviceFailedError, IntegrityError, MachineError
+from p2prl.cli.device_errors import device_failures_explained, out_of_memory_explained, unrepeatable_explained
+from p2prl.errors import ConfigError, DeviceFailedError, IntegrityError, MachineError
 
 
 class EngineDeadError(Exception):
@@ -75,3 +77,43 @@ def test_memory_that_runs_out_names_the_limit(error: BaseException) -> None:
         raise error
     with pytest.raises(RuntimeError, match="shapes"), out_of_memory_explained(8.0):
         raise RuntimeError("shapes cannot be multiplied")
+
+
+@pytest.fixture
+def repeatable() -> Iterator[None]:
+    """As `repeat_exactly` asks for on a card. Few operations of a CPU are refused then, with the same words."""
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("repeatable")
+def test_an_operation_that_does_not_repeat_is_named_with_a_remedy() -> None:
+    with pytest.raises(ConfigError) as caught, device_failures_explained(), unrepeatable_explained():
+        torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+    assert caught.value.exit_code == 3, "no other start helps: a service leaves it"
+    assert str(caught.value).endswith(": put_ does not have a deterministic implementation")
+    assert 'device = "cpu"' in caught.value.remedy
+
+
+def test_cublas_is_named_where_its_memory_is_set_otherwise() -> None:
+    text = (
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+        "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses "
+        "CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment "
+        "variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8"
+    )
+    with pytest.raises(ConfigError) as caught, unrepeatable_explained():
+        raise RuntimeError(text)
+    reason = ": this operation is not deterministic because it uses CuBLAS and you have CUDA >= 10.2"
+    assert str(caught.value).endswith(reason)
+    assert "unset CUBLAS_WORKSPACE_CONFIG" in caught.value.remedy
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes cannot be multiplied"), ValueError(), IntegrityError("bad")])
+def test_errors_besides_pass_through(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, unrepeatable_explained():
+        raise error
+    assert caught.value is error

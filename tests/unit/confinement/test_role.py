@@ -130,9 +130,51 @@ except PermissionError:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not linux.landlock_version(), reason="needs Landlock")
+needs_landlock = pytest.mark.skipif(sys.platform != "linux" or not linux.landlock_version(), reason="needs Landlock")
+
+
+@needs_landlock
 def test_a_role_names_its_own_threads_and_no_others(tmp_path: Path) -> None:
     """As CUDA's driver does when it starts."""
     program = [sys.executable, "-c", _NAMES_A_THREAD, str(tmp_path)]
     done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert done.stdout.split() == ["named", "refused"], done.stderr
+
+
+_WRITES_BY_WAY_OF_A_THREAD = """
+import os, sys, threading
+from pathlib import Path
+from p2prl.confinement.role import confine_files
+own, outside, confined = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "confined"
+reading = os.open(outside, os.O_RDONLY)
+os.chdir("/")
+if confined:
+    confine_files(own)
+thread = f"/proc/self/task/{threading.get_native_id()}"
+parent = os.getppid()
+for name, way in {
+    "root": f"{thread}/root{outside}",
+    "folder": f"{thread}/cwd{outside}",
+    "descriptor": f"{thread}/fd/{reading}",
+    "process": f"{thread}/../../oom_score_adj",
+    "parent": f"{thread}/../../../{parent}/task/{parent}/oom_score_adj",
+}.items():
+    try:
+        os.close(os.open(way, os.O_WRONLY))
+    except PermissionError:
+        print(name)
+"""
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    ("confined", "refused"), [("confined", ["root", "folder", "descriptor", "process", "parent"]), ("free", [])]
+)
+def test_no_other_file_is_written_by_way_of_a_thread(confined: str, refused: list[str], tmp_path: Path) -> None:
+    """A thread's folder in /proc has links to all the process can name: they count as what they lead to."""
+    own, outside = tmp_path / "own", tmp_path / "outside"
+    own.mkdir()
+    outside.write_text("kept")
+    program = [sys.executable, "-c", _WRITES_BY_WAY_OF_A_THREAD, str(own), str(outside), confined]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert done.stdout.split() == refused

@@ -54,7 +54,7 @@ def repeats() -> Iterator[None]:
 
 
 def batches(count: int, *, groups: int = 3, size: int = 4, longest: int = 24) -> list[list[TrainingGroup]]:
-    """Groups with log-probs near those of the starting model, and rewards of steps."""
+    """Groups with log-probs near those of the starting model."""
     model = wide_qwen2(seed=1)
     generator = torch.Generator().manual_seed(7)
 

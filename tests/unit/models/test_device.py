@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import p2prl.cli.commands
-from p2prl.models.device import repeat_exactly
+from p2prl.errors import DeviceFailedError
+from p2prl.models import device
+from p2prl.models.device import open_device, repeat_exactly
 
 
 @pytest.fixture
@@ -46,3 +48,16 @@ def test_a_worker_opens_its_card_before_it_is_confined(worker: str) -> None:
     (folder,) = p2prl.cli.commands.__path__
     source = (Path(folder) / f"{worker}.py").read_text()
     assert source.index("chosen = open_device(") < source.index("start.seal()")
+
+
+def test_a_card_that_does_not_open_is_one_sentence_without_torchs_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError("CUDA error: all devices are busy\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    monkeypatch.setattr(device, "choose_device", lambda name: torch.device(name))
+    monkeypatch.setattr(torch, "zeros", refused)
+    with pytest.raises(DeviceFailedError) as caught:
+        open_device("cuda:1")
+    assert str(caught.value) == "cuda:1 could not be opened: CUDA error: all devices are busy"
+    assert "--device cpu" in caught.value.remedy
+    assert open_device("cpu") == torch.device("cpu"), "nothing is opened for it"

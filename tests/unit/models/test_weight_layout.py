@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,19 @@ def test_bfloat16_is_the_upper_half_of_a_float() -> None:
     words = np.array([1.0, -2.0, 0.5, 3.0, 7.0, 0.25, 0.125], dtype="<f4").view("<u4") >> 16
     assert bytes(data) == words.astype("<u2").tobytes()
     assert bytes(flatten(toy, layout_of(toy, "float16")))[:4] == np.array([1.0, -2.0], dtype="<f2").tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_where_words_begin_with_their_high_byte_each_is_turned_round(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = _Toy()
+    layout = layout_of(toy, dtype)
+    here = np.frombuffer(flatten(toy, layout), dtype=layout_module.NUMPY_WORDS[dtype])
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(sys, "byteorder", "little" if sys.byteorder == "big" else "big")
+        there = bytes(flatten(toy, layout))
+    assert there == here.byteswap().tobytes() != here.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -1,0 +1,60 @@
+"""`p2prl learn` ends in one sentence where its device fails, or cannot repeat an update."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.cli.commands.learn_run import learn_command
+from p2prl.config.presets import preset_by_name
+from p2prl.config.run_settings import init_run
+from p2prl.errors import ConfigError, DeviceFailedError, P2PRLError
+from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.service import Learner
+from p2prl.models.tiny_models import tiny_model
+from p2prl.net.process.network_config import ReachOptions
+
+REFUSED = "cumsum_cuda_kernel does not have a deterministic implementation"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [
+        (
+            RuntimeError(f"{REFUSED}, but you set 'torch.use_deterministic_algorithms(True)'. You can turn off"),
+            ConfigError,
+            REFUSED,
+        ),
+        (RuntimeError("CUDA error: unspecified launch failure\nCompile with"), DeviceFailedError, "launch failure$"),
+    ],
+)
+def test_an_error_of_the_device_is_a_sentence(
+    error: Exception, kind: type[P2PRLError], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tiny_model(seed=3)
+    made.model.save_pretrained(tmp_path / "model")
+    made.tokenizer.save_pretrained(tmp_path / "model")
+    plan = RunPlan(name="unit", goal="test", task="chain4", model=str(tmp_path / "model"))
+    settings = preset_by_name("chain4").settings_text()
+    init_run(tmp_path / "run", plan, settings=settings, on_progress=lambda stage, share: None)
+
+    def fails(learner: Learner, *_: Any, **__: Any) -> None:
+        learner.close()
+        raise error
+
+    monkeypatch.setattr(Learner, "run", fails)
+    with pytest.raises(kind, match=sentence):
+        learn_command(
+            tmp_path / "run",
+            listen=None,
+            peers="",
+            transport="hivemind",
+            updates=1,
+            upload_mbit=0.0,
+            monthly_gb=0.0,
+            track="none",
+            as_json=True,
+            reach=ReachOptions(),
+        )
