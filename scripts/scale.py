@@ -42,10 +42,10 @@ class Figure:
 
 MEASURED = {
     "version_bytes": Figure(988_065_536, "publish.md", "| bytes of a version | 58,469,440 | 988,065,536 |"),
-    "waits_s": Figure(0.091, "publish.md", "| training waits, median, s | .008 | .096 | .091 |"),
-    "head_s": Figure(2.2, "publish.md", "| head, median, s | .51 | 2.4 | 2.2 |"),
-    "beyond_copy_bytes": Figure(211e6, "publish.md", "| memory beyond the copy of the weights, MB | 243 | 228 | 211 |"),
-    "switch_s": Figure(2.7, "publish.md", "| any version of the window in a file, longest, s | 3.0 | 3.5 | 2.7 |"),
+    "waits_s": Figure(0.090, "publish.md", "| training waits, median, s | .008 | .096 | .090 |"),
+    "head_s": Figure(1.7, "publish.md", "| head, median, s | .51 | 2.4 | 1.7 |"),
+    "beyond_copy_bytes": Figure(204e6, "publish.md", "| memory beyond the copy of the weights, MB | 243 | 228 | 204 |"),
+    "switch_s": Figure(2.4, "publish.md", "| any version of the window in a file, longest, s | 3.0 | 3.5 | 2.4 |"),
     "keyframe_ratio": Figure(1.47, "publish.md", "1.47 times smaller than its"),
     "t95_over_bound": Figure(1.06, "spread.md", "| home | 512 | 0% | 1.06 |"),
     "copies": Figure(2.08, "spread.md", "| home | 512 | 0% | 1.06 | 1.09 |  | 2.08 |"),
@@ -161,14 +161,14 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
     )
     yield (
         "its memory beside the trainer, GB",
-        "W + .211",
+        "W + .204",
         [gigabytes(run.weights + MEASURED["beyond_copy_bytes"].value) for run in runs],
     )
-    yield "training waits, s", ".091 W / .988", [f"{run.scaled('waits_s'):.0f}" for run in runs]
-    yield "head on two cores, s", "2.2 W / .988", [f"{run.scaled('head_s'):.0f}" for run in runs]
+    yield "training waits, s", ".090 W / .988", [f"{run.scaled('waits_s'):.0f}" for run in runs]
+    yield "head on two cores, s", "1.7 W / .988", [f"{run.scaled('head_s'):.0f}" for run in runs]
     yield (
         "an older version in a file, for replay, s",
-        "2.7 W / .988",
+        "2.4 W / .988",
         [f"{run.scaled('switch_s'):.0f}" for run in runs],
     )
     yield (
