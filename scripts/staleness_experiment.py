@@ -37,7 +37,7 @@ Trained = tuple[dict[Setting, list[SeedResult]], float]
 
 
 def main() -> int:
-    """Run until nothing is missing, or for --hours; write the tables as batches finish."""
+    """Run until nothing is missing, or for --hours; write the tables at the end, also after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=FOLDER / "staleness_runs.jsonl", help="file of results")
     parser.add_argument("--table", type=Path, default=FOLDER / "staleness_runs.md", help="Markdown file to write")
@@ -48,6 +48,8 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="+", choices=[part.task for part in PARTS], help="run these alone")
     parser.add_argument("--report", action="store_true", help="write the tables and the figure, and stop")
     arguments = parser.parse_args()
+    if arguments.processes < 1:
+        parser.error("--processes: at least 1")
     results = CompactResults(arguments.data)
     parts = [part for part in PARTS if not arguments.tasks or part.task in arguments.tasks]
     queue = ExperimentQueue(results, parts)

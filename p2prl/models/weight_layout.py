@@ -102,8 +102,8 @@ def flatten(model: nn.Module, layout: WeightLayout, into: bytearray | None = Non
     """The model's weights as bytes in layout order. `IntegrityError` when the layout is not the model's.
 
     With `into`, which has the layout's size, they are written there. Memory that was written before takes a third to a
-    fifth of the time that fresh memory takes, most of which the kernel spends on its pages; a card
-    writes into pinned memory (`HostMemory`) by itself, sooner still.
+    fifth of the time that fresh memory takes, most of which the kernel spends on its pages; a card writes into pinned
+    memory (`HostMemory`) by itself, sooner still.
     """
     data = bytearray(layout.size_bytes) if into is None else into
     assert len(data) == layout.size_bytes, "the memory has the size of the weights"

@@ -102,7 +102,7 @@ class Part:
 PARTS = (
     Part(task="split4", laws=LAWS[:4], seconds=0.014),
     Part(task="strict8", seconds=0.017),
-    Part(task="chain4", laws=(*LAWS[:2], LAWS[3]), seconds=0.012),
+    Part(task="chain4", laws=LAWS[:4], seconds=0.012),
     Part(task="walk12", methods=(DEFAULT, GRPO), laws=LAWS[:1], halves=1, seconds=0.09),
     Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
     Part(task="strict8@96x3", methods=FEW, laws=(TUNING_LAW,), halves=1, seconds=0.08),
