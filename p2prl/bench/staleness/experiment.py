@@ -61,11 +61,31 @@ LONG_METHODS = (
 FEW = (DEFAULT, GRPO, RELAXED_GRPO, ASYMPO, TOPR, WITH_EXPECTATION)
 """What is compared first, drawn, and run in the larger model."""
 
+BROAD = (DEFAULT, GRPO, RELAXED_GRPO, TOPR, "tis" + LEARNER)
+"""What is run first under the laws without aims: the default, and what came closest under the others."""
+
 OWN = (DEFAULT, *VARIANTS, PLAIN[0])
 """Losses of this project. Only their learning rates are tuned, so that no rival is tuned less than they are."""
 
-LAWS = (("const:128", 640), ("const:256", 1280), ("lognorm:256", 1280), ("const:512", 2560), ("const:64", 320))
-"""(law, updates), in the order in which they are run: five times the longest delay."""
+_PEERS = "peers:const:0/const:16/const:64/const:128"
+
+LAWS = (
+    ("const:128", 640),
+    ("const:256", 1280),
+    ("lognorm:256", 1280),
+    ("const:512", 2560),
+    ("burst:96", 640),
+    (_PEERS, 640),
+    (f"within:{_PEERS}", 640),
+    ("weibull:60:1800s@15", 640),
+    ("const:64", 320),
+    ("const:32", 320),
+    ("const:8", 320),
+)
+"""(law, updates), in the order in which they are run: at least five times the longest delay."""
+
+LONG = tuple(law for law in LAWS if law[0] in ("const:128", "const:256", "const:512"))
+"""The laws with aims of their own."""
 
 TUNING_LAW = ("const:64", 320)
 """Settings are chosen under this law alone: under a longer one the sweep would cost more than the report."""
@@ -100,10 +120,10 @@ class Part:
 
 
 PARTS = (
-    Part(task="split4", laws=LAWS[:4], seconds=0.014),
+    Part(task="split4", seconds=0.014),
     Part(task="strict8", seconds=0.017),
-    Part(task="chain4", laws=LAWS[:4], seconds=0.012),
-    Part(task="walk12", methods=(DEFAULT, GRPO), laws=LAWS[:1], halves=1, seconds=0.09),
+    Part(task="chain4", seconds=0.012),
+    Part(task="walk12", methods=(DEFAULT, GRPO), laws=LONG, halves=1, seconds=0.09),
     Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
     Part(task="strict8@96x3", methods=FEW, laws=(TUNING_LAW,), halves=1, seconds=0.08),
 )
@@ -117,6 +137,7 @@ RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((DEFAULT, GRPO, *RIVALS), ("const:128", "const:256", "const:512")),
     ((DEFAULT, GRPO, *PLAIN), ("const:128", "const:256", "const:512")),
     (FEW, ("lognorm:256",)),
+    (BROAD, tuple(law for law, _ in LAWS if law not in ("const:128", "const:256", "const:512"))),
 )
 """(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
 default against its own run on policy comes first, then what is beside it. Rivals are run on policy later: they are held

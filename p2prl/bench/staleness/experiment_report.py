@@ -43,6 +43,8 @@ _COMPARED = """Both under the same law, as tuned, in points of 100, paired by se
 other method is better. The means are over the tasks that have both. *Verdict*: by the mean of greedy reward, the other
 method is better or worse by more than two standard errors, or level. Of level methods one in twenty would be called
 better or worse by chance."""
+_OVERVIEW = """Greedy reward in points of 100 ± standard errors, above zero the default is better; beyond two standard
+errors in bold. How many tasks a mean is over is in parentheses; the table after this one has each of them."""
 _OFFLINE = """Every rollout is the starting policy's: what a delay costs that never ends, and so the part of a loss
 under a delay that has nothing to do with later rollouts. Greedy reward, and its loss against the same run on policy."""
 _MEASURES = ("greedy", "pass_at_8", "sampled")
@@ -59,6 +61,8 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
         lines += [*_REPORTED, *reported]
     else:
         lines.append("None yet: no method has been tuned to the end.")
+    if overview := overview_lines(results, parts):
+        lines += ["", "## The default minus each other method, mean over tasks", "", _OVERVIEW, "", *overview]
     if compared := compared_lines(results, parts):
         lines += ["", "## The default minus each other method", "", _COMPARED, "", *compared]
     if offline := offline_lines(results, parts):
@@ -143,24 +147,45 @@ def reporting_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:
 def compared_lines(results: ResultFile, parts: Sequence[Part]) -> list[str]:
     """A table with one row for each law and method with runs of the default beside it: greedy by task, means over
     tasks."""
-    rows: dict[tuple[str, str], dict[str, Pairs]] = {}
-    for part in parts:
-        for law in part.laws:
-            for method in part.methods:
-                pairs = pairs_of(results, part, method, law)
-                if method != DEFAULT and len(pairs) > 1:
-                    rows.setdefault((law[0], method), {})[part.task] = pairs
+    rows = compared(results, parts)
     tasks = list(dict.fromkeys(task for pairs in rows.values() for task in pairs))
     shown = [f"`{task}`" for task in tasks]
     names = ["law", "method", *shown, "tasks", "mean", "verdict", "pass@8, mean", "sampled, mean"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    laws = [law for law, _ in LAWS]
-    for (name, method), by_task in sorted(rows.items(), key=lambda row: laws.index(row[0][0])):
+    for (name, method), by_task in rows.items():
         greedy = [points_text(gain_of(by_task[task], "greedy")) if task in by_task else "–" for task in tasks]
         mean, *others = (mean_gain([gain_of(pairs, each) for pairs in by_task.values()]) for each in _MEASURES)
         means = [points_text(mean), verdict_of(mean), *map(points_text, others)]
         lines.append(f"| `{name}` | `{method}` | {' | '.join((*greedy, str(len(by_task)), *means))} |")
     return lines if rows else []
+
+
+def overview_lines(results: ResultFile, parts: Sequence[Part]) -> list[str]:
+    """A table with one row for each law and one column for each method: greedy, mean over tasks."""
+    cells: dict[str, dict[str, str]] = {}
+    for (law, method), by_task in compared(results, parts).items():
+        gain = mean_gain([gain_of(pairs, "greedy") for pairs in by_task.values()])
+        text = points_text(gain) if verdict_of(gain) == "level" else f"**{points_text(gain)}**"
+        cells.setdefault(law, {})[method] = f"{text} ({len(by_task)})"
+    methods = list(dict.fromkeys(method for row in cells.values() for method in row))
+    lines = [f"| law | {' | '.join(f'`{method}`' for method in methods)} |", "|---" * (len(methods) + 1) + "|"]
+    lines += [f"| `{law}` | {' | '.join(row.get(method, '–') for method in methods)} |" for law, row in cells.items()]
+    return lines if cells else []
+
+
+def compared(results: ResultFile, parts: Sequence[Part]) -> dict[tuple[str, str], dict[str, Pairs]]:
+    """(law, method), in the order of the experiment → task → the default's results and the method's.
+
+    Where two seeds or more have both.
+    """
+    rows: dict[tuple[str, str], dict[str, Pairs]] = {}
+    methods = list(dict.fromkeys(method for part in parts for method in part.methods if method != DEFAULT))
+    for law in LAWS:
+        for method in methods:
+            every = {part.task: pairs_of(results, part, method, law) for part in parts}
+            if found := {task: pairs for task, pairs in every.items() if len(pairs) > 1}:
+                rows[law[0], method] = found
+    return rows
 
 
 def pairs_of(results: ResultFile, part: Part, method: str, law: tuple[str, int]) -> Pairs:

@@ -1,8 +1,8 @@
-"""New ideas for long delays, high learning rates and long completions: GEPO-T divided by NLL with one change each.
+"""New ideas for long delays, high learning rates and long completions: the default loss with one change each.
 
-Each is one term, for comparison only: none is in the registry, so a run cannot use one. The base is
-−sg(w) A log p with w = min(P/Ê, 2), for A < 0 also ≤ 1 and ≤ e^{Σℓ}, divided by max(NLL, .01): `gepo_t:sharpness=1`.
-What each is aimed at, and its figures as far as there are any: docs/benchmarks/staleness_ideas.md.
+Each is one term, for comparison only: none is in the registry, so a run cannot use one. The base is −sg(w) A log p with
+w = 1, for A < 0 also ≤ e^{Σℓ}, divided by max(NLL, .01): `topr:sharpness=1`. What each is aimed at, and its figures:
+docs/benchmarks/staleness_ideas.md.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """
@@ -21,11 +21,11 @@ from p2prl.algorithms.aggregation import AggregationConfig, aggregate
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.loss_spec import LossSpec
-from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, on_mask, terms_of
+from p2prl.algorithms.ratios import Terms, effective_sample_size, on_mask, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
 
 CAP = 2.0
-"""Largest weight before the division."""
+"""Largest weight of `per_decision` before the division; the others weigh at most 1."""
 
 NLL_FLOOR = 0.01
 """Nats per token: smallest NLL to divide by."""
@@ -195,7 +195,7 @@ def prefix_taper(
 def per_decision(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: PlainConfig, aggregation: AggregationConfig
 ) -> LossOutput:
-    """w_t = min(e^{Σ_{u≤t} ℓ}, 2) for both signs, in place of P/Ê: per-decision importance sampling, truncated.
+    """w_t = min(e^{Σ_{u≤t} ℓ}, 2) for both signs, in place of w: per-decision importance sampling, truncated.
 
     Precup, Sutton and Singh (2000). The division by NLL stays.
     """
@@ -251,12 +251,9 @@ def _sharpened(terms: Terms) -> Tensor:
 def _finish(
     log_bound: Tensor, factors: Tensor, terms: Terms, batch: RolloutBatch, aggregation: AggregationConfig
 ) -> LossOutput:
-    """−sg(w · factor) A log p, w = min(P/Ê, cap), for A < 0 also ≤ 1 and ≤ e^{bound}; both broadcast to (B, G, T)."""
-    log_weight_BG = terms.policy_mean_BG.detach() - log_expectation_of(terms, batch)
-    log_weight_BG1 = log_weight_BG.clamp(max=math.log(CAP)).unsqueeze(-1)
-    log_bound = log_bound.detach().clamp(max=0.0)
-    tapered = (terms.advantages_BGT < 0) & (log_bound < log_weight_BG1)
-    weights = torch.where(tapered, log_bound, log_weight_BG1).exp() * factors
+    """−sg(w · factor) A log p, w = 1, for A < 0 also ≤ e^{bound}; both broadcast to (B, G, T)."""
+    tapered = (terms.advantages_BGT < 0) & (log_bound.detach() < 0)
+    weights = torch.where(tapered, log_bound.detach(), 0.0).exp() * factors
     return weighted_logprob(weights, tapered | (factors == 0), terms, batch, aggregation)
 
 

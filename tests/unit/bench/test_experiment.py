@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.bench.staleness import experiment_report
+from p2prl.bench.staleness.delay_laws import is_steady, parse_law
 from p2prl.bench.staleness.experiment import (
     EVALUATIONS,
     GRPO,
@@ -212,6 +213,9 @@ def test_methods_are_compared_seed_by_seed_and_over_tasks(tmp_path: Path) -> Non
     expected = f"30.0 ± {100 * error:.1f} | -2.0 ± 0.0 | 2 | 14.0 ± {100 * error / 2:.1f} | worse | 0.0 ± 0.0 | "
     assert lines[2].startswith(f"| `const:128` | `grpo+amsgrad` | {expected}")
     assert len(lines) == 3
+    assert experiment_report.overview_lines(results, parts)[2] == (
+        f"| `const:128` | **14.0 ± {100 * error / 2:.1f}** (2) |"
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,8 @@ def test_a_verdict_takes_two_standard_errors(gain: tuple[float, float], verdict:
 
 def test_what_is_reported_spans_more_than_a_delay(tmp_path: Path) -> None:
     """The default forgets in one wave as long as the delay: a window of three evaluations would miss it."""
-    assert all((REPORTED - 1) * updates // EVALUATIONS > int(law.partition(":")[2]) for law, updates in LAWS)
+    assert all((REPORTED - 1) * updates // EVALUATIONS > parse_law(law).longest for law, updates in LAWS)
+    assert all(is_steady(parse_law(law), updates) for law, updates in LAWS)
     results = CompactResults(tmp_path / "runs.jsonl")
     part = Part(task="chain4", methods=(DEFAULT,), laws=LAWS[:1], halves=1, seconds=0.1)
     while (job := next_job(results, [part])) is not None:

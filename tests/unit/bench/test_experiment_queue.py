@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.bench.staleness.experiment import DEFAULT, LAWS, CompactResults, Job, Part, next_job
+from p2prl.bench.staleness.experiment import DEFAULT, LAWS, TUNING_LAW, CompactResults, Job, Part, next_job
 from p2prl.bench.staleness.experiment_queue import ExperimentQueue
 from p2prl.bench.staleness.results import Setting
 from p2prl.bench.staleness.seed_log import SeedResult
@@ -15,7 +15,7 @@ from tests.unit.bench.test_experiment import result
 
 METHODS = (DEFAULT, "grpo+amsgrad", "asympo+amsgrad")
 PARTS = tuple(Part(task=task, methods=METHODS, laws=LAWS[:2], seconds=0.5) for task in ("chain4", "split4"))
-LONG = (Part(task="march512", methods=(DEFAULT,), laws=LAWS[4:], halves=1, seconds=0.5),)
+LONG = (Part(task="march512", methods=(DEFAULT,), laws=(TUNING_LAW,), halves=1, seconds=0.5),)
 
 
 def found_in(job: Job) -> dict[Setting, list[SeedResult]]:
