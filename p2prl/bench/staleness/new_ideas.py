@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig, aggregate
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
-from p2prl.algorithms.loss_spec import LossSpec
+from p2prl.algorithms.loss_spec import LossFunction, LossSpec
 from p2prl.algorithms.ratios import Terms, effective_sample_size, on_mask, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
 
@@ -29,6 +30,9 @@ CAP = 2.0
 
 NLL_FLOOR = 0.01
 """Nats per token: smallest NLL to divide by."""
+
+_VERSION = 2
+"""Incremented when the base changes, so that no benchmark reuses results with another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,18 +261,25 @@ def _finish(
     return weighted_logprob(weights, tapered | (factors == 0), terms, batch, aggregation)
 
 
+def _idea(function: LossFunction, config_type: type[Any]) -> LossSpec:
+    return LossSpec(name=function.__name__, function=function, config_type=config_type, result_version=_VERSION)
+
+
 NEW_IDEAS: Mapping[str, LossSpec] = MappingProxyType(
     {
-        "variance_taper": LossSpec(name="variance_taper", function=variance_taper, config_type=WidthConfig),
-        "surprisal_trust": LossSpec(name="surprisal_trust", function=surprisal_trust, config_type=SurprisalConfig),
-        "ess_sharpness": LossSpec(name="ess_sharpness", function=ess_sharpness, config_type=PlainConfig),
-        "kl_budget": LossSpec(name="kl_budget", function=kl_budget, config_type=BudgetConfig),
-        "aged": LossSpec(name="aged", function=aged, config_type=AgeConfig),
-        "prefix_taper": LossSpec(name="prefix_taper", function=prefix_taper, config_type=PlainConfig),
-        "per_decision": LossSpec(name="per_decision", function=per_decision, config_type=PlainConfig),
-        "decisive": LossSpec(name="decisive", function=decisive, config_type=DecisiveConfig),
-        "hinged": LossSpec(name="hinged", function=hinged, config_type=HingeConfig),
-        "far_positives": LossSpec(name="far_positives", function=far_positives, config_type=FarConfig),
+        spec.name: spec
+        for spec in (
+            _idea(variance_taper, WidthConfig),
+            _idea(surprisal_trust, SurprisalConfig),
+            _idea(ess_sharpness, PlainConfig),
+            _idea(kl_budget, BudgetConfig),
+            _idea(aged, AgeConfig),
+            _idea(prefix_taper, PlainConfig),
+            _idea(per_decision, PlainConfig),
+            _idea(decisive, DecisiveConfig),
+            _idea(hinged, HingeConfig),
+            _idea(far_positives, FarConfig),
+        )
     }
 )
 """Losses by the name used in a method."""
