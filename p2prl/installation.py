@@ -28,6 +28,11 @@ class Installation:
     """What to type into a shell."""
 
 
+def install_command(extra: str) -> str:
+    """The command that installs an optional part, named as in pyproject.toml; to be typed in the clone."""
+    return f"pip install -c constraints.txt '.[{extra}]'"
+
+
 def this_installation() -> Installation:
     """Where the running program came from."""
     try:

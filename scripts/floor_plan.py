@@ -1,7 +1,7 @@
 """Draw the floor plan from the code: `python -m scripts.floor_plan` writes docs/floor_plan.md and its picture.
 
-Floors come from the import-linter contract in pyproject.toml, rooms from the folders, arrows from the imports, and each
-file's line from its docstring. `--check` writes nothing and exits 1 when the committed plan differs.
+Floors come from the import-linter contract in pyproject.toml, packages from the folders, arrows from the imports, and
+each file's line from its docstring. `--check` writes nothing and exits 1 when the committed plan differs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 GRAFTED = ("client", "validator", "protocol")
 PAGE, PICTURE = ROOT / "docs/floor_plan.md", ROOT / "docs/images/floor_plan.svg"
 
-WIDTH, MARGIN, ROOM_HEIGHT, GAP, LINE = 1200, 24, 54, 40, 15
+WIDTH, MARGIN, BOX_HEIGHT, GAP, LINE = 1200, 24, 54, 40, 15
 INNER_CHARS = 36
-"""Sub-packages of the narrowest room written on one line, characters."""
+"""Sub-packages of the narrowest package written on one line, characters."""
 
 
 @dataclass(frozen=True)
-class Room:
+class Package:
     """A package below `p2prl`, or a single top-level module."""
 
     name: str
@@ -40,18 +40,18 @@ class Room:
         return tuple(sorted({folder.relative_to(self.path).parts[0] for folder in inner}))
 
 
-def floors() -> list[list[Room]]:
-    """Rooms by floor, the highest first, as the layers contract lists them."""
+def floors() -> list[list[Package]]:
+    """Packages by floor, the highest first, as the layers contract lists them."""
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     layers = next(contract["layers"] for contract in linter["contracts"] if contract["type"] == "layers")
-    return [[_room(name.strip()) for name in layer.split("|")] for layer in layers]
+    return [[_package(name.strip()) for name in layer.split("|")] for layer in layers]
 
 
-def _room(name: str) -> Room:
+def _package(name: str) -> Package:
     path = ROOT / name if name in GRAFTED else ROOT / "p2prl" / name
     if not path.is_dir():
-        return Room(name, path.with_suffix(".py"), (path.with_suffix(".py"),))
-    return Room(name, path, tuple(sorted(path.rglob("*.py"))))
+        return Package(name, path.with_suffix(".py"), (path.with_suffix(".py"),))
+    return Package(name, path, tuple(sorted(path.rglob("*.py"))))
 
 
 def first_line(path: Path) -> str:
@@ -60,15 +60,15 @@ def first_line(path: Path) -> str:
     return (docstring or "").partition("\n")[0]
 
 
-def imported_rooms(room: Room) -> set[str]:
-    """Names of the other rooms that a room's files import."""
+def imported_packages(package: Package) -> set[str]:
+    """Names of the other packages that a package's files import."""
     found = set()
-    for file in room.files:
+    for file in package.files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             for module in _modules(node):
                 if module.startswith("p2prl."):
                     found.add(module.split(".")[1])
-    return found - {room.name}
+    return found - {package.name}
 
 
 def _modules(node: ast.AST) -> Iterator[str]:
@@ -81,28 +81,28 @@ def _modules(node: ast.AST) -> Iterator[str]:
             yield node.module
 
 
-def picture(plan: list[list[Room]]) -> str:
-    """The plan as SVG: one row per floor, one box per room with its sub-packages, one line per import between rooms."""
+def picture(plan: list[list[Package]]) -> str:
+    """The plan as SVG: one row per floor, one box per package with its sub-packages, one line per import."""
     boxes: dict[str, tuple[float, float, float, float]] = {}
     top = float(MARGIN)
     for floor in plan:
-        height = ROOM_HEIGHT + LINE * max(len(_inner_lines(room)) - 1 for room in floor)
+        height = BOX_HEIGHT + LINE * max(len(_inner_lines(package)) - 1 for package in floor)
         width = (WIDTH - 2 * MARGIN - 16 * (len(floor) - 1)) / len(floor)
-        for column, room in enumerate(floor):
-            boxes[room.name] = (MARGIN + column * (width + 16), top, width, height)
+        for column, package in enumerate(floor):
+            boxes[package.name] = (MARGIN + column * (width + 16), top, width, height)
         top += height + GAP
-    rooms = [room for floor in plan for room in floor]
+    packages = [package for floor in plan for package in floor]
     arrows = [
-        _arrow(boxes[room.name], boxes[other])
-        for room in rooms
-        for other in sorted(imported_rooms(room) & boxes.keys())
+        _arrow(boxes[package.name], boxes[other])
+        for package in packages
+        for other in sorted(imported_packages(package) & boxes.keys())
     ]
     frame = f'viewBox="0 0 {WIDTH} {top - GAP + MARGIN:.0f}" font-family="ui-sans-serif, system-ui, sans-serif"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {frame} role="img" aria-label="Floor plan: rooms and imports">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {frame} role="img" aria-label="Floor plan: packages and imports">',
         '<rect width="100%" height="100%" fill="#fbfaf7"/>',
         *arrows,
-        *(_box(room, boxes[room.name]) for room in rooms),
+        *(_box(package, boxes[package.name]) for package in packages),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -116,51 +116,52 @@ def _arrow(start: tuple[float, float, float, float], end: tuple[float, float, fl
     return f'<path d="{curve}" fill="none" stroke="#8a8577" stroke-opacity=".35" stroke-width="1.2"/>'
 
 
-def _box(room: Room, box: tuple[float, float, float, float]) -> str:
+def _box(package: Package, box: tuple[float, float, float, float]) -> str:
     x, y, width, height = box
     place = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    count = f"{len(room.files)} file{'s' if len(room.files) > 1 else ''}"
+    count = f"{len(package.files)} file{'s' if len(package.files) > 1 else ''}"
     size = f'<tspan font-weight="400" fill="#77736a" font-size="11">  {count}</tspan>'
     title = f'x="{x + 12:.0f}" y="{y + 22:.0f}" font-size="14" font-weight="600" fill="#1d1c1a"'
     lines = [
         f'<rect {place} rx="6" fill="#fff" stroke="#3b3a36"/>',
-        f"<text {title}>{escape(room.name)}{size}</text>",
+        f"<text {title}>{escape(package.name)}{size}</text>",
     ]
-    for row, name in enumerate(_inner_lines(room)):
+    for row, name in enumerate(_inner_lines(package)):
         lines.append(
             f'<text x="{x + 12:.0f}" y="{y + 40 + row * LINE:.0f}" font-size="12" fill="#4d4a43">{escape(name)}</text>'
         )
     return "\n".join(lines)
 
 
-def _inner_lines(room: Room) -> list[str]:
+def _inner_lines(package: Package) -> list[str]:
     """Names of the sub-packages, wrapped to the width of a narrow box; at least one line."""
-    return textwrap.wrap(" · ".join(room.inner), INNER_CHARS) or [""]
+    return textwrap.wrap(" · ".join(package.inner), INNER_CHARS) or [""]
 
 
-def page(plan: list[list[Room]]) -> str:
+def page(plan: list[list[Package]]) -> str:
     """The plan as Markdown: the picture, then every file with its line, floor by floor."""
     parts = [
         "# Floor plan",
         "",
-        "Drawn from the code by `make floor-plan`; a test keeps it equal. A room imports the floors below it, never",
+        "Drawn from the code by `make floor-plan`; a test keeps it equal. A package imports the floors below it, never",
         "above, never its neighbors on the same floor.",
         "",
-        "![Rooms by floor, with a line for every import between two rooms](images/floor_plan.svg)",
+        "![Packages by floor, with a line for every import between two packages](images/floor_plan.svg)",
     ]
     for number, floor in zip(range(len(plan), 0, -1), plan, strict=True):
-        for room in floor:
-            parts += ["", f"## {room.name}", "", f"Floor {number}. {_summary(room)}", "", "| file | |", "|---|---|"]
+        for package in floor:
+            parts += ["", f"## {package.name}", "", f"Floor {number}. {_summary(package)}", ""]
+            parts += ["| file | |", "|---|---|"]
             parts += [
                 f"| [`{file.relative_to(ROOT)}`](../{file.relative_to(ROOT)}) | {first_line(file).replace('|', '¦')} |"
-                for file in room.files
+                for file in package.files
                 if file.name != "__init__.py"
             ]
     return "\n".join(parts) + "\n"
 
 
-def _summary(room: Room) -> str:
-    return first_line(room.path / "__init__.py") if room.path.is_dir() else first_line(room.path)
+def _summary(package: Package) -> str:
+    return first_line(package.path / "__init__.py") if package.path.is_dir() else first_line(package.path)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""GEPO-T and gex: GEPO's weight without a PPO clip, with the negatives tapered. The defaults under long delays.
+"""GEPO-T and gex: GEPO's weight without a PPO clip, with the negatives tapered.
 
 Shape legend: B groups, G completions, T tokens; a trailing 1 broadcasts over T.
 """

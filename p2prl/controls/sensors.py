@@ -14,8 +14,9 @@ import psutil
 from p2prl.controls.card import Card
 from p2prl.controls.desktop import Desktop
 from p2prl.controls.rules import Readings
+from p2prl.installation import install_command
 
-NO_CARD = "it needs an NVIDIA card, and in your clone: pip install -c constraints.txt '.[sensors]'"
+NO_CARD = f"it needs an NVIDIA card, and in your clone: {install_command('sensors')}"
 
 NO_ENGINE = "an engine on the CPU counts as ram; on a card, the limit holds from the next start"
 

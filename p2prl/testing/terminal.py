@@ -13,6 +13,9 @@ from p2prl.testing.swarm_processes import wait_until
 
 _PROMPT = "$ "
 
+_START_S = 30.0
+"""Longest wait for a shell on a busy machine."""
+
 
 class Terminal:
     """One window of a tmux server of its own, which `close` ends with all that runs in it."""
@@ -28,11 +31,13 @@ class Terminal:
         size = ("-x", str(columns), "-y", str(rows))
         shell = ("bash", "--noprofile", "--norc", "-i")
         self._tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(folder), *shell)
-        self.wait(_PROMPT.strip(), 30)
+        self.wait(_PROMPT.strip(), _START_S)
 
     def type(self, line: str) -> None:
-        """Type a line and Enter."""
+        """Type a line at the prompt, and Enter once the shell shows it: an earlier screen ends with a prompt too."""
         self._tmux("send-keys", "-l", line)
+        typed = "".join((_PROMPT + line).split())  # a long one wraps
+        self.wait(lambda screen: "".join(screen.split()).endswith(typed), _START_S)
         self._tmux("send-keys", "Enter")
 
     def press(self, key: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from p2prl.cli.views.console import say
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, MachineError
+from p2prl.installation import install_command
 
 _EXTRAS = {"tensorboard": "track", "trackio": "track", "wandb": "wandb"}
 _TRACKERS = ("none", *_EXTRAS)
@@ -100,5 +101,5 @@ def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        remedy = f"Install it in the folder of your clone: pip install -c constraints.txt '.[{_EXTRAS[name]}]'"
+        remedy = f"In your clone: {install_command(_EXTRAS[name])}"
         raise ConfigError(f"{name} is not installed", remedy=remedy) from error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from p2prl.errors import ConfigError
+from p2prl.installation import install_command
 
 _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 """torchao's code book of each mean; the mean of squares is never negative."""
@@ -24,7 +25,7 @@ def build_low_bit_adamw(
     except ImportError as error:
         raise ConfigError(
             'optimizer_states = "8bit" needs torchao, which is not installed',
-            remedy="Install it with pip install 'p2prl[lowbit]', or set optimizer_states = \"full\".",
+            remedy=f'In your clone: {install_command("lowbit")}; or set optimizer_states = "full".',
         ) from error
     made: torch.optim.Optimizer = AdamW8bit(
         parameters, lr=lr, betas=betas, weight_decay=weight_decay, bf16_stochastic_round=stochastic

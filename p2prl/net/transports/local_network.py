@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from p2prl.errors import MachineError
+from p2prl.installation import install_command
 
 if TYPE_CHECKING:
     from p2prl.net.ports import LocalNetwork
@@ -83,7 +84,7 @@ def start_mdns(service: str, on_answer: Answer, interfaces: Sequence[str] | None
         return MulticastDns(service, on_answer, interfaces)
     except ImportError as error:
         raise MachineError(
-            "--lan needs the library zeroconf", remedy="In your clone: pip install -c constraints.txt '.[lan]'"
+            "--lan needs the library zeroconf", remedy=f"In your clone: {install_command('lan')}"
         ) from error
     except OSError as error:
         raise MachineError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.installation import install_command
 
 _BATCH_ROWS = 16
 """Rows decoded together. Few, because each may have a megabyte of columns."""
@@ -24,7 +25,7 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise ConfigError(
             "parquet files and saved data sets are read with pyarrow, which is not installed",
-            remedy="Install it: pip install 'p2prl[data]'; or convert the data to JSON lines.",
+            remedy=f"In your clone: {install_command('data')}; or convert the data to JSON lines.",
         ) from error
     return pyarrow
 

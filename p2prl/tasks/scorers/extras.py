@@ -6,6 +6,7 @@ import importlib
 from types import ModuleType
 
 from p2prl.errors import ConfigError
+from p2prl.installation import install_command
 
 
 def import_extra(module: str, extra: str, *, scorer: str) -> ModuleType:
@@ -15,5 +16,5 @@ def import_extra(module: str, extra: str, *, scorer: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"the scorer {scorer!r} needs the package {module.partition('.')[0]!r}: {str(error)[:200]}",
-            remedy=f"Install it with: pip install 'p2prl[{extra}]'",
+            remedy=f"In your clone: {install_command(extra)}",
         ) from error

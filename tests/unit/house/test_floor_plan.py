@@ -11,7 +11,7 @@ def test_floor_plan_is_current() -> None:
     assert floor_plan.PICTURE.read_text() == floor_plan.picture(plan), "run: make floor-plan"
 
 
-def test_every_room_of_the_tree_is_on_a_floor() -> None:
-    drawn = {room.name for floor in floor_plan.floors() for room in floor}
+def test_every_package_of_the_tree_is_on_a_floor() -> None:
+    drawn = {package.name for floor in floor_plan.floors() for package in floor}
     folders = {path.name for path in (floor_plan.ROOT / "p2prl").iterdir() if (path / "__init__.py").exists()}
     assert folders <= drawn

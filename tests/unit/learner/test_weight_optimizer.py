@@ -180,4 +180,4 @@ def test_a_missing_library_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(__import__("sys").modules, "torchao.optim", None)
     with pytest.raises(ConfigError, match="torchao") as caught:
         WeightOptimizer([weights(300)], CONFIG, states="8bit")
-    assert "p2prl[lowbit]" in caught.value.remedy
+    assert "pip install -c constraints.txt '.[lowbit]'" in caught.value.remedy

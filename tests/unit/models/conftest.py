@@ -1,4 +1,4 @@
-"""One thread for every test of this room: more threads only compete for the cores."""
+"""One thread for every test of this package: more threads only compete for the cores."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_domains() -> None:
     documented = [row[0] for row in table("| domain | what it names or signs |")]
     assert len(set(documented)) == len(documented)
     assert set(DOMAINS.values()) <= set(documented)
-    sources = [path for room in ("p2prl", "protocol", "client", "validator") for path in ROOT.glob(f"{room}/**/*.py")]
+    sources = [path for top in ("p2prl", "protocol", "client", "validator") for path in ROOT.glob(f"{top}/**/*.py")]
     lines = [line for path in sources for line in path.read_text().splitlines() if not line.startswith("FORMAT = ")]
     spoken = {domain for line in lines for domain in re.findall(r'"(p2prl/[a-z-]+/v\d+)"', line)}
     assert set(documented) == spoken

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.installation import install_command
 from p2prl.net.transports import library_logs
 
 
@@ -22,7 +23,7 @@ class Library:
         if importlib.util.find_spec("libp2p") is None:
             raise ConfigError(
                 "py-libp2p is not installed",
-                remedy="In your clone: pip install -c constraints.txt '.[libp2p]'",
+                remedy=f"In your clone: {install_command('libp2p')}",
             )
         load = importlib.import_module
         self.trio: Any = load("trio")

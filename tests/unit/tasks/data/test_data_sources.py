@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 import json
 import os
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ needs_arrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, re
 
 def read(path: Path) -> list[dict[str, Any]]:
     return list(open_source(path).rows())
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="pyarrow") as caught:
+        open_source(tmp_path / "a.parquet")
+    assert "pip install -c constraints.txt '.[data]'" in caught.value.remedy
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\n\n\n"])

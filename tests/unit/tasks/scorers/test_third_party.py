@@ -13,11 +13,18 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.answer_text import UnusableRowError
 from p2prl.tasks.scorers.build import build_scorer
+from p2prl.tasks.scorers.extras import import_extra
 from p2prl.tasks.scorers.reasoning_gym_program import main
 from p2prl.tasks.scorers.reasoning_gym_rows import GymDataset, parse_source, rows
 from p2prl.tasks.scorers.reasoning_gym_scorer import EXECUTES_ANSWERS, TAKES_ANY_ANSWER, refuse_unsafe, tagged_answer
 
 GYM = '{"rewards":[{"scorer":"reasoning-gym","weight":1.0}]}'
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it() -> None:
+    with pytest.raises(ConfigError, match="'no_such_library'") as caught:
+        import_extra("no_such_library.part", "math", scorer="math-verify")
+    assert caught.value.remedy == "In your clone: pip install -c constraints.txt '.[math]'"
 
 
 # --- math-verify ---------------------------------------------------------------------------------------------------
