@@ -18,7 +18,7 @@ from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.slot_numbers import first_slot
-from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
 from p2prl.errors import IntegrityError
@@ -264,7 +264,7 @@ class Volunteer:
         assert self.bootstrap.manifest is not None
         self._agent.skip_to(first_slot(self.bootstrap.manifest.created_ms, self._clock.now()))
         self._numbered_from = self._agent.lowest_slot
-        self._spool.slots_done(self._numbered_from)
+        self._spool.mark_slots_done(self._numbered_from)
 
     # --- work --------------------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Volunteer:
 
         def keep(group: FinishedGroup) -> None:
             """Store the group before publishing it."""
-            kept = self._spool.add(
+            added = self._spool.add(
                 envelope_digest(group.raw),
                 group.raw,
                 version=version,
@@ -303,10 +303,11 @@ class Volunteer:
                 now=group.created,
                 body=group.body,
             )
-            if not kept:
-                self._on_notice(f"slot {group.slot} of version {version} was given up: the disk has no room for it")
-            for message in self._delivery.announce(group.raw, group.body) if kept else ():
-                self._net.send(message)
+            if added is Added.STORED:
+                for message in self._delivery.announce(group.raw, group.body):
+                    self._net.send(message)
+            else:
+                self._on_notice(f"slot {group.slot} of version {version} was given up: {added}")
             self._agent.completed([group.slot])
 
         try:
@@ -314,7 +315,7 @@ class Volunteer:
             self._agent.submitted(set(slots) - skipped)
             self._agent.completed(skipped)
             if skipped:
-                self._spool.slots_done(self._agent.lowest_slot)
+                self._spool.mark_slots_done(self._agent.lowest_slot)
             busy = tools.sampler.in_flight / tools.work.group_size
             made = self._sampler.decode(tools, on_group=keep)
         except IntegrityError as error:  # the policy's fault: the next version may be usable again
