@@ -41,7 +41,7 @@ _SETTLING_S = 30.0
 class Delivery:
     """Groups not settled yet, and when to resend them.
 
-    It has more than twelve attributes because each of several timers and counters is one of them.
+    It keeps the time at which each message is due next, because it reads no clock and starts no timer.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ _POLL_S = 0.5
 class Seeding:
     """Snapshot of a seeder for display and its status file.
 
-    It has more than twelve fields because it is a report of figures.
+    Each figure is a field, because the panel and the status file show all of them.
     """
 
     state: str

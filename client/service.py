@@ -52,7 +52,8 @@ class VolunteerConfig:
 
 
 class Volunteer:
-    """One volunteer of one run. It has more than twelve attributes because each part of its loop is one."""
+    """One volunteer of one run. It holds every part of its loop and passes messages between them, because the parts do
+    not know each other."""
 
     def __init__(
         self,

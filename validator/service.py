@@ -100,8 +100,8 @@ class _Counts:
 
 
 class Validator:
-    """One validator of one run. It has more than twelve attributes because the queue, the weights and the disputes are
-    parts of their own."""
+    """One validator of one run. It passes messages between queue, weights, disputes and its own ledger, because
+    these do not know each other."""
 
     def __init__(
         self,

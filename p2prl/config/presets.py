@@ -62,7 +62,7 @@ listen = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """Values a preset fills in. It has this many fields because each sets one option of a run."""
+    """Values a preset fills in."""
 
     goal: str
     task: str

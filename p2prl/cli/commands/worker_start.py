@@ -55,7 +55,8 @@ _FIND_BASE = (
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRequest:
-    """What the owner of the machine asked for."""
+    """What the owner of the machine asked for. One record, because the worker's folder, its confinement, its network
+    and its engine each read some of it."""
 
     link: str
     kind: str

@@ -248,7 +248,7 @@ class LedgerArrived(Message, frozen=True, array_like=True, tag=True):
 class Status(Message, frozen=True, array_like=True, tag=True):
     """Peers, traffic and memory of the node; sent every two seconds and whenever the links change.
 
-    It has more than twelve fields because it is a report of figures.
+    Each figure is a field, because every role shows some of them.
     """
 
     peers: tuple[tuple[str, int], ...]
