@@ -146,8 +146,7 @@ class Spool:
         score, as in a data task. Raises `MachineError` when the disk is full.
 
         A large group for which alone there is no room is recorded as expired. A second group of one slot and version
-        is not recorded: no learner takes two, and a receipt would find neither of them. None is sampled while
-        `slot_numbers` is followed.
+        is not recorded: no learner takes both. Who follows `slot_numbers` samples none.
         """
         row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward or 0.0, now, reward is not None)
         try:
