@@ -41,7 +41,7 @@ _SETTLING_S = 30.0
 class Delivery:
     """Groups not settled yet, and when to resend them.
 
-    It has more than twelve attributes because each of several timers and counters is one of them.
+    It keeps the time at which each message is due next, because it reads no clock and starts no timer.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Delivery:
 
     def on_storage_receipt(self, receipt: StorageReceipt) -> None:
         """The learner has these groups on disk."""
-        self._redelivered -= self._spool.stored(receipt.groups)
+        self._redelivered -= self._spool.mark_stored(receipt.groups)
         self._redeliver_more()
 
     def on_receipts(self, receipts: Receipts, sent_ms: int) -> None:
@@ -140,7 +140,7 @@ class Delivery:
             self._spool.expire(now=now)
         if now >= self._redeliver_at and self._learner_in_reach:
             self._redeliver_at = now + self._redeliver_s
-            room = max(0, _MAX_REDELIVERED - self._spool.delivered())
+            room = max(0, _MAX_REDELIVERED - self._spool.count_delivered())
             unconfirmed = self._spool.undelivered(room, created_before=now - self._redeliver_s)
             messages += [control.Publish(raw) for raw in unconfirmed]
             self._redelivered, self._has_more = len(unconfirmed), len(unconfirmed) == room
@@ -155,15 +155,15 @@ class Delivery:
 
         Older groups that no learner has stored wait in the spool for redelivery; fresh ones need not wait for them.
         """
-        return self._spool.with_learner(created_after=now - self._redeliver_s, now=now)
+        return self._spool.count_with_learner(created_after=now - self._redeliver_s, now=now)
 
     def is_over(self, now: float, *, run_ended: bool) -> bool:
         """Whether to leave: the run has ended, and all receipts have arrived or the next one took too long."""
         if not run_ended:
             self._end = _EndWait()
             return False
-        outstanding = self._spool.outstanding()
-        settling = self._learner_in_reach and self._spool.delivered() > 0
+        outstanding = self._spool.count_outstanding()
+        settling = self._learner_in_reach and self._spool.count_delivered() > 0
         waited_s = self._end.waited_s(outstanding, now)
         return not outstanding or waited_s > (_SETTLING_S if settling else _LAST_RECEIPTS_S)
 

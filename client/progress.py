@@ -24,7 +24,8 @@ _REMEMBERED_REWARDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Snapshot of a volunteer for display and its status file. It has many fields because it is a report of figures."""
+    """Snapshot of a volunteer for display and its status file. Each figure is a field, because the screen,
+    the status file and `--json` show all of them."""
 
     state: str
     version: int

@@ -25,7 +25,7 @@ _POLL_S = 0.5
 class Seeding:
     """Snapshot of a seeder for display and its status file.
 
-    It has more than twelve fields because it is a report of figures.
+    Each figure is a field, because the panel and the status file show all of them.
     """
 
     state: str
@@ -80,20 +80,22 @@ class Seeder:
     def run(self, network: NetworkPort) -> bool:
         """Seed until `stop` is called or the learner ends the run. Returns True in the latter case."""
         self.owner.attach(network)
-        before = self._clock.now()
         try:
-            while not self._stopping and not self._run_end.is_over(self._clock.now()):
-                self.owner.follow_network(self.owner.order)
-                for message in network.poll(_POLL_S):
-                    self._take(message)
-                self._bootstrap.answer(network)
-                self._on_progress(self.progress())
-                before, seconds = self._clock.now(), self._clock.now() - before
-                if not self.owner.is_suspended:
-                    self._bootstrap.count_turn(seconds, network)
+            for wait_s in self.owner.turns(self._bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
+                self._turn(network, wait_s)
             return not self._stopping
         finally:
             network.close()
+
+    def _goes_on(self) -> bool:
+        return not self._stopping and not self._run_end.is_over(self._clock.now())
+
+    def _turn(self, network: NetworkPort, wait_s: float) -> None:
+        self.owner.follow_network(self.owner.order)
+        for message in network.poll(wait_s):
+            self._take(message)
+        self._bootstrap.answer(network)
+        self._on_progress(self.progress())
 
     def progress(self) -> Seeding:
         """The current snapshot."""
@@ -139,7 +141,7 @@ class Seeder:
                     self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
             case control.Status():
                 self._status = message
-            case control.Warned(message=text, remedy=remedy):
-                self._on_notice(f"{text}. {remedy}".strip())
+            case control.Warned(text=text):
+                self._on_notice(text)
             case _:
                 pass

@@ -18,7 +18,7 @@ from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.slot_numbers import first_slot
-from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
 from p2prl.errors import IntegrityError
@@ -27,22 +27,16 @@ from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower
 from p2prl.net.process.run_bootstrap import RunBootstrap
-from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt
-from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import RejectionReason, explain
 from p2prl.protocol.run_end import RunEnd
-from p2prl.protocol.wire_codec import decode
 
 _POLL_S = 0.5
 """Longest wait for messages when there is nothing to do."""
-
-_RESTING_POLL_S = 1.0
-"""As `_POLL_S`, while the owner's limits let it do nothing: a resting worker should cost nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +52,8 @@ class VolunteerConfig:
 
 
 class Volunteer:
-    """One volunteer of one run. It has more than twelve attributes because each part of its loop is one."""
+    """One volunteer of one run. It holds every part of its loop and passes messages between them, because the parts do
+    not know each other."""
 
     def __init__(
         self,
@@ -128,13 +123,9 @@ class Volunteer:
         """Run until stopped. Returns True when the learner ended the run. `MachineError` once it has excluded this
         machine's key."""
         self.attach(network)
-        before = self._clock.now()
         try:
-            while not self._parked and not self._agent.done and not self._is_over():
-                self.turn(wait_s=_RESTING_POLL_S if self.owner.order.rests else _POLL_S)
-                before, seconds = self._clock.now(), self._clock.now() - before
-                if not self.owner.is_suspended:
-                    self.bootstrap.count_turn(seconds, network)
+            for wait_s in self.owner.turns(self.bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
+                self.turn(wait_s=wait_s)
             self._report(self._next_action(), final=True)
             if self._excluded and not self._parked:
                 raise exclusion_error()
@@ -176,8 +167,10 @@ class Volunteer:
         if self.bootstrap.prepared is not None:
             self.bootstrap.prepared.work.close()
 
-    def _is_over(self) -> bool:
-        return self._delivery.is_over(self._clock.now(), run_ended=self._agent.finished)
+    def _goes_on(self) -> bool:
+        if self._parked or self._agent.done:
+            return False
+        return not self._delivery.is_over(self._clock.now(), run_ended=self._agent.finished)
 
     def _next_action(self) -> Action:
         if not self._is_numbered and self.bootstrap.manifest is not None:
@@ -222,8 +215,7 @@ class Volunteer:
                 case control.VersionAnnounced(version=version, step=step):
                     self._progress.announce(version, step, self._clock.now())
                     self._run_end.on_policy(step)
-                case control.VersionReady(digest=digest, manifest=raw, path=path):
-                    manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+                case control.VersionReady(digest=digest, policy=manifest, path=path):
                     self._agent.policy_ready(LocalPolicy(manifest, Digest(digest), path))
                     self._run_end.on_policy(manifest.step)
                 case control.EnvelopeArrived(envelope=raw):
@@ -239,8 +231,8 @@ class Volunteer:
                 case control.Status(peers=peers):
                     linked = self._progress.link(peers, self._clock.now())
                     self._delivery.set_learner_in_reach(linked.get("learner", 0) > 0)
-                case control.Warned(message=text, remedy=remedy):
-                    self._on_notice(f"{text}. {remedy}".strip())
+                case control.Warned(text=text):
+                    self._on_notice(text)
                 case _:
                     pass
         self.bootstrap.answer(self._net)
@@ -273,7 +265,7 @@ class Volunteer:
         assert self.bootstrap.manifest is not None
         self._agent.skip_to(first_slot(self.bootstrap.manifest.created_ms, self._clock.now()))
         self._numbered_from = self._agent.lowest_slot
-        self._spool.slots_done(self._numbered_from)
+        self._spool.mark_slots_done(self._numbered_from)
 
     # --- work --------------------------------------------------------------------------------------------------
 
@@ -302,7 +294,7 @@ class Volunteer:
 
         def keep(group: FinishedGroup) -> None:
             """Store the group before publishing it."""
-            kept = self._spool.add(
+            added = self._spool.add(
                 envelope_digest(group.raw),
                 group.raw,
                 version=version,
@@ -312,10 +304,11 @@ class Volunteer:
                 now=group.created,
                 body=group.body,
             )
-            if not kept:
-                self._on_notice(f"slot {group.slot} of version {version} was given up: the disk has no room for it")
-            for message in self._delivery.announce(group.raw, group.body) if kept else ():
-                self._net.send(message)
+            if added is Added.STORED:
+                for message in self._delivery.announce(group.raw, group.body):
+                    self._net.send(message)
+            else:
+                self._on_notice(f"slot {group.slot} of version {version} was given up: {added}")
             self._agent.completed([group.slot])
 
         try:
@@ -323,7 +316,7 @@ class Volunteer:
             self._agent.submitted(set(slots) - skipped)
             self._agent.completed(skipped)
             if skipped:
-                self._spool.slots_done(self._agent.lowest_slot)
+                self._spool.mark_slots_done(self._agent.lowest_slot)
             busy = tools.sampler.in_flight / tools.work.group_size
             made = self._sampler.decode(tools, on_group=keep)
         except IntegrityError as error:  # the policy's fault: the next version may be usable again

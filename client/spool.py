@@ -1,9 +1,11 @@
 """The volunteer's spool: finished groups on disk until the learner has issued their receipts.
 
-A group is on disk before it is published. It moves `generated → delivered → verified | rejected | expired`: the
-first step on the learner's signed storage receipt, the second on its signed receipt. A group too large for one envelope
-has its body in a table of its own, dropped with the envelope. Everything is keyed by the envelope's digest, so
-repeating any step after a crash is harmless, and SIGKILL loses at most the slots being decoded.
+A group is on disk before it is published, as `generated`. The learner's signed storage receipt makes it `delivered`.
+Its signed receipt makes it `verified`, `rejected` or `expired`, also without a storage receipt: that one may be lost.
+This machine expires groups as well, those that are too old, that it has no room for, or that no peer would accept.
+A group too large for one envelope has its body in a table of its own, dropped with the envelope. Everything is keyed by
+the envelope's digest, so repeating any step after a crash is harmless, and SIGKILL loses at most the slots being
+decoded.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -59,7 +61,15 @@ class SpoolState(StrEnum):
     VERIFIED = "verified"
     REJECTED = "rejected"
     EXPIRED = "expired"
-    """Too old for the learner, or dropped here for lack of space."""
+    """Too old for the learner, or given up here."""
+
+
+class Added(StrEnum):
+    """What became of a finished group; the values end a sentence about one that was given up."""
+
+    STORED = "it is on disk"
+    NO_ROOM = "the disk has no room for it"
+    SLOT_TAKEN = "its slot has another group"
 
 
 GIVEN_UP = {
@@ -131,37 +141,34 @@ class Spool:
         reward: float | None,
         now: float,
         body: bytes = b"",
-    ) -> bool:
-        """Store a finished group. It is on disk when this returns. Raises `MachineError` when the disk is full.
-        `reward` is None where volunteers cannot score, as in a data task.
-        A large group for which alone there is no room is recorded as expired: False.
+    ) -> Added:
+        """Store a finished group: publish it only if this returns `STORED`. `reward` is None where volunteers cannot
+        score, as in a data task. Raises `MachineError` when the disk is full.
+
+        A large group for which alone there is no room is recorded as expired. A second group of one slot and version
+        is not recorded: no learner takes both. Who follows `slot_numbers` samples none.
         """
         row = (digest, version, slot, raw, SpoolState.GENERATED, tokens, reward or 0.0, now, reward is not None)
         try:
-            self._insert(row, body)
+            return self._insert(digest, row, body)
         except MachineError:
             if not body:
                 raise
-            self._insert(row, b"")
+            self._insert(digest, row, b"")
             self.give_up(digest, "disk_full")
-            return False
-        return True
+            return Added.NO_ROOM
 
-    def _insert(self, row: tuple[object, ...], body: bytes) -> None:
-        self._write("BEGIN IMMEDIATE", ())
-        try:
+    def _insert(self, digest: bytes, row: tuple[object, ...], body: bytes) -> Added:
+        with self._transaction():
             added = self._write(
                 "INSERT OR IGNORE INTO groups (digest, version, slot, raw, state, tokens, reward, created, scored)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
             if added and body:
-                self._write("INSERT INTO bodies (digest, size, body) VALUES (?, ?, ?)", (row[0], len(body), body))
-            self._write("COMMIT", ())
-        except BaseException:
-            if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
-                self._db.execute("ROLLBACK")
-            raise
+                self._write("INSERT INTO bodies (digest, size, body) VALUES (?, ?, ?)", (digest, len(body), body))
+        is_known = added or self._db.execute("SELECT 1 FROM groups WHERE digest = ?", (digest,)).fetchone()
+        return Added.STORED if is_known else Added.SLOT_TAKEN
 
     def body(self, digest: bytes) -> bytes:
         """The body of a group that no learner has confirmed; empty if it has none."""
@@ -192,7 +199,7 @@ class Spool:
         (below,) = self._db.execute("SELECT below FROM slots_done").fetchone()
         return -1 if version is None and below else version
 
-    def slots_done(self, below: int) -> None:
+    def mark_slots_done(self, below: int) -> None:
         """Every slot below this one has a group, is skipped, or was never this machine's."""
         self._write("UPDATE slots_done SET below = ?", (below,))
 
@@ -221,15 +228,15 @@ class Spool:
     def ledger_position(self, position: tuple[int, Digest]) -> None:
         self._write("UPDATE ledger_read SET height = ?, head = ?", position)
 
-    def outstanding(self) -> int:
+    def count_outstanding(self) -> int:
         """Number of groups that are not settled."""
         return int(self._db.execute("SELECT COUNT(*) FROM groups WHERE state IN (?, ?)", _OPEN).fetchone()[0])
 
-    def delivered(self) -> int:
+    def count_delivered(self) -> int:
         """Number of groups the learner holds and has not settled."""
         return int(self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'delivered'").fetchone()[0])
 
-    def with_learner(self, *, created_after: float, now: float) -> int:
+    def count_with_learner(self, *, created_after: float, now: float) -> int:
         """Number of unsettled groups the learner holds, or that are so new that they may be in flight.
 
         Groups dated after `now` were made before a clock was corrected: no learner accepts them yet.
@@ -238,9 +245,9 @@ class Spool:
             "SELECT COUNT(*) FROM groups WHERE state = ? AND created BETWEEN ? AND ?",
             (SpoolState.GENERATED, created_after, now),
         ).fetchone()
-        return self.delivered() + int(row[0])
+        return self.count_delivered() + int(row[0])
 
-    def stored(self, digests: Iterable[bytes]) -> int:
+    def mark_stored(self, digests: Iterable[bytes]) -> int:
         """The learner has these groups on disk: resend them no more. Returns how many were ours and open."""
         return sum(
             self._release(
@@ -270,27 +277,17 @@ class Spool:
         self, digest: bytes, statement: str, values: Sequence[object], on_change: Callable[[], None] = lambda: None
     ) -> int:
         """Change a group that needs no delivery any more, and keep its bytes aside while there is room for them."""
-        with contextlib.suppress(MachineError):
-            return self._in_transaction(lambda: self._kept.take(digest), statement, values, on_change)
-        return self._in_transaction(self._kept.drop_all, statement, values, on_change)
 
-    def _in_transaction(
-        self, before: Callable[[], None], statement: str, values: Sequence[object], on_change: Callable[[], None]
-    ) -> int:
-        """Change rows in one transaction with what belongs to it. Returns how many."""
-        self._write("BEGIN IMMEDIATE", ())
-        try:
-            before()
-            if changed := self._write(statement, values):
-                on_change()
-            self._write("COMMIT", ())
-        except BaseException as error:
-            if self._db.in_transaction:  # a full disk makes SQLite roll back by itself
-                self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise write_error(error, f"the spool {self._path}", kept="finished work is safe") from error
-            raise
-        return changed
+        def change(keep: Callable[[], None]) -> int:
+            with self._transaction():
+                keep()
+                if changed := self._write(statement, values):
+                    on_change()
+            return changed
+
+        with contextlib.suppress(MachineError):
+            return change(lambda: self._kept.take(digest))
+        return change(self._kept.drop_all)
 
     def expire(self, *, now: float) -> int:
         """Expire groups that are too old for any learner or exceed the spool's size. Returns how many."""
@@ -348,7 +345,24 @@ class Spool:
 
     def _write(self, statement: str, values: Sequence[object]) -> int:
         """Change rows and return how many. On disk when this returns. Raises `MachineError` when the disk is full."""
-        try:
+        with self._machine_errors():
             return self._db.execute(statement, values).rowcount
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that the block writes, or nothing of it. On disk when it ends; raises `MachineError` as `_write`."""
+        with self._machine_errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:  # it failed; a full disk makes SQLite roll back by itself
+                    self._db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _machine_errors(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
             raise write_error(error, f"the spool {self._path}", kept="finished work is safe") from error

@@ -1,4 +1,4 @@
-"""GEPO in a training loop that is not p2prl's: plain torch, stale rollouts, micro-batches.
+"""TOPR in a training loop that is not p2prl's: plain torch, stale rollouts, micro-batches.
 
     pip install ./packaging/p2prl-algorithms        # from a checkout; torch is its only dependency
     python examples/foreign_trainer.py
@@ -60,8 +60,8 @@ def main(updates: int = UPDATES) -> tuple[float, float]:
     torch.set_num_threads(1)  # tensors this small are slower on more threads
     torch.manual_seed(0)
     policy = Policy()
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    objective = build_loss("gepo", max_completion_tokens=TOKENS)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-2)
+    objective = build_loss("topr", options={"sharpness": 1.0}, max_completion_tokens=TOKENS)  # what p2prl trains with
     samplers = deque([copy.deepcopy(policy)], maxlen=DELAY + 1)
     rewards = []
     for update in range(updates):

@@ -108,7 +108,7 @@ class Plan:
                 "groups_per_update = 16",
                 f"updates = {setting.updates}",
                 "checkpoint_every = 20",
-                "[learner.optimiser]",
+                "[learner.optimizer]",
                 f"learning_rate = {setting.learning_rate!r}",
                 "[loss]",
                 f'name = "{loss}"',

@@ -21,16 +21,13 @@ from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower
 from p2prl.net.process.run_bootstrap import RunBootstrap
-from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import CheckOutcome, LedgerHead, Receipts, Verdict, VerdictChecks
-from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.signed_group import GROUP_KINDS, SignedGroup, assemble_group, read_group
-from p2prl.protocol.wire_codec import decode
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.disputes import Disputes
 from p2prl.validator.own_ledger import GoodGroup, OwnLedger
@@ -44,9 +41,6 @@ _BATCH = 16
 
 _POLL_S = 0.3
 """Longest wait for messages when there is nothing to replay."""
-
-_RESTING_POLL_S = 1.0
-"""As `_POLL_S`, while the owner's limits let it do nothing: a resting worker should cost nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +100,8 @@ class _Counts:
 
 
 class Validator:
-    """One validator of one run. It has more than twelve attributes because the queue, the weights and the disputes are
-    parts of their own."""
+    """One validator of one run. It passes messages between queue, weights, disputes and its own ledger, because
+    these do not know each other."""
 
     def __init__(
         self,
@@ -150,13 +144,9 @@ class Validator:
         """Validate until `stop` is called, or the learner has ended the run and no group waits. True in the latter
         case."""
         self.owner.attach(network)
-        before = self._clock.now()
         try:
-            while not self._stopping and not (self._is_over() and not len(self._queue)):
-                self.turn(network, wait_s=_RESTING_POLL_S if self.owner.order.rests else _POLL_S)
-                before, seconds = self._clock.now(), self._clock.now() - before
-                if not self.owner.is_suspended:
-                    self._bootstrap.count_turn(seconds, network)
+            for wait_s in self.owner.turns(self._bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
+                self.turn(network, wait_s=wait_s)
             return self._is_over()
         finally:
             network.close()
@@ -180,6 +170,9 @@ class Validator:
             self._receive(message, network)
         self._bootstrap.answer(network)
         self._on_audit(self._audit(network))
+
+    def _goes_on(self) -> bool:
+        return not self._stopping and not (self._is_over() and not len(self._queue))
 
     def _is_over(self) -> bool:
         return self._run_end.is_over(self._clock.now())
@@ -209,8 +202,7 @@ class Validator:
         match message:
             case control.RunKnown() | control.FileReady():
                 self._bootstrap.take(message)
-            case control.VersionReady(digest=digest, manifest=raw, path=path):
-                manifest = decode(raw, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+            case control.VersionReady(digest=digest, policy=manifest, path=path):
                 self._weights.add(Digest(digest), manifest, Path(path))
                 self._run_end.on_policy(manifest.step)
             case control.VersionAnnounced(step=step):
@@ -221,8 +213,8 @@ class Validator:
                 with contextlib.suppress(FileNotFoundError, RemoteProtocolError):  # expired, or malformed: no verdict
                     self._queue.add(read_group(header, Path(path).read_bytes()))
                 network.send(control.ReleaseGroup(envelope_digest(header)))
-            case control.Warned(message=text, remedy=remedy):
-                self._on_notice(f"{text}. {remedy}".strip())
+            case control.Warned(text=text):
+                self._on_notice(text)
             case _:
                 pass
 

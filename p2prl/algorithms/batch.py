@@ -23,8 +23,7 @@ class RolloutBatch:
     """Rollouts of B groups: all inputs of a loss except the log-probs of the policy being trained.
 
     Construction checks shapes and values and raises LocalProtocolError naming the field. What peers send is checked
-    before it becomes a batch, so a fault here is the trainer's own. It has many fields because it is a document: each
-    loss reads the few it needs.
+    before it becomes a batch, so a fault here is the trainer's own. Each loss reads the few fields it needs.
     """
 
     behavior_logprobs_BGT: Tensor

@@ -20,7 +20,7 @@ LOG_RATIO_BOUND = 20.0
 class Terms:
     """The terms of every loss formula, computed once. Gradients flow through the policy's side only.
 
-    It has many fields because it is a record of results; each loss reads the few it needs.
+    Each loss reads the few it needs.
     """
 
     mask_BGT: Tensor

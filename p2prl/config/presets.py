@@ -21,7 +21,7 @@ checkpoint_every = 10     # updates; a crash replays what came after from the jo
 publish = "manifest"      # "auto": no faster than versions reach the swarm, as measured
 dead_band_ulp = 0         # smaller changes of a weight are not published: docs/benchmarks/dead_band.md
 
-[learner.optimiser]
+[learner.optimizer]
 learning_rate = 5e-4
 warmup_updates = 10
 
@@ -47,7 +47,7 @@ updates = {updates:<16}# 0 goes on until stopped
 checkpoint_every = 10     # updates; a crash replays what came after from the journal
 publish = "manifest"      # "auto": no faster than versions reach the swarm, as measured
 
-[learner.optimiser]
+[learner.optimizer]
 learning_rate = 2e-4      # at 5e-4 this model settles on wrong answers before it has seen enough right ones
 warmup_updates = 5
 
@@ -62,7 +62,7 @@ listen = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """Values a preset fills in. It has this many fields because each sets one option of a run."""
+    """Values a preset fills in."""
 
     goal: str
     task: str

@@ -258,7 +258,7 @@ def _new_run(folder: Folder, loaded: LoadedModel, plan: RunPlan) -> NewRun:
 def _fitted_notice(text: str, parameters: int) -> str:
     """What run.toml says about the model's size, and the device that was found here."""
     settings = parse(RunSettings, tomllib.loads(text), where="run.toml")
-    rate, device = settings.learner.optimiser.learning_rate, choose_device(settings.device)
+    rate, device = settings.learner.optimizer.learning_rate, choose_device(settings.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return f"{parameters:,} parameters: learning rate {rate:g}, training on {name} (run.toml)."
 

@@ -33,16 +33,27 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
-    """Parse `table` as a `kind`. `where` is shown in errors, as in `run.toml [learner]`."""
+    """Parse `table` as a `kind`. `where` is shown in errors, as in `run.toml [learner]`.
+
+    A field may name its key of earlier releases, which is still read: `field(metadata={"formerly": "old_key"})`.
+    """
     assert is_dataclass(kind)
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}
+    renamed = {field.metadata["formerly"]: name for name, field in known.items() if "formerly" in field.metadata}
     for key in table:
-        if key not in known:
+        if renamed.get(key) in table:
+            raise ConfigError(
+                f"{where}: {renamed[key]!r} is set twice, once as {key!r}", remedy=f"Keep {renamed[key]!r} alone."
+            )
+        if key not in known and key not in renamed:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known)}."
             raise ConfigError(f"{where}: unknown key {key!r}", remedy=hint)
-    values = {key: _value(hints[key], value, where=f"{where}.{key}") for key, value in table.items()}
+    values = {}
+    for key, value in table.items():
+        name = renamed.get(key, key)
+        values[name] = _value(hints[name], value, where=f"{where}.{key}")
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{where}: {name!r} is missing", remedy=f"Add a line: {name} = …")

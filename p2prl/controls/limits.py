@@ -158,7 +158,7 @@ class Limits:
 class Figures:
     """The values of all limits, read once: 0 or empty is no limit, but for `share`.
 
-    It has many fields because there are many limits.
+    Each limit is a field, because no type checker knows the names of `Limits.value`.
     """
 
     share: float

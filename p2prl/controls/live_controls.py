@@ -66,7 +66,7 @@ class Sensors(Protocol):
 class LiveControls:
     """Runs the rules of one worker. `start` begins the thread; until `attach` gives it a worker, orders wait.
 
-    It has 14 attributes because what both threads share is kept side by side, under one lock.
+    Worker, order, readings and end are kept side by side, because two threads share them under one lock.
     """
 
     def __init__(

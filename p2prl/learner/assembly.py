@@ -189,7 +189,7 @@ def _trainer(parts: LearnerParts, rules: MicroBatchLog) -> Trainer:
     return Trainer(
         parts.training.model,
         parts.loss,
-        parts.config.optimiser,
+        parts.config.optimizer,
         temperature=parts.manifest.sampling.temperature,
         reference=parts.reference,
         memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),

@@ -41,7 +41,7 @@ class LearnerConfig:
     """Weights that moved at most this many ulp of their word type since they were last published are published
     unchanged, which makes patches smaller; 0 publishes all changes. One ulp of bfloat16 is 8 of float16, 65536 of
     float32."""
-    optimiser: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig, metadata={"formerly": "optimiser"})
     """AdamW and its learning rate."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Precision, optimizer states and micro-batches of a training step (docs/benchmarks/memory.md)."""

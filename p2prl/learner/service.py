@@ -140,7 +140,6 @@ class Learner:
         The action is `COLLECT` as well while the training stage is busy, and while a version is being written that the
         next one, or the end, waits for.
         """
-        self._finish_jobs()
         if pause_left_s := self._pacing.pause_left_s:
             wait_s = min(wait_s, pause_left_s)  # no message may come to end the pause
         action = Action.COLLECT if self._training.busy else self._pacing.next_action(self._checks.ready_groups)
@@ -152,7 +151,7 @@ class Learner:
         self._checks.evaluate(idle=idle and not self._training.busy and not self._checks.has_unsettled)
         if self._checks.start(step=self.step):
             self._send_head()
-        self._finish_checks()
+        self._finish_checks()  # before the action: an update may train on these groups
         if action is Action.PUBLISH:
             self._publish()
         elif action is Action.STEP:
@@ -161,8 +160,7 @@ class Learner:
             self._training.waits_for(Activity.PUBLISH)
         elif action is Action.COLLECT:
             self._training.waits_for(Activity.WAIT_REPLAY if self._checks.has_unsettled else Activity.WAIT_GROUPS)
-        self._training.finish()
-        self._finish_publishing()
+        self._finish_jobs()  # last: a stage without a thread has done by now what this turn began
         self._publisher.heads.renew()
         return action
 
@@ -179,9 +177,6 @@ class Learner:
     def _finish_jobs(self) -> None:
         self._finish_checks()
         self._training.finish()
-        self._finish_publishing()
-
-    def _finish_publishing(self) -> None:
         if (version := self._publisher.finish()) is not None:
             self._pacing.version_sent(version)
 

@@ -47,7 +47,7 @@ class _ComparedWeights(StagedWeights):
 class PolicyModel:
     """A causal LM in evaluation mode, and the policy of `layout` in it.
 
-    It has 14 attributes because samplers and scorers read the model's facts from it.
+    The model's facts are attributes beside it, because samplers and scorers read them with the weights.
     """
 
     def __init__(self, model: Any, layout: WeightLayout) -> None:

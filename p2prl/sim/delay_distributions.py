@@ -17,6 +17,9 @@ from p2prl.swarm.ports import Randomness
 HETERORL_MASS = 0.995
 """Probability mass that HeteroRL's log-normal (arXiv 2508.17850) puts between its two bounds."""
 
+LONG_NAMES = {"lognorm": "lognormal", "unif": "uniform"}
+"""Names that the staleness benchmark stores its laws under, and the same distributions here: each reads both names."""
+
 Quantile = Callable[[float], float]
 """Delay at a probability: inverse-transform sampling uses one uniform number per draw for every distribution."""
 
@@ -38,12 +41,13 @@ class DelayDistribution:
 
 
 def parse_delay(text: str) -> DelayDistribution:
-    """Parse a distribution's text form. Raises `ConfigError` on anything else.
+    """Parse a distribution's text form, or with a name of `LONG_NAMES`. Raises `ConfigError` on anything else.
 
     `lognormal:L:U` is HeteroRL's: z = Φ⁻¹((1 + .995)/2), μ = (ln L + ln U)/2, σ = (ln U − ln L)/2z, clipped to [L, U].
     `weibull:M` has shape ½ and median M/16 and is clipped to M.
     """
     name, *rest = text.strip().split(":")
+    name = LONG_NAMES.get(name, name)
     try:
         numbers = [float(part) for part in rest]
     except ValueError as error:

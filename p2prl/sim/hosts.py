@@ -30,7 +30,7 @@ def identity_of(name: str) -> Identity:
 class Host:
     """A machine: its node while it is up, and its link.
 
-    More than twelve fields, because the network reads and writes all of them: a host is a record without methods.
+    A record without methods, because the simulated network alone reads and changes it.
     """
 
     peer: PeerId

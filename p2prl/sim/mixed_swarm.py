@@ -28,10 +28,7 @@ _BACKLOG = 16
 
 
 class MixedSwarm(Swarm):
-    """A simulated swarm whose last volunteers cheat.
-
-    Like its base it has more than twelve attributes, because a swarm is assembled here.
-    """
+    """A simulated swarm whose last volunteers cheat."""
 
     def __init__(
         self,

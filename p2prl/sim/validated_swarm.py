@@ -33,10 +33,7 @@ _TURN_S = 5.0
 
 
 class ValidatedSwarm(Swarm):
-    """A simulated swarm with validators of the kinds named, and with volunteers that cheat.
-
-    Like its base it has more than twelve attributes, because a swarm is assembled here.
-    """
+    """A simulated swarm with validators of the kinds named, and with volunteers that cheat."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from p2prl.swarm.relay.config import RelayConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeConfig:
-    """Role and options of one node. More than twelve fields, because each is an independent choice of its owner."""
+    """Role and options of one node. Each option is a field, because an owner may choose it without the others."""
 
     role: Role
     """Decides which messages peers send it unasked."""

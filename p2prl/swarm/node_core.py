@@ -41,7 +41,7 @@ from p2prl.swarm.relay.chunk_relay import Relay
 class NodeCore:
     """Links, gossip, ledger pages, group bodies and chunk relay of a node, and the events for its owner.
 
-    It has more than twelve attributes because every part of a node meets here.
+    The parts are attributes, because a node has them all from its start and its phases share them.
     """
 
     def __init__(

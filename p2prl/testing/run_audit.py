@@ -246,7 +246,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         trainer = Trainer(
             loaded.model,
             LossPipeline(folder.loss_config()),
-            folder.settings.learner.optimiser,
+            folder.settings.learner.optimizer,
             temperature=folder.manifest.sampling.temperature,
             reference=folder.settings.loss.reference_config(),
             memory=StepMemory(

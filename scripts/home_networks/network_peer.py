@@ -30,7 +30,6 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.protocol.wire_codec import decode
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.testing.shaped_swarm import run_manifest
@@ -124,10 +123,10 @@ class NetworkPeer:
                     self._publish()
             case control.VersionAnnounced():
                 self._announced_at = time.monotonic()
-            case control.VersionReady(manifest=raw):
+            case control.VersionReady(policy=policy):
                 if self._role is not Role.LEARNER:
                     self._status.setdefault("took_s", []).append(round(time.monotonic() - self._announced_at, 3))
-                self._status["version"] = decode(raw, PolicyManifest, limit_bytes=len(raw)).version
+                self._status["version"] = policy.version
             case control.Status() as status:
                 received = status.received_from_source + status.received_from_peers
                 self._status |= {

@@ -38,7 +38,7 @@ groups_per_update = {groups}
 updates = {updates}
 checkpoint_every = 20
 
-[learner.optimiser]
+[learner.optimizer]
 learning_rate = {rate}
 warmup_updates = 3
 

@@ -78,6 +78,11 @@ def test_other_rewards_are_refused_with_the_valid_forms(text: str) -> None:
     assert "lognormal" in caught.value.remedy
 
 
+@pytest.mark.parametrize(("name", "long_name"), [("lognorm", "lognormal"), ("unif", "uniform")])
+def test_the_benchmarks_names_mean_the_same_distribution(name: str, long_name: str) -> None:
+    assert draws(f"{name}:5:60", 50) == draws(f"{long_name}:5:60", 50)
+
+
 @given(st.text(max_size=30), st.floats(0, 1, exclude_max=True))
 def test_any_text_is_a_distribution_or_a_config_error(text: str, p: float) -> None:
     for candidate in (text, "lognormal:" + text, "exp:" + text, "weibull:" + text):

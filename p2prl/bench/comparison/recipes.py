@@ -28,7 +28,7 @@ _Reader = Callable[[str, str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A loss and the training around it. Many fields, because each is an option of the text."""
+    """A loss and the training around it."""
 
     text: str
     """Its text form."""

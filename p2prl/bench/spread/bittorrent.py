@@ -20,10 +20,7 @@ _PER_PAIR = 2
 
 
 class BitTorrent(ChunkScheme):
-    """BitTorrent swarm. The learner is the first seed; finished peers stay as seeds.
-
-    More than twelve attributes, because eight of them are per-peer tables of the protocol's state.
-    """
+    """BitTorrent swarm. The learner is the first seed; finished peers stay as seeds."""
 
     def __init__(self, population: Population) -> None:
         super().__init__(population)

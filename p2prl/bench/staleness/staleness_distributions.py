@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from p2prl.errors import ConfigError, require
 from p2prl.sim.delay_distributions import (
     HETERORL_MASS,
+    LONG_NAMES,
     Quantile,
     exponential_quantile,
     lognormal_quantile,
@@ -23,8 +24,11 @@ from p2prl.sim.delay_distributions import (
 _LONGEST = 10**6
 """Longest delay in updates; no run is that long."""
 
+_STORED_NAMES = {long: short for short, long in LONG_NAMES.items()}
+"""The simulator's names, and those in the text form here, by which results are found again."""
+
 _SECONDS = re.compile(
-    r"(?P<name>const|lognorm|weibull):(?:(?P<low>[0-9.]{1,12}):)?(?P<high>[0-9.]{1,12})s(?:@(?P<step>[0-9.]{1,12}))?",
+    r"(?P<name>const|lognorm|lognormal|weibull):(?:(?P<low>[0-9.]{1,12}):)?(?P<high>[0-9.]{1,12})s(?:@(?P<step>[0-9.]{1,12}))?",
     re.ASCII,
 )
 
@@ -56,11 +60,14 @@ def parse_staleness(text: str, *, step_s: float | None = None) -> StalenessDistr
     In seconds, with learner steps of `step_s` (or the number after `@`) seconds: `const:Ks`; `lognorm:L:Us` and
     `weibull:L:Us` with .995 of their mass within L..U seconds, .0025 beyond either end, and cut there, which are
     HeteroRL's two distributions at L = 60, U = 1800.
+
+    `uniform` and `lognormal`, the simulator's names, mean `unif` and `lognorm`.
     """
     seconds = _SECONDS.fullmatch(text.strip())
     if seconds is not None:
         return _of_seconds(text, seconds, step_s)
     name, _, number = text.strip().partition(":")
+    name = _STORED_NAMES.get(name, name)
     if name not in ("const", "unif", "exp", "lognorm", "weibull") or not number.isascii() or not number.isdigit():
         raise _unusable(text)
     most = int(number)
@@ -96,7 +103,7 @@ def _weibull_between(low: float, high: float) -> Quantile:
 
 
 def _of_seconds(text: str, parts: re.Match[str], step_s: float | None) -> StalenessDistribution:
-    name = parts["name"]
+    name = _STORED_NAMES.get(parts["name"], parts["name"])
     try:
         high, step = float(parts["high"]), float(parts["step"]) if parts["step"] else step_s
         low = float(parts["low"]) if parts["low"] else None

@@ -20,7 +20,7 @@ SAMPLED_SHARE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRow:
-    """One attack on one kind of run. It has this many fields because each is a column of the table."""
+    """One attack on one kind of run."""
 
     attack: str
     dtype: str

@@ -49,7 +49,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrustConfig:
-    """What to measure, and on how much. Many fields, because each is an option of the command."""
+    """What to measure, and on how much."""
 
     parts: tuple[str, ...] = PARTS
     dtypes: tuple[str, ...] = tuple(CLASS_NOISE)

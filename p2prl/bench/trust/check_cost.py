@@ -37,7 +37,7 @@ _NORMALIZED_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class CheckCost:
-    """Costs of one model. It has this many fields because each is a figure of the report."""
+    """Costs of one model."""
 
     model: str
     parameters: int

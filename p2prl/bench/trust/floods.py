@@ -52,7 +52,7 @@ _STATEMENT_LASTS_MS = 24 * 3600 * 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FloodPlan:
-    """A flood and the run that it hits. Many fields, because each is a number that the result depends on."""
+    """A flood and the run that it hits."""
 
     volunteers: int = 6
     keys: int = 50

@@ -79,7 +79,7 @@ class CheckCostConfig:
 class LearnerChecks:
     """A learner's update and checks, without its threads and files.
 
-    It has many attributes because every part of an update and of a check is one.
+    Model, groups and trainer are made once and kept, because updates and checks alone are to be timed.
     """
 
     def __init__(self, config: CheckCostConfig) -> None:

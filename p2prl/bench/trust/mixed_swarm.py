@@ -98,7 +98,7 @@ class MixedConfig:
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a run except its seed. Many fields, because each changes its figures."""
+    """Everything about a run except its seed."""
 
     scenario: str
     checks: bool

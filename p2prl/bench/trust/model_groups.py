@@ -32,7 +32,7 @@ Work = tuple[RolloutGroup, Inspection]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:
-    """One model, type, noise and temperature. It has this many fields because each is a column of the table."""
+    """One model, type, noise and temperature."""
 
     model: str
     dtype: str

@@ -46,7 +46,7 @@ _POOL = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class FalseRejects:
-    """Honest groups of one kind. It has this many fields because each is a column of the table."""
+    """Honest groups of one kind."""
 
     policy: str
     dtype: str
@@ -62,7 +62,7 @@ class FalseRejects:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """Groups with one invented token. It has this many fields because each is a column of the table."""
+    """Groups with one invented token."""
 
     policy: str
     dtype: str

@@ -33,9 +33,9 @@ _Delays = Annotated[
     str,
     typer.Option(
         "--delays",
-        help="Laws of delay in updates: const:K, lognorm:M, weibull:M, exp:M, unif:M; in seconds: lognorm:L:Us, "
-        "weibull:L:Us, const:Ks; by peer: peers:LAW/LAW; in bursts: burst:K; within groups: within:LAW; "
-        "offline: start.",
+        help="Laws of delay in updates, not in seconds as --delay of p2prl sim: const:K, lognorm:M, weibull:M, exp:M, "
+        "unif:M; in seconds: lognorm:L:Us, weibull:L:Us, const:Ks; by peer: peers:LAW/LAW; in bursts: burst:K; within "
+        "groups: within:LAW; offline: start.",
     ),
 ]
 _TaskFile = Annotated[

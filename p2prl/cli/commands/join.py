@@ -103,18 +103,19 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
 
         bounds = {"share": share, "vram_gb": vram_gb, "ram_gb": ram_gb, "disk_gb": disk_gb}
-        planned = plan_limits(home, upload_mbit=upload_mbit, monthly_gb=monthly_gb, **bounds)
         request = WorkerRequest(
             link=link,
             kind="seat",
             home=home,
+            limits=plan_limits(home, upload_mbit=upload_mbit, monthly_gb=monthly_gb, **bounds),
+            listen=listen,
             transport=transport,
             peers=peers,
-            caps=planned.caps,
             reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping, lan=lan),
             base=base,
             engine=engine,
             device=one_device(context, device, home=home, events=events, as_json=as_json),
+            threads=threads,
             confine=not no_confinement,
         )
         start = start_worker(request)
@@ -122,10 +123,7 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
 
         join_run(
             start,
-            threads=threads,
-            listen=listen,
             slots=slots,
-            planned=planned,
             mirrors=mirror_ledger,
             events=events,
             as_json=as_json,

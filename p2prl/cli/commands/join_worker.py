@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
-from p2prl.cli.commands.owner_controls import PlannedLimits
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
@@ -25,12 +24,8 @@ from p2prl.cli.views.event_lines import EventLines
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
-from p2prl.config.machine_limits import DiskPlan, MachineLimits, sampling_memory
-from p2prl.config.network_options import peer_network
-from p2prl.config.worker_folder import WorkerFolder
+from p2prl.config.machine_limits import DiskPlan, sampling_memory
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import DEFAULT_LISTEN
-from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
@@ -48,10 +43,7 @@ _KEPT = "Stopped. Finished groups are kept and will be delivered at the next sta
 def join_run(
     start: WorkerStart,
     *,
-    threads: int,
-    listen: list[str] | None,
     slots: int,
-    planned: PlannedLimits,
     mirrors: bool,
     events: bool,
     as_json: bool,
@@ -59,11 +51,11 @@ def join_run(
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> None:
     """Volunteer until interrupted or until the run ends."""
-    request, link, worker, model = start.request, start.link, start.worker, start.base
+    request, link, worker = start.request, start.link, start.worker
     lines = EventLines(asked=events)
     view = LiveView(quiet=as_json, on_phase=lines.phase)
-    limits = planned.machine
-    controls = start.controls(planned.owner)
+    limits = request.limits.machine
+    controls = start.controls()
     with view.shown(), controls.running():
         view.phase("importing torch")
 
@@ -74,16 +66,16 @@ def join_run(
         from p2prl.models.engine_registry import choose_engine
 
         chosen = open_device(request.device)
-        use_threads(threads)
+        use_threads(request.threads)
         chosen_engine = choose_engine(request.engine, chosen)
-        has_base = model is not None
-        screen = _Screen(
-            view, lines, link, worker, str(chosen), chosen_engine, limits, has_base=has_base, mirrors=mirrors
-        )
+        screen = _Screen(view, lines, start, str(chosen), chosen_engine, mirrors=mirrors)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
-        granted = int(planned.vram_gb * 1e9) or sampling_bytes
         prepare = partial(
-            partial(prepare_sampling, run=link.run, device=chosen, engine=chosen_engine, memory_bytes=granted),
+            prepare_sampling,
+            run=link.run,
+            device=chosen,
+            engine=chosen_engine,
+            memory_bytes=int(request.limits.vram_gb * 1e9) or sampling_bytes,
             on_notice=screen.tell,
             launch_tokenizer=start.launches.get(TOKENIZER),
         )
@@ -92,7 +84,7 @@ def join_run(
             worker,
             VolunteerConfig(agent=AgentConfig(slots_in_flight=slots)),
             prepare=shown_prepare(_wrapping(prepare, wrap_sampler), view),
-            base=model,
+            base=start.base,
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
             on_notice=screen.tell,
@@ -106,9 +98,7 @@ def join_run(
         )
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            network = partial(peer_network, link, worker, Role.VOLUNTEER, tuple(listen or DEFAULT_LISTEN), request.caps)
-            most = limits.network_memory_bytes
-            config = network(memory_bytes=most, has_base=has_base, transport=request.transport, reach=request.reach)
+            config = start.network(Role.VOLUNTEER)
             start.seal()
             controls.steer(volunteer.owner, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
@@ -132,33 +122,24 @@ def _wrapping(
 
 
 class _Screen:
-    """Shows a volunteer's progress in the live view, in its status file and as events.
-
-    It gets many arguments because the introduction of a run names everything that the run will use.
-    """
+    """Shows a volunteer's progress in the live view, in its status file and as events."""
 
     def __init__(
         self,
         view: LiveView,
         events: EventLines,
-        link: JoinLink,
-        worker: WorkerFolder,
+        start: WorkerStart,
         device: str,
         engine: ChosenEngine,
-        limits: MachineLimits,
         *,
-        has_base: bool = False,
-        mirrors: bool = False,
+        mirrors: bool,
     ) -> None:
-        self.status = StatusFile(worker, link, "volunteer")
+        self.status = StatusFile(start.worker, start.link, "volunteer")
         self._view = view
         self._events = events
-        self._link = link
-        self._worker = worker
+        self._start = start
         self._device = device
         self._engine = engine
-        self._limits = limits
-        self._has_base = has_base
         self._mirrors = mirrors
         self.on_plan: list[Callable[[DiskPlan], None]] = []
         """Get the shares of the disk once they are settled."""
@@ -166,17 +147,17 @@ class _Screen:
 
     def introduce(self, manifest: RunManifest) -> int:
         """Show the run before any of it is downloaded; returns the disk for the network process."""
-        identity, folder = self._worker.identity, self._worker.directory
+        worker = self._start.worker
         plan = introduce_run(
             manifest,
             Role.VOLUNTEER,
-            self._worker.run_directory(self._link.run),
+            worker.run_directory(self._start.link.run),
             lambda needs, disk: volunteer_introduction(
-                manifest, needs, disk, identity, folder, self._device, self._engine
+                manifest, needs, disk, worker.identity, worker.directory, self._device, self._engine
             ),
-            self._limits,
+            self._start.request.limits.machine,
             on_cpu=self._device == "cpu",
-            has_base=self._has_base,
+            has_base=self._start.base is not None,
             mirrors=self._mirrors,
         )
         for settle in self.on_plan:

@@ -44,14 +44,14 @@ def seed(
     from p2prl.cli.commands.owner_controls import plan_limits
     from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
 
-    planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
     request = WorkerRequest(
         link=link,
         kind="seeder",
         home=home,
+        limits=plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb),
+        listen=listen,
         transport=transport,
         peers=peers,
-        caps=planned.caps,
         reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping, lan=lan),
         confine=not no_confinement,
     )
@@ -59,4 +59,4 @@ def seed(
 
     from p2prl.cli.commands.seed_worker import seed_run
 
-    seed_run(start, listen=listen, transport=transport, planned=planned, as_json=as_json)
+    seed_run(start, as_json=as_json)

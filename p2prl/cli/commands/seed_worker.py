@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
-from p2prl.cli.commands.owner_controls import PlannedLimits
 from p2prl.cli.commands.worker_session import StatusFile, end_session, introduce_run
 from p2prl.cli.commands.worker_start import NETWORK, WorkerStart
 from p2prl.cli.interrupts import Interrupts
@@ -14,28 +13,20 @@ from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
 from p2prl.cli.views.worker_introduction import seeder_introduction
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
-from p2prl.config.network_options import peer_network, remember_run
+from p2prl.config.network_options import remember_run
 from p2prl.config.refused_runs import forgetting_refused
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import DEFAULT_LISTEN
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 
 
-def seed_run(
-    start: WorkerStart,
-    *,
-    listen: list[str] | None,
-    transport: str,
-    planned: PlannedLimits,
-    as_json: bool,
-) -> None:
+def seed_run(start: WorkerStart, *, as_json: bool) -> None:
     """Upload weights until interrupted or until the run ends."""
-    link, worker, limits = start.link, start.worker, planned.machine
+    link, worker, limits = start.link, start.worker, start.request.limits.machine
     directory = worker.run_directory(link.run)
     status = StatusFile(worker, link, "seeder")
     view = LiveView(quiet=as_json)
-    controls = start.controls(planned.owner, computes=False)
+    controls = start.controls(computes=False)
 
     mirror = LedgerMirror(worker, link)
 
@@ -60,16 +51,7 @@ def seed_run(
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
     with view.shown(), controls.running(), forgetting_refused(directory), interrupts.handled():
         view.phase("finding the run")
-        network = peer_network(
-            link,
-            worker,
-            Role.SEEDER,
-            tuple(listen or DEFAULT_LISTEN),
-            start.request.caps,
-            memory_bytes=limits.network_memory_bytes,
-            transport=transport,
-            reach=start.request.reach,
-        )
+        network = start.network(Role.SEEDER)
         start.seal()
         controls.steer(seeder.owner, interrupts)
         handle = NetworkHandle(network, launch=start.launches.get(NETWORK))

@@ -21,7 +21,7 @@ def sim(
         typer.Option(
             "--delay",
             help="Delay distribution of the groups, seconds: const:5, uniform:FROM:TO, exp:MEAN, "
-            "lognormal:LOWER:UPPER or weibull:MAX.",
+            "lognormal:LOWER:UPPER or weibull:MAX. Laws of bench staleness are in updates, not in seconds.",
         ),
     ] = "const:0",
     step_seconds: Annotated[

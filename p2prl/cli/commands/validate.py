@@ -76,16 +76,18 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         from p2prl.cli.commands.owner_controls import plan_limits
         from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
 
-        planned = plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb)
         request = WorkerRequest(
             link=link,
             kind="validator",
             home=home,
+            limits=plan_limits(home, ram_gb=ram_gb, upload_mbit=upload_mbit, monthly_gb=monthly_gb, disk_gb=disk_gb),
+            listen=listen,
             transport=transport,
             peers=peers,
-            caps=planned.caps,
             reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping),
             base=base,
+            device=device,
+            threads=threads,
             confine=not no_confinement,
         )
         start = start_worker(request)
@@ -94,13 +96,8 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
 
         validate_run(
             start,
-            device=device,
-            threads=threads,
-            listen=listen,
-            transport=transport,
             rate=1.0 if own_ledger else rate,
             own_ledger=own_ledger,
-            planned=planned,
             run_scorer=run_scorer,
             as_json=as_json,
             replace_judge=replace_judge,

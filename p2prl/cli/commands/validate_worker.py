@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
-from p2prl.cli.commands.owner_controls import PlannedLimits
 from p2prl.cli.commands.worker_session import (
     StatusFile,
     end_session,
@@ -23,12 +22,8 @@ from p2prl.cli.views.quantities import share_text
 from p2prl.cli.views.validator_view import audit_line, audit_panel
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.clock import SystemClock
-from p2prl.config.machine_limits import MachineLimits, enforce_memory
-from p2prl.config.network_options import peer_network
-from p2prl.config.worker_folder import WorkerFolder
+from p2prl.config.machine_limits import enforce_memory
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import DEFAULT_LISTEN
-from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.validator.own_ledger import FILE_NAME as OWN_LEDGER
 from p2prl.validator.own_ledger import OwnLedger
@@ -42,13 +37,8 @@ if TYPE_CHECKING:
 def validate_run(
     start: WorkerStart,
     *,
-    device: str,
-    threads: int,
-    listen: list[str] | None,
-    transport: str,
     rate: float,
     own_ledger: bool,
-    planned: PlannedLimits,
     run_scorer: bool,
     as_json: bool,
     replace_judge: Callable[[Judge], Judge] | None = None,
@@ -57,10 +47,9 @@ def validate_run(
 
     With `own_ledger` it keeps receipts of its own. `replace_judge` is for experiments with dishonest validators.
     """
-    request, link, worker, model = start.request, start.link, start.worker, start.base
-    limits = planned.machine
+    link, worker, limits = start.link, start.worker, start.request.limits.machine
     view = LiveView(quiet=as_json)
-    controls = start.controls(planned.owner)
+    controls = start.controls()
     with view.shown(), controls.running():
         view.phase("importing torch")
 
@@ -69,10 +58,9 @@ def validate_run(
         from p2prl.validator.service import ValidatorConfig
         from p2prl.validator.verdicts import judge
 
-        chosen = open_device(device)
-        use_threads(threads)
-        has_base = model is not None
-        screen = _Screen(view, link, worker, str(chosen), rate, limits, run_scorer=run_scorer, has_base=has_base)
+        chosen = open_device(start.request.device)
+        use_threads(start.request.threads)
+        screen = _Screen(view, start, str(chosen), rate, run_scorer=run_scorer)
         screen.receipts = OwnLedger(worker.identity, link.run, SystemClock()) if own_ledger else None
         enforce_memory(limits, on_cpu=chosen.type == "cpu")
         prepare = partial(
@@ -89,7 +77,7 @@ def validate_run(
             worker,
             ValidatorConfig(rate=rate),
             prepare=shown_prepare(prepare, view),
-            base=model,
+            base=start.base,
             runs_scorer=run_scorer,
             on_manifest=screen.introduce,
             on_audit=screen.on_audit,
@@ -100,12 +88,10 @@ def validate_run(
         interrupts = Interrupts(validator.stop, validator.stop, finishing="Stopping after this batch.")
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            network = partial(peer_network, link, worker, Role.VALIDATOR, tuple(listen or DEFAULT_LISTEN), request.caps)
-            network = partial(network, memory_bytes=limits.network_memory_bytes, reach=request.reach)
-            started = network(has_base=has_base, runs_code=run_scorer, transport=transport)
+            network = start.network(Role.VALIDATOR, runs_code=run_scorer)
             start.seal()
             controls.steer(validator.owner, interrupts, device=str(chosen))
-            finished = validator.run(screen.mirror.around(NetworkHandle(started, launch=start.launches.get(NETWORK))))
+            finished = validator.run(screen.mirror.around(NetworkHandle(network, launch=start.launches.get(NETWORK))))
     end_session(
         screen.status, interrupts, finished=finished, as_json=as_json, kept="Stopped. Verdicts already sent stay valid."
     )
@@ -114,18 +100,8 @@ def validate_run(
 class _Screen:
     """Shows a validator's progress in the live view and in its status file."""
 
-    def __init__(
-        self,
-        view: LiveView,
-        link: JoinLink,
-        worker: WorkerFolder,
-        device: str,
-        rate: float,
-        limits: MachineLimits,
-        *,
-        run_scorer: bool,
-        has_base: bool = False,
-    ) -> None:
+    def __init__(self, view: LiveView, start: WorkerStart, device: str, rate: float, *, run_scorer: bool) -> None:
+        link, worker = start.link, start.worker
         self.status = StatusFile(worker, link, "validator")
         self.mirror = LedgerMirror(worker, link, countersigns=True)
         self._view = view
@@ -133,9 +109,9 @@ class _Screen:
         self._worker = worker
         self._device = device
         self._rate = rate
-        self._limits = limits
+        self._limits = start.request.limits.machine
         self._run_scorer = run_scorer
-        self._has_base = has_base
+        self._has_base = start.base is not None
         self.receipts: OwnLedger | None = None
         """The validator's own ledger, if it keeps one."""
 

@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING
 from p2prl import errors
 from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
-from p2prl.cli.commands.owner_controls import OwnerControls, open_controls
+from p2prl.cli.commands.owner_controls import OwnerControls, PlannedLimits, open_controls
 from p2prl.cli.views.console import say
-from p2prl.config.network_options import UploadCaps
+from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.desktop import desktop_program
-from p2prl.controls.limits import Limits
 from p2prl.models.confined_tokenizer import tokenizer_program
-from p2prl.net.process.network_config import ReachOptions
+from p2prl.net.process.network_config import DEFAULT_LISTEN, NetworkConfig, ReachOptions
 from p2prl.net.process.program import network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.kinds import Role
 from p2prl.tasks.sandbox.program import scorer_program
 
 if TYPE_CHECKING:
@@ -55,20 +55,25 @@ _FIND_BASE = (
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRequest:
-    """What the owner of the machine asked for."""
+    """What the owner of the machine asked for. One record, because the worker's folder, its confinement, its network
+    and its engine each read some of it."""
 
     link: str
     kind: str
     """Kind of worker folder: `seat`, `validator`, `seeder`."""
     home: Path | None
+    limits: PlannedLimits
+    listen: list[str] | None
+    """Addresses to listen at; None for the default ones."""
     transport: str
-    caps: UploadCaps
     peers: str = ""
     """A list of further peers: a file or a web address."""
     reach: ReachOptions = field(default_factory=ReachOptions)
     base: str = ""
     engine: str = "transformers"
     device: str = "cpu"
+    threads: int = 0
+    """CPU threads that the engine computes with; 0 as in `use_threads`."""
     confine: bool = True
 
 
@@ -86,10 +91,30 @@ class WorkerStart:
     control: ControlSocket | None = None
     """Where its owner's commands arrive."""
 
-    def controls(self, limits: Limits, *, computes: bool = True) -> OwnerControls:
-        """The owner's controls of this worker, which begin with these limits; `computes` as in `LiveControls`."""
+    def controls(self, *, computes: bool = True) -> OwnerControls:
+        """The owner's controls of this worker; `computes` as in `LiveControls`."""
         return OwnerControls(
-            self.worker.directory, limits, self.control, launch_desktop=self.launches.get(DESKTOP), computes=computes
+            self.worker.directory,
+            self.request.limits.owner,
+            self.control,
+            launch_desktop=self.launches.get(DESKTOP),
+            computes=computes,
+        )
+
+    def network(self, role: Role, *, runs_code: bool = False) -> NetworkConfig:
+        """Settings of this worker's network process; `runs_code` as in `peer_network`."""
+        request = self.request
+        return peer_network(
+            self.link,
+            self.worker,
+            role,
+            tuple(request.listen or DEFAULT_LISTEN),
+            request.limits.caps,
+            memory_bytes=request.limits.machine.network_memory_bytes,
+            has_base=self.base is not None,
+            runs_code=runs_code,
+            transport=request.transport,
+            reach=request.reach,
         )
 
     def seal(self) -> None:

@@ -26,7 +26,8 @@ _USELESS_AT_ONCE = 64
 
 
 class GroupChecks:
-    """Moves groups from the backlog to their receipts. Many arguments, because the parts of a check meet here."""
+    """Moves groups from the backlog to their receipts. It is given every part of a check, because none of them
+    knows the others."""
 
     def __init__(
         self,

@@ -45,8 +45,8 @@ class Inbox:
                 case control.LedgerWanted(peer=peer, from_height=from_height):
                     entries = self._ledger.entries(from_height, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
                     self._sender.network.send(control.SendLedger(peer, from_height, ledger_chain.page_of(entries)))
-                case control.Warned(message=text, remedy=remedy):
-                    self._on_notice(f"{text}. {remedy}".strip())
+                case control.Warned(text=text):
+                    self._on_notice(text)
                 case _:
                     pass
         if envelopes and self._intake.receive(envelopes):

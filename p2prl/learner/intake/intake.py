@@ -64,7 +64,7 @@ def turned_away_figures(counts: Mapping[str, int]) -> dict[str, float]:
 class Intake:
     """Takes groups and verdicts into the journal, the buffer and the ledger.
 
-    It has many arguments and attributes because everything that arrives at the learner meets here.
+    It holds every bound on what arrives, because a group is stored only if none of them turns it away.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ _FORGET_EVERY_S = 60.0
 class Settlement:
     """Writes outcomes to the journal, the ledger and the buffer.
 
-    It has many arguments because a settled group changes every account there is: they change together here.
+    It is given all accounts, because a settled group changes every one of them in one transaction.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ def shape_of(config: Any, parameters: int, *, adapters: int = 0) -> ModelShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSetup:
-    """Settings that memory depends on. It has this many fields because each adds a term of the model."""
+    """Settings that memory depends on."""
 
     precision: Precision = "fp32"
     states: OptimizerStates = "full"

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from p2prl.net.process.network_config import NetworkConfig
-from p2prl.protocol.manifests import BlobRef
+from p2prl.protocol import limits
+from p2prl.protocol.manifests import BlobRef, PolicyManifest
+from p2prl.protocol.wire_codec import decode
 
 LENGTH = struct.Struct("<I")
 
@@ -162,6 +164,11 @@ class VersionReady(Message, frozen=True, array_like=True, tag=True):
     path: str
     """For `p2prl.net.storage.held_weights`."""
 
+    @property
+    def policy(self) -> PolicyManifest:
+        """The manifest."""
+        return decode(self.manifest, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
+
 
 class PatchesReady(Message, frozen=True, array_like=True, tag=True):
     """The patches of a policy version are on disk; the role decodes them and answers `VersionRebuilt`.
@@ -241,7 +248,7 @@ class LedgerArrived(Message, frozen=True, array_like=True, tag=True):
 class Status(Message, frozen=True, array_like=True, tag=True):
     """Peers, traffic and memory of the node; sent every two seconds and whenever the links change.
 
-    It has more than twelve fields because it is a report of figures.
+    Each figure is a field, because every role shows some of them.
     """
 
     peers: tuple[tuple[str, int], ...]
@@ -291,6 +298,11 @@ class Warned(Message, frozen=True, array_like=True, tag=True):
 
     message: str
     remedy: str
+
+    @property
+    def text(self) -> str:
+        """Both as sentences."""
+        return f"{self.message}. {self.remedy}".strip()
 
 
 class Failed(Message, frozen=True, array_like=True, tag=True):

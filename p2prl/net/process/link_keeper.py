@@ -46,7 +46,8 @@ _WRITE_S = 60.0
 class LinkKeeper:
     """One node's remembered peers and redialing. Call `run` once the transport is up.
 
-    More than twelve attributes, because every source of addresses and the rules for each meet here.
+    It holds every source of addresses, because a lost link is redialed through all of them: peers named, remembered,
+    found nearby, and detours.
     """
 
     def __init__(

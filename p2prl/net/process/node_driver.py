@@ -31,10 +31,7 @@ a circuit, the last of the addresses, seldom wins against a direct connection.""
 
 
 class NodeDriver:
-    """Runs one node until `close`.
-
-    It has more than twelve attributes because the node, its transport, the directory and one timer meet here.
-    """
+    """Runs one node until `close`."""
 
     def __init__(
         self,

@@ -5,14 +5,21 @@ Every role that its owner can pause leaves the network and keeps a duty cycle in
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort, Suspendable
+from p2prl.net.process.run_bootstrap import RunBootstrap
+
+_RESTING_POLL_S = 1.0
+"""Longest wait for messages while the owner's limits let the role do nothing: a resting worker should cost nothing."""
 
 
 class OrderFollower:
-    """The order in force, and what of it concerns the network and the share of time that is computed."""
+    """The order in force, and what of it concerns the network, the turns of the loop and the time that is computed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,6 +60,21 @@ class OrderFollower:
     def has_followed(self, order: Order) -> bool:
         """Whether the role has done what this order says. From any thread."""
         return self._followed == order
+
+    def turns(self, bootstrap: RunBootstrap[Any], *, is_due: Callable[[], bool], poll_s: float) -> Iterator[float]:
+        """The turns of the role's loop, while one is due. Yields how long each may wait for messages, in seconds:
+        `poll_s`, or longer at rest.
+
+        Turns on the network count towards the patience of `bootstrap`, with the errors of its `count_turn`.
+        """
+        assert self._network is not None
+        ended = self._clock.now()
+        while is_due():
+            began = ended  # a turn begins where the last one ended: no time is left uncounted
+            yield _RESTING_POLL_S if self.order.rests else poll_s
+            ended = self._clock.now()
+            if not self.is_suspended:
+                bootstrap.count_turn(ended - began, self._network)
 
     def computed(self, seconds: float) -> None:
         """The engine has computed for this long; `rest_s` tells how long it rests now."""

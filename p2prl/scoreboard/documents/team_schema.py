@@ -12,7 +12,7 @@ from p2prl.scoreboard.documents.page_schema import ActivityDocument
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeamDocument:
-    """A team: the work of its members, receipted while they were in it. Many fields, because each is shown."""
+    """A team: the work of its members, receipted while they were in it."""
 
     rank: int
     id: str

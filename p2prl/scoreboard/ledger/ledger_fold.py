@@ -42,7 +42,7 @@ from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
 class BoardState:
     """The leaderboard at one ledger height. Its mappings never change; states are compared by identity.
 
-    It has this many fields because every part of the page is a sum over them.
+    One record, because every part of the page is a sum over the same entries.
     """
 
     parameters: int

@@ -58,7 +58,7 @@ class LearnerContact:
 class LedgerFollower:
     """Follows one run's ledger. The owner passes in messages of the network process and sends those returned.
 
-    It has more than twelve attributes because a board, a mirror and a validator's mirror differ in them alone.
+    Chain, room and signer are settings, because a board, a mirror and a validator's mirror differ in them alone.
     """
 
     def __init__(

@@ -14,7 +14,8 @@ from p2prl.scoreboard.ledger.signed_head import Witness
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """Everything a page shows, at one point in time. It has this many fields because a page shows that much."""
+    """Everything a page shows, at one point in time. One record, because a page must not mix two
+    moments."""
 
     run: KnownRun | None
     """None while the board has not received the run manifest."""

@@ -11,7 +11,7 @@ from p2prl.protocol import limits
 class GroupBodyConfig:
     """Budgets and timeouts; the defaults suit a learner on a home server.
 
-    More than twelve fields, because each is one independent limit.
+    Each limit is a field, because none follows from another.
     """
 
     known: int = 256

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ConnectionsConfig:
     """Link, directory and liveness settings.
 
-    More than twelve fields, because each is one independent limit or period.
+    Each limit or period is a field, because none follows from another.
     """
 
     max_neighbors: int = 16

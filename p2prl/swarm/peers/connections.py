@@ -65,7 +65,7 @@ class PeerLink:
 class Connections:
     """Open links by peer.
 
-    More than twelve attributes, because the rules for links, which know nothing of each other, meet here.
+    It asks every rule for links, because the rules know nothing of each other.
     """
 
     def __init__(self, local: LocalPeer, rng: Randomness, config: ConnectionsConfig, now: float) -> None:

@@ -74,7 +74,7 @@ ten minutes. A peer that the learner has introduced is tried as long as its reco
 class Discovery:
     """Address book and dialing.
 
-    More than twelve attributes, because the address book, its limits and the directory's timer meet here.
+    The address book and the directory's timer are together, because what the book lacks brings the next lookup forward.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _MANIFESTS_S = 8.0
 class VersionDownloads:
     """Versions being downloaded, and versions on disk.
 
-    More than twelve attributes, because routes, room on the disk and waiting times meet here.
+    Routes, room on the disk and stalls are looked at together, because each of them may put off or end a download.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ SCORER_FILE = "scorer.py"
 class DataPlan:
     """One data task of a new run.
 
-    More than twelve fields, because each is one independent choice of the researcher, or a bound on it.
+    Each choice of the researcher is a field, because none follows from another.
     """
 
     task: str

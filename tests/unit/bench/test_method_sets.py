@@ -156,4 +156,4 @@ def test_the_default_is_what_a_run_of_a_preset_does(preset: str) -> None:
     method = parse_method(NAMED["default"], max_completion_tokens=8)
     run = settings.loss.build(Sampling(1.0, 8, 8), parse_reward("success"))
     assert run == LossPipelineConfig(objective=method.objective)
-    assert ("amsgrad" in method.additions) == settings.learner.optimiser.global_amsgrad
+    assert ("amsgrad" in method.additions) == settings.learner.optimizer.global_amsgrad

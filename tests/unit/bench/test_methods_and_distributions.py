@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
+from p2prl.bench.staleness.delay_laws import parse_law
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.staleness_distributions import parse_staleness
 from p2prl.errors import ConfigError
@@ -108,7 +109,36 @@ def test_delays_that_round_to_nothing_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "const", "const:", "const:-1", "const:1.5", "const:١", "gauss:4", "unif:0", "exp:0", "const:9999999"]
+    ("text", "stored"),
+    [
+        ("lognormal:64", "lognorm:64"),
+        ("uniform:64", "unif:64"),
+        ("lognormal:60:1800s@12.5", "lognorm:60:1800s@12.5"),
+        ("peers:uniform:3/lognormal:9", "peers:unif:3/lognorm:9"),
+        ("within:lognormal:64", "within:lognorm:64"),
+    ],
+)
+def test_the_simulators_names_are_stored_as_the_benchmarks(text: str, stored: str) -> None:
+    law, same = parse_law(text), parse_law(stored)
+    assert law.text == same.text == stored
+    assert [law.delay(p, LATE, 1) for p in GRID[::100]] == [same.delay(p, LATE, 1) for p in GRID[::100]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "const",
+        "const:",
+        "const:-1",
+        "const:1.5",
+        "const:١",
+        "gauss:4",
+        "unif:0",
+        "uniform:0:9",
+        "exp:0",
+        "const:9999999",
+    ],
 )
 def test_other_distributions_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="delay distribution"):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from p2prl.client.delivery import Delivery
-from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.net.process import bridge, control
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -48,7 +48,7 @@ def name(slot: int) -> bytes:
     return bytes([slot]) * 32
 
 
-def add(spool: Spool, slot: int, *, body: bytes = BODY, now: float = NOW) -> bool:
+def add(spool: Spool, slot: int, *, body: bytes = BODY, now: float = NOW) -> Added:
     return spool.add(name(slot), RAW, version=0, slot=slot, tokens=1, reward=0.0, now=now, body=body)
 
 
@@ -63,14 +63,14 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_body_stays_until_the_learner_has_the_group(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
-    assert add(spool, 0)
-    assert add(spool, 0, body=b"again"), "repeated after a crash"
+    assert add(spool, 0) is Added.STORED
+    assert add(spool, 0, body=b"again") is Added.STORED, "repeated after a crash"
     spool.close()
     spool = Spool(path, SpoolConfig())
     assert spool.body(name(0)) == BODY
     assert spool.undelivered(9, created_before=NOW + 1) == [RAW]
     assert spool.body(name(1)) == b""
-    spool.stored([name(0)])
+    spool.mark_stored([name(0)])
     assert spool.body(name(0)) == b""
     assert bodies(spool) == 0
     spool.close()
@@ -91,7 +91,7 @@ def test_a_group_given_up_is_expired_once_and_never_after_it_was_stored(path: Pa
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
     add(spool, 1)
-    spool.stored([name(1)])
+    spool.mark_stored([name(1)])
     assert spool.give_up(name(0), "not_sendable")
     assert not spool.give_up(name(0), "not_sendable")
     assert not spool.give_up(name(1), "not_sendable"), "the learner has it"
@@ -107,9 +107,9 @@ def test_a_body_without_room_on_disk_is_given_up_alone(path: Path) -> None:
     add(spool, 0)
     pages = spool._db.execute("PRAGMA page_count").fetchone()[0]
     spool._db.execute(f"PRAGMA max_page_count = {pages + 4}")
-    assert not add(spool, 1, body=bytes(10_000_000))
+    assert add(spool, 1, body=bytes(10_000_000)) is Added.NO_ROOM
     assert spool.reasons() == {"disk_full": 1}
-    assert add(spool, 2, body=b"")
+    assert add(spool, 2, body=b"") is Added.STORED
     assert spool.counts() == {"generated": 2, "expired": 1}
     assert spool.body(name(0)) == BODY
     spool.close()
@@ -206,7 +206,7 @@ def test_large_groups_are_handed_over_with_their_body_and_again_when_wanted(path
     delivery.set_learner_in_reach(True)
     assert control.Publish(raw) in delivery.due(NOW + 60, run_known=True), "only the header is announced again"
     assert delivery.on_body_wanted(digest) == [control.HoldGroup(digest, body)]
-    spool.stored([digest])
+    spool.mark_stored([digest])
     assert delivery.on_body_wanted(digest) == []
     assert notices == [], "the learner has it: another peer asked too late"
     spool.add(name(7), b"header only", version=0, slot=7, tokens=1, reward=0.0, now=NOW)

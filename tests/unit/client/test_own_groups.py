@@ -25,7 +25,7 @@ def deliver(spool: Spool, number: int, *, size: int = 1_000, state: ReceiptState
     spool.add(
         name(number), bytes([number]) * size, version=0, slot=number, tokens=7, reward=None, now=NOW + number, body=b"b"
     )
-    spool.stored([name(number)])
+    spool.mark_stored([name(number)])
     if state is not None:
         spool.settle(Receipt(name(number), b"p" * 32, 0, number, int(state), "", 7, 2, 0.5), step=4, sent_ms=9)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.errors import MachineError
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
@@ -52,16 +52,16 @@ ENDS = {
 def test_a_group_is_settled_once(path: Path, state: ReceiptState, stored_first: bool) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
-    assert spool.outstanding() == 1
+    assert spool.count_outstanding() == 1
     if stored_first:
-        assert spool.stored([name(0), name(9)]) == 1
-        assert spool.stored([name(0)]) == 0
+        assert spool.mark_stored([name(0), name(9)]) == 1
+        assert spool.mark_stored([name(0)]) == 0
     assert spool.settle(receipt(0, state, "why" if state is ReceiptState.REJECTED else ""))
     assert not spool.settle(receipt(0, ReceiptState.VERIFIED)), "a second verdict changes nothing"
-    assert spool.stored([name(0)]) == 0
+    assert spool.mark_stored([name(0)]) == 0
     assert not spool.settle(receipt(5, state)), "somebody else's group"
     assert spool.counts() == {ENDS[state]: 1}
-    assert spool.outstanding() == 0
+    assert spool.count_outstanding() == 0
     assert spool.reasons() == ({"why": 1} if state is ReceiptState.REJECTED else {})
     assert spool.verified_tokens() == (7 if ENDS[state] == "verified" else 0)
     spool.close()
@@ -72,7 +72,7 @@ def test_an_unknown_receipt_state_leaves_a_group_open(path: Path) -> None:
     add(spool, 0)
     odd = Receipt(name(0), b"p" * 32, 0, 0, 77, "", 7, 8, 0.5)
     assert not spool.settle(odd)
-    assert spool.outstanding() == 1
+    assert spool.count_outstanding() == 1
     spool.close()
 
 
@@ -88,7 +88,7 @@ def test_a_reopened_spool_remembers_everything(
             add(spool, number)
             states.setdefault(number, "generated")
         elif step == "stored":
-            spool.stored([name(number)])
+            spool.mark_stored([name(number)])
             if states.get(number) == "generated":
                 states[number] = "delivered"
         elif step in ("verified", "rejected"):
@@ -122,7 +122,7 @@ def test_skipped_slots_are_remembered(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
     add(spool, 4)
-    spool.slots_done(3)
+    spool.mark_slots_done(3)
     spool.close()
     spool = Spool(path, SpoolConfig())
     assert free(spool, 3) == [3, 5, 6]
@@ -146,8 +146,11 @@ def test_groups_without_a_reward_are_left_out_of_the_mean(path: Path) -> None:
 def test_one_slot_has_one_group(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     add(spool, 0)
-    spool.add(name(99), b"again", version=0, slot=0, tokens=1, reward=0.0, now=NOW)
+    for body in (b"", b"a large group's"):
+        again = spool.add(name(99), b"again", version=0, slot=0, tokens=1, reward=0.0, now=NOW, body=body)
+        assert again is Added.SLOT_TAKEN
     assert spool.undelivered(10, created_before=NOW + 1) == [bytes(100)]
+    assert (spool.counts(), spool.body(name(99))) == ({"generated": 1}, b"")
     spool.close()
 
 
@@ -157,7 +160,7 @@ def test_undelivered_groups_come_oldest_first_without_the_newest(path: Path) -> 
         spool.add(name(number), b"%d" % number, version=0, slot=number, tokens=1, reward=0.0, now=NOW - age)
     assert spool.undelivered(10, created_before=NOW - 10) == [b"1", b"2"]
     assert spool.undelivered(1, created_before=NOW - 10) == [b"1"]
-    spool.stored([name(1)])
+    spool.mark_stored([name(1)])
     assert spool.undelivered(10, created_before=NOW) == [b"2", b"0"]
     assert spool.has_delivered(created_before=NOW - 10)
     assert not spool.has_delivered(created_before=NOW - 40)
@@ -168,9 +171,11 @@ def test_groups_from_a_clock_that_was_ahead_are_not_counted(path: Path) -> None:
     spool = Spool(path, SpoolConfig())
     for number, made_at in enumerate((NOW - 60, NOW - 1, NOW, NOW + 300)):
         add(spool, number, now=made_at)
-    assert spool.with_learner(created_after=NOW - 5, now=NOW) == 2
-    spool.stored([name(3)])
-    assert spool.with_learner(created_after=NOW - 5, now=NOW) == 3, "what the learner holds counts whenever it was made"
+    assert spool.count_with_learner(created_after=NOW - 5, now=NOW) == 2
+    spool.mark_stored([name(3)])
+    assert spool.count_with_learner(created_after=NOW - 5, now=NOW) == 3, (
+        "what the learner holds counts whenever it was made"
+    )
     spool.close()
 
 
@@ -187,7 +192,7 @@ def test_groups_too_old_or_too_many_expire_oldest_first(path: Path) -> None:
     spool = Spool(path, SpoolConfig(max_bytes=250, max_age_s=100.0))
     for number, age in enumerate((101.0, 50.0, 40.0, 30.0, 20.0)):
         add(spool, number, now=NOW - age)
-    spool.stored([name(4)])  # the learner has it: it takes no space and does not expire
+    spool.mark_stored([name(4)])  # the learner has it: it takes no space and does not expire
     assert spool.expire(now=NOW) == 2
     assert spool.counts() == {"expired": 2, "generated": 2, "delivered": 1}
     assert spool.reasons() == {"too_late": 1, "spool_full": 1}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from p2prl.client.agent import Wait
+from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.errors import IntegrityError
 from p2prl.models.sampler_port import StagedWeights, Weights
 from p2prl.net.process import control
@@ -53,6 +54,20 @@ def test_after_a_crash_sampling_resumes_at_the_next_slot(rig: VolunteerRig) -> N
     assert sorted(slots[:before]) == list(range(before)), "what no learner had confirmed is offered again first"
     assert sorted(slots[before:]) == list(range(before, len(slots)))
     assert len(slots) > before
+
+
+def test_a_second_group_of_one_slot_is_not_published(rig: VolunteerRig) -> None:
+    """The spool refuses it, so nothing here would know its receipt. Only a fault of this program leads there."""
+    with closing(Spool(rig.spool, SpoolConfig())) as spool:
+        spool.add(b"x" * 32, b"the first", version=0, slot=1, tokens=1, reward=0.0, now=NOW)
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(4)
+    slots = sorted(group.slot for group in rig.groups())
+    assert slots == [slot for slot in range(len(slots) + 1) if slot != 1]
+    assert len(slots) > 1
+    (notice,) = rig.notices
+    assert "slot 1 of version 0 was given up" in notice
 
 
 @pytest.mark.parametrize("left", [0, -4])

@@ -41,7 +41,7 @@ def test_a_larger_model_never_gets_a_higher_rate() -> None:
 def test_only_what_follows_from_the_size_changes(parameters: int, device: str, threads: int) -> None:
     fitted = parse(RunSettings, tomllib.loads(fitted_settings(SETTINGS, parameters=parameters)), where="run.toml")
     before = tomllib.loads(SETTINGS)
-    before["learner"]["optimiser"]["learning_rate"] = learning_rate_for(parameters)
+    before["learner"]["optimizer"]["learning_rate"] = learning_rate_for(parameters)
     before |= {"device": device, "threads": threads}
     assert fitted == parse(RunSettings, before, where="run.toml")
 

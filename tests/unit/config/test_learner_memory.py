@@ -76,7 +76,7 @@ def test_weights_in_training_have_the_type_of_the_precision(folder: RunFolder, p
 def test_settings_are_read_from_run_toml(folder: RunFolder) -> None:
     path = folder.directory / "run.toml"
     text = path.read_text().replace(
-        "[learner.optimiser]", '[learner.memory]\nprecision = "bf16"\n\n[learner.optimiser]'
+        "[learner.optimizer]", '[learner.memory]\nprecision = "bf16"\n\n[learner.optimizer]'
     )
     path.write_text(text)
     assert open_run(folder.directory).settings.learner.memory == MemoryConfig(precision="bf16")

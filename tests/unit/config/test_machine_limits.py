@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.cli.commands.join_worker import _Screen
+from p2prl.cli.commands.owner_controls import plan_limits
+from p2prl.cli.commands.worker_start import WorkerRequest, WorkerStart
 from p2prl.cli.views.console import LiveView
 from p2prl.cli.views.event_lines import EventLines
 from p2prl.client.spool import SpoolConfig
@@ -31,6 +33,7 @@ from p2prl.config.machine_limits import (
 )
 from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.config.worker_folder import claim_worker_folder
+from p2prl.confinement.role import Protection
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.engine_registry import ChosenEngine
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
@@ -135,10 +138,13 @@ def test_a_volunteer_is_refused_before_work_starts(tmp_path: Path) -> None:
     engine, link = ChosenEngine("transformers", "the only one here"), JoinLink("unit", Digest(bytes(32)), ())
 
     def introduce(disk_gb: float) -> int:
-        limits = MachineLimits(disk_gb=disk_gb)
-        return _Screen(LiveView(quiet=True), EventLines(asked=False), link, worker, "cpu", engine, limits).introduce(
-            manifest()
+        limits = plan_limits(tmp_path, ram_gb=0.0, upload_mbit=0.0, monthly_gb=0.0, disk_gb=disk_gb)
+        request = WorkerRequest(
+            link="", kind="seat", home=tmp_path, limits=limits, listen=None, transport="hivemind", confine=False
         )
+        start = WorkerStart(request=request, link=link, worker=worker, base=None, protection=Protection(asked=False))
+        screen = _Screen(LiveView(quiet=True), EventLines(asked=False), start, "cpu", engine, mirrors=False)
+        return screen.introduce(manifest())
 
     assert 0 < introduce(0.2) < 200_000_000
     with pytest.raises(ConfigError, match=r"--disk-gb allows 20\.0 kB"):

@@ -38,7 +38,7 @@ def test_defaults_and_unknown_keys_are_those_of_the_settings() -> None:
         "default": "manifest",
         "description": "",
     }
-    assert shapes["learner.optimiser.learning_rate"]["type"] == "number"
+    assert shapes["learner.optimizer.learning_rate"]["type"] == "number"
     assert "default" not in shapes["loss.guards.kl_brake"], "a guard that is not set is off"
     assert shapes["network.listen"]["default"] == ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
 

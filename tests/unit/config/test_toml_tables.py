@@ -35,6 +35,7 @@ class Outer:
     items: tuple[str, ...] = ()
     inner: Inner = field(default_factory=Inner)
     options: dict[str, object] = field(default_factory=dict)
+    color: str = field(default="", metadata={"formerly": "colour"})
 
 
 def test_complete_table_is_parsed() -> None:
@@ -80,6 +81,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "a", "inner": 3}, "f.inner must be a table", "Fix"),
     ({"name": "a", "inner": {"rate": "1"}}, "f.inner.rate must be a float", "Fix"),
     ({"name": "a", "options": 5}, "f.options must be a table", "Fix"),
+    ({"name": "a", "colour": 5}, "f.colour must be a str, not 5", "Fix"),
+    ({"name": "a", "colour": "x", "color": "x"}, "f: 'color' is set twice, once as 'colour'", "Keep 'color'"),
 ]
 
 
@@ -91,12 +94,21 @@ def test_errors_name_the_key(table: dict[str, Any], message: str, remedy: str) -
     assert remedy in caught.value.remedy
 
 
+def test_a_key_of_an_earlier_release_is_read() -> None:
+    assert parse(Outer, {"name": "a", "colour": "red"}, where="f") == Outer(name="a", color="red")
+    old = parse(RunSettings, {"learner": {"optimiser": {"learning_rate": 0.25}}}, where="run.toml")
+    assert old == parse(RunSettings, {"learner": {"optimizer": {"learning_rate": 0.25}}}, where="run.toml")
+    assert old.learner.optimizer.learning_rate == 0.25
+
+
 TOML = st.recursive(
     st.one_of(st.integers(), st.text(), st.booleans(), st.floats()),
     lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
     max_leaves=5,
 )
-KEYS = st.sampled_from(["learner", "loss", "network", "device", "threads", "optimiser", "updates", "options"])
+KEYS = st.sampled_from(
+    ["learner", "loss", "network", "device", "threads", "optimizer", "optimiser", "updates", "options"]
+)
 
 
 @given(st.dictionaries(KEYS, st.one_of(TOML, st.dictionaries(KEYS, TOML))))

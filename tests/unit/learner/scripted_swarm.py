@@ -141,7 +141,7 @@ def make_learner(
         "groups_per_update": 2,
         "updates": UPDATES,
         "checkpoint_every": 3,
-        "optimiser": OptimizerConfig(learning_rate=1e-2, warmup_updates=1),
+        "optimizer": OptimizerConfig(learning_rate=1e-2, warmup_updates=1),
     } | changes
     return assemble_learner(
         LearnerParts(

@@ -44,6 +44,13 @@ def test_upload_caps_reach_the_network_process() -> None:
     assert control.parse_to_network(control.pack(caps)[control.LENGTH.size :]) == caps
 
 
+@pytest.mark.parametrize(
+    ("remedy", "text"), [("Free some space.", "the disk is full. Free some space."), ("", "the disk is full.")]
+)
+def test_a_warning_reads_as_sentences(remedy: str, text: str) -> None:
+    assert control.Warned("the disk is full", remedy).text == text
+
+
 def test_a_message_of_the_other_direction_is_refused() -> None:
     body = control.pack(control.Start(CONFIG, seed=1))[control.LENGTH.size :]
     with pytest.raises(msgspec.ValidationError):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from p2prl.controls.rules import Order
+from p2prl.errors import UnreachableError
 from p2prl.net.process import control
+from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower
 from p2prl.net.process.passing_port import PassingPort
+from p2prl.net.process.run_bootstrap import RunBootstrap
 
 
 class Port:
@@ -80,6 +85,50 @@ def test_orders_and_caps_reach_the_network_from_any_thread() -> None:
     follower.limit_upload(bytes_s=1.0, monthly_bytes=2)
     assert follower.order is AWAY
     assert port.calls == ["wake", control.SetUploadCaps(1.0, 2)]
+
+
+class CountedTurns(RunBootstrap[None]):
+    """A start of work that notes how long the turns it counts took."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _, __: None, lambda _, __: None)
+        self.seconds: list[float] = []
+
+    def count_turn(self, seconds: float, network: NetworkPort) -> None:
+        self.seconds.append(seconds)
+
+
+def test_turns_are_taken_while_due_and_timed_on_the_network_alone() -> None:
+    clock = HandClock()
+    follower, counted = OrderFollower(clock), CountedTurns()
+    follower.attach(LeavingPort())
+    waits: list[float] = []
+    orders = iter([HERE, Order(rests=True), AWAY, HERE])
+    for took_s, wait_s in enumerate(follower.turns(counted, is_due=lambda: len(waits) < 5, poll_s=0.25)):
+        waits.append(wait_s)
+        clock.time += took_s
+        if took_s < 4:
+            order = next(orders)
+            follower.give(order)
+            follower.follow_network(order)
+    assert [wait > 0.25 for wait in waits] == [False, False, True, True, False]
+    assert counted.seconds == [0.0, 1.0, 3.0, 4.0], "the third turn ended off the network"
+
+
+def test_a_turn_that_outlasts_the_patience_ends_the_loop() -> None:
+    clock = HandClock()
+    port, follower = Port(), OrderFollower(clock)
+    port.status = control.Status((), 0, 0, 0, 0, (-1, 0, 0), resident_bytes=0, daemon_bytes=0)
+    follower.attach(port)
+    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
+    turns = follower.turns(bootstrap, is_due=lambda: True, poll_s=0.25)
+    for _ in range(15):
+        next(turns)
+        clock.time += 4.0
+    assert next(turns) == 0.25, "a minute, and no more"
+    clock.time += 4.0
+    with pytest.raises(UnreachableError):
+        next(turns)
 
 
 def test_a_duty_cycle_rests_as_long_as_it_says() -> None:

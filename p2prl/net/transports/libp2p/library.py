@@ -13,7 +13,7 @@ from p2prl.net.transports import library_logs
 
 
 class Library:
-    """The parts of py-libp2p and trio in use. Many attributes, because each holds one imported name."""
+    """The parts of py-libp2p and trio in use."""
 
     def __init__(self) -> None:
         """Raises `ConfigError` when the library is absent, `MachineError` when hivemind is loaded: both register the

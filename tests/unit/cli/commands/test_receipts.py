@@ -62,7 +62,7 @@ class Home:
         stored = self.run.sealed(_forged(group) if forged else group, ME)
         tokens = sum(len(each.tokens) // 4 for each in group.completions)
         self.spool.add(stored.digest, stored.raw, version=0, slot=slot, tokens=tokens, reward=0.25, now=NOW + slot)
-        self.spool.stored([stored.digest])
+        self.spool.mark_stored([stored.digest])
         return stored.digest
 
     def judge(self, name: bytes, slot: int, state: ReceiptState, reason: str = "") -> Receipt:
