@@ -14,6 +14,7 @@ from p2prl.bench.staleness.experiment import (
     FEW,
     GRPO,
     LAWS,
+    LONG,
     PARTS,
     REPORTED,
     REPORTING,
@@ -75,14 +76,14 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
 def draw(results: ResultFile, path: Path, parts: Sequence[Part] = PARTS) -> bool:
     """Draw curves of greedy reward (PNG) to `path`; False when there is nothing to draw.
 
-    Of the first task with results on reporting seeds, one panel for every law that has some, with the methods of `FEW`;
-    while there are none, of the first with results on development seeds, every method's own clip at the plan's learning
-    rate.
+    Of the first task with results on reporting seeds, one panel for every law with an aim that has some, with the
+    methods of `FEW`; while there are none, of the first with results on development seeds, every method's own clip at
+    the plan's learning rate.
     """
     for part in parts:
         shown = [method for method in part.methods if method in FEW]
         chosen = [choice for method in shown if (choice := choice_of(results, part.task, method))]
-        every = {law: plan_of(part.task, updates) for law, updates in part.laws}
+        every = {law: plan_of(part.task, updates) for law, updates in part.laws if (law, updates) in LONG}
         plans = {
             law: plan
             for law, plan in every.items()
