@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from p2prl.models.tiny_models import tiny_model
 from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.protocol.envelope import body_of, open_envelope
-from p2prl.protocol.manifests import PolicyManifest, blob_of
+from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.testing.run_audit import recorded_steps
 from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, rows, status_of, wait_until
 
@@ -47,7 +48,10 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
         wrong = join("wrong", other)
         wait_until(lambda: recorded_steps(run) >= 3, seconds=120, what="a second version")
         right = join("right", public)
-        wait_until(lambda: status_of(homes["right"]).get("brought_bytes"), seconds=120, what="weights")
+        # Versions are equal until a reward differs within a group, and equal ones are no patch.
+        changed = wait_until(lambda: _changed_version(run), seconds=120, what="a version unlike the first")
+        for home in homes.values():
+            wait_until(partial(_has_version, home, changed), seconds=120, what="a patched version")
         told, untold = _leave(right), _leave(wrong)
     weights_bytes = 2 * sum(parameter.numel() for parameter in tiny_model(seed=3).model.parameters())
     assert told["whole_bytes"] == 0, right.log
@@ -58,11 +62,7 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
     assert "not the model this run started from" in wrong.log
     assert not list(tmp_path.glob("*/*/*/blobs/base.new"))
     assert {path: path.read_bytes() for folder in (public, other) for path in folder.iterdir()} == before
-    published = {
-        manifest.version: manifest.weights
-        for (raw,) in rows(run / "journal.db", "SELECT raw FROM policies")
-        for manifest in [body_of(open_envelope(raw, now=None), PolicyManifest)]
-    }
+    published = _published(run)
     for home in homes.values():  # bf16 words, patched in place
         (chain,) = home.glob("*/*/blobs/chain")
         held = ChainReader(chain)
@@ -71,6 +71,25 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
         for version in held.state.roots:
             ref = published[version]
             assert blob_of(held.copy_of(version), ref.chunk_bytes) == ref
+
+
+def _published(run: Path) -> dict[int, BlobRef]:
+    """The weights of each version of a run."""
+    return {
+        manifest.version: manifest.weights
+        for (raw,) in rows(run / "journal.db", "SELECT raw FROM policies")
+        for manifest in [body_of(open_envelope(raw, now=None), PolicyManifest)]
+    }
+
+
+def _changed_version(run: Path) -> int:
+    """The first version whose weights are not the start's; 0 while there is none."""
+    published = _published(run)
+    return next((version for version in sorted(published) if published[version] != published[0]), 0)
+
+
+def _has_version(home: Path, version: int) -> bool:
+    return bool(status_of(home).get("version", 0) >= version)
 
 
 def _leave(role: RoleProcess) -> dict[str, Any]:
