@@ -124,11 +124,11 @@ PARTS = (
     Part(task="strict8", seconds=0.017),
     Part(task="chain4", seconds=0.012),
     Part(task="walk12", methods=(DEFAULT, GRPO), laws=LONG, halves=1, seconds=0.09),
-    Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
     Part(task="strict8@96x3", methods=FEW, laws=(TUNING_LAW,), halves=1, seconds=0.08),
+    Part(task="march512", methods=LONG_METHODS, laws=(TUNING_LAW,), halves=1, seconds=0.35),
 )
-"""Three short tasks, the one that separates methods first, one of fifty tokens, one of long completions, and a larger
-model."""
+"""Three short tasks, the one that separates methods first, one of fifty tokens, a larger model, and one of long
+completions."""
 
 RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((DEFAULT,), ("const:128", "const:256", "const:512")),
@@ -139,9 +139,9 @@ RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (FEW, ("lognorm:256",)),
     (BROAD, tuple(law for law, _ in LAWS if law not in ("const:128", "const:256", "const:512"))),
 )
-"""(methods, laws) that are run first, on every task with several laws, for half of the seeds: what says most of the
-default against its own run on policy comes first, then what is beside it. Rivals are run on policy later: they are held
-against the default under the same law."""
+"""(methods, laws) that are run first, on every task, for half of the seeds: what says most of the default against its
+own run on policy comes first, then what is beside it. Rivals are run on policy later: they are held against the default
+under the same law."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +311,7 @@ def missing_jobs(results: ResultFile, parts: Sequence[Part] = PARTS) -> Iterator
     What says most comes first (`RUNGS`). Then, task by task: tuned, and reported on half of the seeds.
     """
     for rung in RUNGS:
-        some = [part for part in parts if len(part.laws) > 1]
-        some = [narrowed for part in some if (narrowed := _narrowed(part, *rung)).methods and narrowed.laws]
+        some = [narrowed for part in parts if (narrowed := _narrowed(part, *rung)).methods and narrowed.laws]
         yield from tuning_jobs(results, some)
         yield from reporting_jobs(results, some, on_policy=(DEFAULT, GRPO))
     for part in (replace(part, halves=1) for part in parts):
