@@ -14,6 +14,7 @@ from p2prl.bench.staleness.experiment import (
     FEW,
     GRPO,
     LAWS,
+    LEARNING_RATE,
     LONG,
     PARTS,
     REPORTED,
@@ -27,7 +28,7 @@ from p2prl.bench.staleness.experiment import (
 )
 from p2prl.bench.staleness.results import ResultFile, Setting
 from p2prl.bench.staleness.seed_log import SeedResult
-from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS
+from p2prl.bench.staleness.sweep import DEVELOPMENT_SEEDS, RATES
 from p2prl.bench.training.training_plan import FINAL_EVALUATIONS
 
 _REPORTED = (
@@ -48,6 +49,8 @@ _OVERVIEW = """Greedy reward in points of 100 ± standard errors, above zero the
 errors in bold. How many tasks a mean is over is in parentheses; the table after this one has each of them."""
 _OFFLINE = """Every rollout is the starting policy's: what a delay costs that never ends, and so the part of a loss
 under a delay that has nothing to do with later rollouts. Greedy reward, and its loss against the same run on policy."""
+_RATES = """Greedy reward below the best learning rate of the same method, clip as its authors set it, in points of 100,
+mean over tasks ± standard errors, development seeds: what a rate costs that nobody has tuned."""
 _MEASURES = ("greedy", "pass_at_8", "sampled")
 _SEEDS = sorted(seed for half in REPORTING for seed in half)
 Pairs = list[tuple[SeedResult, SeedResult]]
@@ -68,6 +71,8 @@ def report(results: ResultFile, parts: Sequence[Part] = PARTS) -> str:
         lines += ["", "## The default minus each other method", "", _COMPARED, "", *compared]
     if offline := offline_lines(results, parts):
         lines += ["", "## The default on rollouts of the starting policy alone", "", _OFFLINE, "", *offline]
+    if rates := rate_lines(results, parts):
+        lines += ["", "## What a learning rate costs", "", _RATES, "", *rates]
     lines += ["", f"## Development seeds, under {TUNING_LAW[0]}, {TUNING_LAW[1]} updates", ""]
     lines += [*_TUNED, *tuned] if tuned else ["None yet."]
     return "\n".join([*lines, "", "## Missing", "", *missing_lines(results, parts)]) + "\n"
@@ -200,9 +205,9 @@ def pairs_of(results: ResultFile, part: Part, method: str, law: tuple[str, int])
     return [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
 
 
-def gain_of(pairs: Pairs, measure: str) -> tuple[float, float]:
+def gain_of(pairs: Pairs, measure: str, evaluations: int = REPORTED) -> tuple[float, float]:
     """Mean of the paired differences and its standard error."""
-    gains = [ours.last_of(measure, REPORTED) - other.last_of(measure, REPORTED) for ours, other in pairs]
+    gains = [ours.last_of(measure, evaluations) - other.last_of(measure, evaluations) for ours, other in pairs]
     return fmean(gains), stdev(gains) / len(gains) ** 0.5
 
 
@@ -222,6 +227,47 @@ def verdict_of(gain: tuple[float, float]) -> str:
 def points_text(gain: tuple[float, float]) -> str:
     """A difference in points of 100."""
     return f"{100 * gain[0]:.1f} ± {100 * gain[1]:.1f}"
+
+
+def rate_lines(results: ResultFile, parts: Sequence[Part]) -> list[str]:
+    """A table with one row for each method, tuned on two tasks or more, and one column for each rate of the sweep."""
+    rates = sorted(factor * LEARNING_RATE for factor in RATES)
+    rows = []
+    # Tasks with a few methods only are left out, or means over different tasks would stand side by side.
+    methods = max((part.methods for part in parts), key=len)
+    for method in methods:
+        tables = [at_rates(results, part.task, method) for part in parts if part.methods == methods]
+        tuned = [table for table in tables if table]
+        if len(tuned) > 1:
+            bests = [max(table.values(), key=_tuned_on) for table in tuned]
+            costs = [
+                mean_gain(
+                    [
+                        gain_of(list(zip(best, table[rate], strict=True)), "greedy", FINAL_EVALUATIONS)
+                        for best, table in zip(bests, tuned, strict=True)
+                    ]
+                )
+                for rate in rates
+            ]
+            rows.append(f"| `{method}` | {len(tuned)} | {' | '.join(map(points_text, costs))} |")
+    lines = [f"| method | tasks | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---" * (len(rates) + 2) + "|"]
+    return [*lines, *rows] if rows else []
+
+
+def at_rates(results: ResultFile, task: str, method: str) -> dict[float, list[SeedResult]]:
+    """Learning rate → development results of the method with its own clip; empty until its tuning is done."""
+    tuning = tuning_of(results, task, method)
+    if tuning.choice is None:
+        return {}
+    law, updates = TUNING_LAW
+    split = [setting.rpartition("+lr=") for setting in tuning.tried]
+    own = [(float(rate), f"{body}+lr={rate}") for body, _, rate in split if body == split[0][0]]
+    plan = plan_of(task, updates)
+    return {rate: results.of(Setting.of(task, setting, law, plan), DEVELOPMENT_SEEDS) for rate, setting in own}
+
+
+def _tuned_on(found: Sequence[SeedResult]) -> float:
+    return fmean(result.last_of("greedy", FINAL_EVALUATIONS) for result in found)
 
 
 def tuning_rows(results: ResultFile, parts: Sequence[Part]) -> Iterator[str]:

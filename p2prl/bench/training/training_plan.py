@@ -9,6 +9,14 @@ from p2prl.errors import require
 FINAL_EVALUATIONS = 3
 """Number of last evaluations whose mean is reported as `last`."""
 
+LEARNING_RATE = 5e-4
+"""Of short runs: a policy learns most within 200 updates at this rate, before it is in a steady state."""
+
+STEADY_LEARNING_RATE = 1.25e-4
+"""Of runs that go on for several times their delay. Over 320 updates under `const:64`, development seeds, the default
+loss ends within .3, .1, .0 and 1.2 points of its best rate on four tasks (0.9, 1.0, 5.0 and 12.3 at 5e-4), and nine
+of ten others are as close to theirs (docs/benchmarks/staleness.md)."""
+
 MOST_EVALUATED = 1 << 16
 """Most prompts of one evaluation; also the distance between prompt seeds of evaluations."""
 
@@ -19,7 +27,7 @@ class TrainingPlan:
 
     updates: int = 200
     """Learner updates of 16 prompts × 8 completions."""
-    learning_rate: float = 5e-4
+    learning_rate: float = LEARNING_RATE
     """Learning rate of AdamW(.9, .99), after 10 warm-up updates."""
     evaluate_every: int = 20
     """Updates between evaluations; divides `updates` into at least three periods."""

@@ -57,6 +57,10 @@ _SteadyState = Annotated[
     bool,
     typer.Option("--steady-state", help="Refuse fewer updates than five times the longest delay of a law."),
 ]
+_Rate = Annotated[
+    float | None,
+    typer.Option("--lr", help="AdamW's learning rate. Default: 0.0005, and 0.000125 with --steady-state."),
+]
 _Seeds = Annotated[
     int | None,
     typer.Option("--seeds", min=1, help="Seeds per method and law. Default: 5, and 10 with --sweep."),
@@ -68,7 +72,7 @@ def bench_staleness(
     delays: _Delays = "const:0, lognorm:64, weibull:256, const:64, const:128",
     seeds: _Seeds = None,
     updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
-    learning_rate: Annotated[float, typer.Option("--lr", help="AdamW's learning rate.")] = 5e-4,
+    learning_rate: _Rate = None,
     task: Annotated[
         str,
         typer.Option("--task", help="chain4, walk12, strict8, split4 or march512; NAME@WIDTHxLAYERS for another size."),
@@ -93,7 +97,7 @@ def bench_staleness(
     from p2prl.bench.staleness.sweep import REPORTING_SEEDS
     from p2prl.bench.training.environments import environment_by_name
     from p2prl.bench.training.task_file import offer_task_file
-    from p2prl.bench.training.training_plan import TrainingPlan
+    from p2prl.bench.training.training_plan import LEARNING_RATE, STEADY_LEARNING_RATE, TrainingPlan
     from p2prl.models.device import use_threads
 
     began = time.monotonic()
@@ -106,7 +110,12 @@ def bench_staleness(
         first_seed=seed,
         task=name,
         step_s=step_s,
-        plan=TrainingPlan(updates=updates, learning_rate=learning_rate, evaluation_prompts=usual, final_prompts=final),
+        plan=TrainingPlan(
+            updates=updates,
+            learning_rate=learning_rate or (STEADY_LEARNING_RATE if steady_state else LEARNING_RATE),
+            evaluation_prompts=usual,
+            final_prompts=final,
+        ),
         check=check,
         sweep=sweep,
         steady_state=steady_state,

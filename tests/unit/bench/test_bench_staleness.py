@@ -272,6 +272,25 @@ def test_one_of_several_methods_suffices(tmp_path: Path) -> None:
     assert met() is True
 
 
+@pytest.mark.parametrize(
+    ("steady", "given", "used"), [(False, None, 5e-4), (True, None, 1.25e-4), (True, 3e-4, 3e-4), (False, 3e-4, 3e-4)]
+)
+def test_runs_at_steady_state_have_a_lower_rate_unless_one_is_given(
+    steady: bool, given: float | None, used: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = list[StalenessConfig]()
+
+    def finished(config: StalenessConfig, out: Path, **rest: object) -> StalenessReport:
+        configs.append(config)
+        return StalenessReport(rows=[], verdicts=[])
+
+    monkeypatch.setattr(benchmark, "run_staleness", finished)
+    bench_staleness(
+        methods="default", delays="const:128", updates=640, learning_rate=given, steady_state=steady, out=tmp_path
+    )
+    assert configs[0].plan.learning_rate == used
+
+
 def test_command_prints_one_json_object_and_fails_with_its_criteria(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,7 +306,7 @@ def test_command_prints_one_json_object_and_fails_with_its_criteria(
 
     def command(*, check: bool) -> None:
         bench_staleness(
-            methods="grpo, gepo_t", delays="const:64", seeds=5, updates=200, learning_rate=5e-4, task="chain4",
+            methods="grpo, gepo_t", delays="const:64", seeds=5, updates=200, learning_rate=None, task="chain4",
             task_file=None, step_s=None, out=tmp_path, check=check, sweep=False, steady_state=False, seed=0,
             as_json=True,
         )  # fmt: skip

@@ -159,6 +159,33 @@ def test_rates_go_down_as_far_as_that_helps(tmp_path: Path) -> None:
     assert choice_of(results, "chain4", "grpo+amsgrad") == "grpo:clip_low=0.4:clip_high=0.4+amsgrad+lr=6.25e-05"
 
 
+def test_a_rate_costs_what_the_best_one_gains_over_it(tmp_path: Path) -> None:
+    """Of the method with its own clip: a wider one that is better changes nothing. A task of one method is left out."""
+    methods = (DEFAULT, "grpo+amsgrad")
+    parts = [Part(task=task, methods=methods, laws=LAWS[:1], seconds=0.1) for task in ("chain4", "split4")]
+    parts.append(Part(task="strict8", methods=(DEFAULT,), laws=LAWS[:1], seconds=0.1))
+    greedy = {
+        "chain4": {"0.000125": 0.5, "0.00025": 0.8, "0.0005": 0.7, "0.001": 0.1},
+        "split4": {"0.000125": 0.7, "0.00025": 0.6, "0.0005": 0.3, "0.001": 0.2, "6.25e-05": 0.6},
+        "strict8": dict.fromkeys(("0.000125", "0.00025", "0.0005", "0.001", "6.25e-05"), 0.5),
+    }
+    results = CompactResults(tmp_path / "runs.jsonl")
+    while (job := next(tuning_jobs(results, parts), None)) is not None:
+        setting = Setting.of(job.part.task, job.method, job.law, job.plan)
+        own = greedy[job.part.task][job.method.rpartition("=")[2]] + 0.1 * ("clip" in job.method)
+        # At the middle rate of chain4 the seeds differ, from -.02 to .02.
+        swing = 0.01 * (setting.method == f"{DEFAULT}+lr=0.0005" and job.part.task == "chain4")
+        results.add(setting, [result(seed, own + swing * (seed - 102)) for seed in job.seeds])
+    error = 100 * (0.00025 / 5) ** 0.5 / 2  # variance of -.02, -.01, 0, .01, .02 over four; half of it over two tasks
+    costs = "15.0 ± 0.0 | 5.0 ± 0.0 | 25.0 ± {} | 60.0 ± 0.0 |"
+    assert experiment_report.rate_lines(results, parts)[2:] == [
+        f"| `{DEFAULT}` | 2 | {costs.format(f'{error:.1f}')}",
+        f"| `grpo+amsgrad` | 2 | {costs.format('0.0')}",
+    ]
+    assert experiment_report.rate_lines(results, [parts[-1]]) == [], "one task is no mean"
+    assert "## What a learning rate costs" in report(results, parts)
+
+
 def test_rates_end_where_nothing_would_be_learned(tmp_path: Path) -> None:
     part = Part(task="chain4", methods=(DEFAULT,), laws=LAWS[:1], seconds=0.5)
     results, rates = CompactResults(tmp_path / "runs.jsonl"), list[float]()
