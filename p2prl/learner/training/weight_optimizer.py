@@ -27,8 +27,8 @@ Smaller ones take its plain loop, whose results runs of small models have always
 class OptimizerConfig:
     """AdamW and its learning-rate schedule."""
 
-    learning_rate: float = 5e-4
-    """Peak learning rate. 5e-4 suits the 59k-parameter chain4 model; use 1e-6 for billions of parameters."""
+    learning_rate: float = 2.5e-4
+    """Peak learning rate. 2.5e-4 suits the 59k-parameter chain4 model; use 1e-6 for billions of parameters."""
     beta1: float = 0.9
     """Decay of the gradient's running mean, per update."""
     beta2: float = 0.99

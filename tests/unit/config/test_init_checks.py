@@ -52,7 +52,7 @@ def test_a_policy_with_a_signal_passes_and_its_figures_are_told(tmp_path: Path, 
     told = make(tmp_path, models["warm"], InitChecks(probe_groups=16))
     assert any(line.startswith("Probe of chain4: reward 0.") and "of 16 groups" in line for line in told)
     assert any("tokens/s" in line for line in told)
-    assert any("learning rate 0.0005, training on cpu" in line for line in told)
+    assert any("learning rate 0.00025, training on cpu" in line for line in told)
 
 
 def test_a_policy_without_reward_is_refused_and_nothing_is_made(tmp_path: Path, models: dict[str, Path]) -> None:

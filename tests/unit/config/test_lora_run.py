@@ -210,4 +210,4 @@ def test_vllm_leaves_runs_of_adapters_to_transformers(run: RunFolder) -> None:
 
 
 def test_the_learning_rate_is_fitted_to_adapters(run: RunFolder) -> None:
-    assert run.settings.learner.optimizer.learning_rate == pytest.approx(5e-3)
+    assert run.settings.learner.optimizer.learning_rate == pytest.approx(2.5e-3)
