@@ -87,6 +87,8 @@ LAWS = (
 LONG = tuple(law for law in LAWS if law[0] in ("const:128", "const:256", "const:512"))
 """The laws with aims of their own."""
 
+_BESIDE = tuple(law for law, _ in LAWS if law not in dict(LONG))
+
 TUNING_LAW = ("const:64", 320)
 """Settings are chosen under this law alone: under a longer one the sweep would cost more than the report."""
 
@@ -137,7 +139,8 @@ RUNGS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((DEFAULT, GRPO, *RIVALS), ("const:128", "const:256", "const:512")),
     ((DEFAULT, GRPO, *PLAIN), ("const:128", "const:256", "const:512")),
     (FEW, ("lognorm:256",)),
-    (BROAD, tuple(law for law, _ in LAWS if law not in ("const:128", "const:256", "const:512"))),
+    (BROAD, _BESIDE),
+    ((DEFAULT, GRPO, *RIVALS), _BESIDE),
 )
 """(methods, laws) that are run first, on every task, for half of the seeds: what says most of the default against its
 own run on policy comes first, then what is beside it. Rivals are run on policy later: they are held against the default
