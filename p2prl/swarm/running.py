@@ -102,9 +102,10 @@ class Running:
             core.on_repeated(name, raw, source, now)
             return self
         opened = open_envelope(raw, now=now)
+        self._admit(opened, now)
+        # After the check of the owner's signature: a forged statement must not use up the owner's places.
         if isinstance(opened.body, OwnersStatement) and not self._statements.allows(opened, source, now):
             raise StaleWorkError("too many owners' statements; this one will be sent again")
-        self._admit(opened, now)
         if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
             core.gossip.set_aside(name)
             return self
