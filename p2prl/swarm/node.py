@@ -328,7 +328,7 @@ class Node:
                 if 0 <= height <= core.local.ledger_height and may_query:
                     core.events.append(LedgerWanted(source, height))
             case LedgerPage(from_height=height, entries=entries):
-                if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
+                if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY and core.ledger.is_answer(source, height):
                     core.events.append(LedgerArrived(source, height, entries))
             case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
