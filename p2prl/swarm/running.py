@@ -35,9 +35,21 @@ from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from p2prl.swarm.peers.topology import Candidate, region_of
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.sync import PolicySync
+from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _LOOPBACK = subnet_of("/ip4/127.0.0.1")
 """In a local run everybody is here: it tells no peer from another."""
+
+_NEWS_RATE = Rate(per_s=1 / 5, burst=4.0)
+"""Answers with the newest version to one peer that says it is behind. It says hello every 15 s; a hello has 60 bytes,
+and a head up to 100 KiB."""
+
+_NEWS_TOTAL = Rate(per_s=100.0, burst=1_000.0)
+"""The same over all peers, since keys are free: a thousand neighbors after a restart. Others hear it at their next
+hello, or from another peer."""
+
+_NEWS_PEERS = 4_096
+"""Peers whose answers are counted, those that left included."""
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
 
@@ -59,6 +71,8 @@ class Running:
         self._group_bytes = largest_group_bytes(manifest.sampling.group_size, manifest.sampling.max_new_tokens)
         core.local.learner = peer_id_of(manifest.learner)
         self._policies = PolicySync(manifest, core.relay, core.gossip, core.config)
+        self._news = KeyedBuckets(_NEWS_RATE, capacity=_NEWS_PEERS)
+        self._news_total = KeyedBuckets(_NEWS_TOTAL, capacity=1)
         self._statements = StatementQuota()
         self._own_statements = OwnStatements(
             (*core.config.delegations, *core.config.revocations, *core.config.memberships)
@@ -85,7 +99,7 @@ class Running:
     def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
         newest, head = self._policies.newest, self._policies.head
-        if newest is not None and newest.manifest.version > newest_version:
+        if newest is not None and newest.manifest.version > newest_version and self._may_tell(peer, now):
             if head is not None:
                 self._core.send(peer, Push(head.raw))  # first: it lists the patches that lead to the version
             self._core.send(peer, Push(newest.raw))
@@ -198,6 +212,10 @@ class Running:
     def file_progress(self) -> tuple[int, int]:
         """(bytes held, bytes in all) of the run's files and data."""
         return self._policies.file_progress()
+
+    def _may_tell(self, peer: PeerId, now: float) -> bool:
+        """Count an answer with the newest version, if the limits allow it."""
+        return self._news.take(peer, now) and self._news_total.take(None, now)
 
     def _pass_on(self, opened: Opened, source: PeerId) -> None:
         """Forward an envelope, and report it if it is meant for this node's role."""
