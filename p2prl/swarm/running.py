@@ -16,7 +16,7 @@ from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envel
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
-from p2prl.protocol.ledger_messages import Receipts
+from p2prl.protocol.ledger_messages import Receipts, VerdictChecks
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.membership import OwnersStatement
@@ -25,6 +25,7 @@ from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
 from p2prl.swarm.gossip.audience import AUDIENCE
+from p2prl.swarm.gossip.deduplication import CountedOnce
 from p2prl.swarm.gossip.own_statements import OwnStatements
 from p2prl.swarm.gossip.statement_quota import StatementQuota
 from p2prl.swarm.gossip.validation import check_envelope
@@ -39,6 +40,9 @@ from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _LOOPBACK = subnet_of("/ip4/127.0.0.1")
 """In a local run everybody is here: it tells no peer from another."""
+
+_COUNTED = 4_096
+"""The learner's receipts and checks that are remembered as counted: an hour of one a second, 1 MB."""
 
 _NEWS_RATE = Rate(per_s=1 / 5, burst=4.0)
 """Answers with the newest version to one peer that says it is behind. It says hello every 15 s; a hello has 60 bytes,
@@ -73,6 +77,7 @@ class Running:
         self._policies = PolicySync(manifest, core.relay, core.gossip, core.config)
         self._news = KeyedBuckets(_NEWS_RATE, capacity=_NEWS_PEERS)
         self._news_total = KeyedBuckets(_NEWS_TOTAL, capacity=1)
+        self._counted = CountedOnce(_COUNTED)
         self._statements = StatementQuota()
         self._own_statements = OwnStatements(
             (*core.config.delegations, *core.config.revocations, *core.config.memberships)
@@ -145,8 +150,7 @@ class Running:
             if opened.kind is Kind.COUNTERSIGNATURE:
                 self._is_witness(opened, now)
         else:
-            self._note_receipts(opened, now)
-            self._core.verdicts.note(opened)
+            self._note(opened, now)
         self._release_verdicts()
 
     def retry(self, now: float) -> None:
@@ -248,18 +252,22 @@ class Running:
         check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
         core.witnesses.note_head(opened)
-        self._note_receipts(opened, now)
-        core.verdicts.note(opened)
+        self._note(opened, now)
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=False)
         elif opened.kind is Kind.INTRODUCTION:
             core.connections.discovery.on_introduction(body_of(opened, Introduction), opened.sent_ms, now)
 
-    def _note_receipts(self, opened: Opened, now: float) -> None:
-        """Count the learner's receipts, and remember which groups it has stored."""
-        self._core.gossip.note_receipt(opened)
-        if isinstance(opened.body, Receipts) and opened.author == self._learner_key:
-            self._core.connections.standings.note(opened.body.receipts, now)
+    def _note(self, opened: Opened, now: float) -> None:
+        """Remember which groups are known and stored, and count the learner's receipts and checks, each once."""
+        core = self._core
+        core.gossip.note_receipt(opened)
+        if isinstance(opened.body, (Receipts, VerdictChecks)) and opened.author == self._learner_key:
+            if not self._counted.is_first(opened.digest, opened.sent_ms):
+                return
+            if isinstance(opened.body, Receipts):
+                core.connections.standings.note(opened.body.receipts, now)
+        core.verdicts.note(opened)
 
     def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
         try:
