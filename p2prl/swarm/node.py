@@ -215,6 +215,11 @@ class Node:
         """A dial of this node has reached `peer`."""
         self._connected(peer, now, dialed=True)
 
+    def met(self, peer: PeerId, now: float) -> None:
+        """A dial that another peer has asked for has reached `peer`: this node did not choose it, so it has no more
+        right to a link than one that dialed in."""
+        self._connected(peer, now, dialed=False)
+
     def lost(self, peer: PeerId, now: float) -> None:
         """The link to `peer` failed."""
         if self._core.connections.lost(peer, now):
