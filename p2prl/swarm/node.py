@@ -362,7 +362,7 @@ def _is_of_meeting(core: NodeCore, message: Wire, source: PeerId, now: float) ->
         case MeetingRequest():
             core.connections.on_meeting_request(message, source, now)
         case Meeting():
-            core.connections.on_meeting(message, now)
+            core.connections.on_meeting(message, source, now)
         case _:
             return False
     return True
