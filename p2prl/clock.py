@@ -20,8 +20,8 @@ class Clock(Protocol):
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The clock that never steps back and goes on while the machine sleeps: on Linux `CLOCK_BOOTTIME`, on macOS
-`CLOCK_MONOTONIC`. `time.monotonic` stands still there: a laptop that slept for an hour would find everything that its
-peers sign an hour too early, and never hear of a new policy or a receipt again."""
+`CLOCK_MONOTONIC`. `time.monotonic` does not go on: a laptop that slept for an hour would find everything that its peers
+sign an hour too early, and never learn of a new policy or a receipt again."""
 
 
 class SystemClock:

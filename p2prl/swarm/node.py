@@ -211,14 +211,9 @@ class Node:
         if not self.is_banned(peer, now):
             self._core.punish(peer, RemoteProtocolError(reason), now)
 
-    def connected(self, peer: PeerId, now: float) -> None:
-        """A dial of this node has reached `peer`."""
-        self._connected(peer, now, dialed=True)
-
-    def met(self, peer: PeerId, now: float) -> None:
-        """A dial that another peer has asked for has reached `peer`: this node did not choose it, so it has no more
-        right to a link than one that dialed in."""
-        self._connected(peer, now, dialed=False)
+    def connected(self, peer: PeerId, now: float, *, chosen: bool = True) -> None:
+        """A dial of this node has reached `peer`, which it has not `chosen` where another peer asked for the dial."""
+        self._connected(peer, now, dialed=chosen)
 
     def lost(self, peer: PeerId, now: float) -> None:
         """The link to `peer` failed."""

@@ -84,7 +84,10 @@ def _itself(peer: bytes) -> bytes:
 
 
 class ReplayBacklog:
-    """Stored groups that wait, and those in replay."""
+    """Stored groups that wait, and those in replay.
+
+    More than twelve attributes, because what waits is counted by author and by peer.
+    """
 
     def __init__(
         self, config: BacklogConfig, *, rank: Callable[[bytes], Rank], author: Callable[[bytes], bytes] = _itself

@@ -3,7 +3,7 @@
 Each entry names the one before, so a signed head proves all entries up to its height, and nothing else does: a stranger
 can sign verdicts that fit any chain. The first of such entries would keep the learner's from following. So when the
 answer to a question does not follow what is stored, one of the two is false, and the newest page is taken back: honest
-answers that outnumber false ones win, however long the ledger is, and whoever sends one false page undoes one page.
+answers that outnumber false ones win, however long the ledger is, since a false page undoes one page.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ class RecentDigests:
 
 
 class CountedOnce:
-    """Envelopes of one author that are each counted once, whoever repeats them, and however much else passes between.
+    """Envelopes of one author that are each counted once, also when others repeat them after much else has passed.
 
-    `RecentDigests` forgets, and whoever has an envelope may send it again. This remembers the newest by the time of
+    `RecentDigests` forgets, and anybody who has an envelope may send it again. This remembers the newest by the time of
     their signing, and takes all earlier ones for counted.
     """
 

@@ -136,9 +136,8 @@ class Connections:
         has_link = peer in self.links and not self.is_relayed(peer)
         if has_link or not is_direct_public(message.address):
             return
-        if not self._meetings.is_new(peer, now, by_learner=by_learner):
-            return
-        if self.discovery.may_dial(peer, message.address, now, by_learner=by_learner):
+        is_new = self._meetings.is_new(peer, now, by_learner=by_learner)
+        if is_new and self.discovery.may_dial(peer, message.address, now, by_learner=by_learner):
             self.commands.append(Meet(peer, message.address, message.dials))
 
     def linked_records(self) -> list[LinkedRecord]:

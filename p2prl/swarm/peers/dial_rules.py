@@ -25,7 +25,7 @@ DIALS = Rate(per_s=4.0, burst=64.0)
 
 ASKED_DIALS = Rate(per_s=1.0, burst=32.0)
 """Dials that another peer asked for, beside those: of the learner, and of all others together. They must not use up a
-node's own, or whoever is linked could keep it from the learner and from links of its choice."""
+node's own, or any linked peer could keep it from the learner and from links of its choice."""
 
 DIALS_PER_SUBNET = Rate(per_s=0.2, burst=24.0)
 """Dials into one subnet: all links of a laboratory at once, and twelve a minute at a victim that records name."""
