@@ -22,6 +22,7 @@ from p2prl import errors
 from p2prl.confinement.children import Launch
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
+from p2prl.net.process.inbox import Inbox
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
 from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
@@ -77,7 +78,7 @@ class NetworkHandle:
         self._restarts = 0
         self._closing = False
         self._suspended = False
-        self._inbox: queue.SimpleQueue[control.FromNetwork | _Wake | None] = queue.SimpleQueue()
+        self._inbox: Inbox[_Wake | None] = Inbox()
         self._last_status: control.Status | None = None
         self._counted_before = dict.fromkeys(_COUNTED, 0)
         self._heard_at = time.monotonic()
@@ -128,7 +129,7 @@ class NetworkHandle:
         if self._channel.has_waiting:
             timeout_s = min(timeout_s, _RETRY_S)
         try:
-            message = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            message = self._inbox.get(timeout_s)
             while True:
                 if message is None:
                     self._restart()
@@ -140,7 +141,7 @@ class NetworkHandle:
                     raise errors.LocalProtocolError(message.reason)  # a volunteer's spool may hold anything
                 else:
                     messages.append(self._noted(message))
-                message = self._inbox.get_nowait()
+                message = self._inbox.get()
         except queue.Empty:
             return messages or self._presume_alone()
 
@@ -182,7 +183,7 @@ class NetworkHandle:
 
     def _unread(self) -> list[control.FromNetwork | _Wake | None]:
         """Take all messages out of the inbox."""
-        return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
+        return [self._inbox.get() for _ in range(len(self._inbox))]
 
     def _count_anew(self) -> None:
         """The next process counts from 0: keep what was counted so far."""
