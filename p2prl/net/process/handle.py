@@ -13,6 +13,7 @@ import queue
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,7 +33,10 @@ from p2prl.protocol.kinds import Role
 log = logging.getLogger("p2prl.net")
 
 _MAX_RESTARTS = 5
-"""Restarts of the network process before the role gives up: more would not help."""
+"""Restarts of the network process within `_RESTARTS_S` before the role gives up: more would not help."""
+
+_RESTARTS_S = 3_600.0
+"""One that ends now and then in a run of months is started again."""
 
 _CLOSE_S = 2.0
 """How long `close` waits for the network process to read the remaining messages."""
@@ -75,7 +79,8 @@ class NetworkHandle:
         self._launch = launch or network_program().start
         self._config = config
         self._on_start = on_start
-        self._restarts = 0
+        self._ended_at: deque[float] = deque(maxlen=_MAX_RESTARTS + 1)
+        """When the newest processes ended that were to go on."""
         self._closing = False
         self._suspended = False
         self._inbox: Inbox[_Wake | None] = Inbox()
@@ -212,10 +217,11 @@ class NetworkHandle:
         if self._closing or self._suspended:
             return
         code = self._process.wait()
-        self._restarts += code != NEW_RELAYS_STATUS
-        if self._restarts > _MAX_RESTARTS:
+        if code != NEW_RELAYS_STATUS:
+            self._ended_at.append(time.monotonic())
+        if len(self._ended_at) > _MAX_RESTARTS and self._ended_at[-1] - self._ended_at[0] < _RESTARTS_S:
             raise errors.TransportError(
-                f"the network process ended {self._restarts} times (last exit status {code})",
+                f"the network process ended {len(self._ended_at)} times (last exit status {code})",
                 remedy="Start it again; if this repeats, report the messages printed above.",
             )
         if code == NEW_RELAYS_STATUS:
