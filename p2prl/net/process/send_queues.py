@@ -41,8 +41,9 @@ _MAX_QUEUED_FRAMES = 512
 """Control frames queued for one neighbor, or not acknowledged by it, at which it counts as dead: it has stopped
 reading."""
 
-MAX_QUEUED_BYTES = 8 * 1024 * 1024
-"""Bytes of these, at which it counts as dead too: two full answers to its wants, which may ask for one every turn."""
+MAX_QUEUED_BYTES = 32 * 1024 * 1024
+"""Bytes of these, at which it counts as dead too: eight full answers to its wants, which may ask for one every turn, or
+half a minute of a line of 8 Mbit/s."""
 
 MAX_WAITING_BYTES = 128 * 1024 * 1024
 """Bytes of control frames that wait behind those under way, over all neighbors, since keys are free: an eighth of this

@@ -191,7 +191,7 @@ def test_many_that_take_no_frames_fill_a_bounded_memory_and_leave_others_theirs(
         queues = queues_over(far, sink, lost)
         queues.add(B, bytes(CONTROL_IN_FLIGHT_BYTES), bulk=False)
         most = 0
-        for turn in range(28):
+        for turn in range(12):
             for number in range(64):
                 queues.add(PeerId(f"key {number}"), bytes(CONTROL_IN_FLIGHT_BYTES), bulk=False)
                 most = max(most, queues.waiting_bytes)
