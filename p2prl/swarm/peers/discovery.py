@@ -265,7 +265,10 @@ class Discovery:
         budget of such dials."""
         if self._bans.is_banned(peer, now) or not self.rules.allows(address, peer):
             return False
-        return bool(self._asked_budgets[by_learner].take((address,), now))
+        # Anybody may ask the learner for a meeting; whom it has introduced is dialed like others of this node's choice.
+        is_chosen = by_learner and self._is_named(peer)
+        budget = self._budget if is_chosen else self._asked_budgets[by_learner]
+        return bool(budget.take((address,), now))
 
     def unreached(self) -> list[PeerId]:
         """Introduced peers with records that name no public address: routers stand before them."""

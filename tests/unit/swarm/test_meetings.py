@@ -210,6 +210,19 @@ def test_strangers_invitations_use_up_no_dials_and_no_meetings_of_others() -> No
     assert [command.peer for command in links.commands if isinstance(command, Dial)] == [A.peer_id]
 
 
+def test_an_introduced_peer_is_met_however_many_others_ask_the_learner_for_a_meeting() -> None:
+    links = with_learner()
+    links.discovery.on_introduction(introduction_of(B), int(NOW * 1000), NOW)
+    links.commands.clear()
+    for number in range(200):
+        asker = Meeting(identity_of(f"key {number}").public_key, f"/ip4/44.{number}.0.9/tcp/4001", True)
+        links.on_meeting(asker, A.peer_id, NOW)
+    assert 0 < len(links.commands) <= 32
+    links.commands.clear()
+    links.on_meeting(Meeting(B.public_key, AT_B, True), A.peer_id, NOW)
+    assert links.commands == [Meet(B.peer_id, AT_B, True)]
+
+
 def test_a_peer_with_a_direct_link_is_not_met_and_a_banned_one_neither() -> None:
     links = connections()
     links.connected(B.peer_id, NOW)
