@@ -10,6 +10,7 @@ gossip is read from the ledger.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from p2prl.client.spool import Spool
@@ -27,6 +28,9 @@ receives between two receipts, so that groups sampled during an outage never mak
 
 _CATCH_UP_S = 10.0
 """How often the ledger is queried for receipts that did not arrive by gossip."""
+
+_PAGES = 1_024
+"""Pages of the ledger that can be read over one by one: 150 kB. Past them it is read from its first entry."""
 
 _EXPIRE_S = 10.0
 """How often the spool drops groups that are too old or too many."""
@@ -68,6 +72,8 @@ class Delivery:
         """Groups of the last redelivery that have no storage receipt yet."""
         self._has_more = False
         """Whether that redelivery left groups for the next one."""
+        self._pages: deque[tuple[int, Digest]] = deque(maxlen=_PAGES)
+        """Positions in the ledger at which the newest pages that were read begin."""
         self._catch_up_at = 0.0
         self._expire_at = 0.0
         self._end = _EndWait()
@@ -116,6 +122,7 @@ class Delivery:
         height, head = self._spool.ledger_position
         if from_height != height:
             return
+        before = height, head
         try:
             for raw in entries:
                 opened, head = ledger_chain.follow(raw, height=height, head=head, run=self._run, learner=learner)
@@ -125,9 +132,13 @@ class Delivery:
         except RemoteProtocolError:
             return  # another peer will be asked next time
         except IntegrityError:
-            # This page or an earlier one was not the learner's; receipts may be read twice without harm.
-            self._spool.ledger_position = (0, ledger_chain.GENESIS)
+            # This page or one before it was not the learner's: read the newest again, and so on while none follows.
+            # Not all of them, or one peer's false answers would keep a long ledger from ever being read. Receipts may
+            # be read twice without harm.
+            self._spool.ledger_position = self._pages.pop() if self._pages else (0, ledger_chain.GENESIS)
             return
+        if height > before[0]:
+            self._pages.append(before)
         self._spool.ledger_position = (height, head)
         if entries:  # a page is cut by count or size, so ask for the next one; a peer without more entries is not asked
             self._catch_up_at = now + 1 / limits.MAX_LEDGER_QUERIES_PER_S

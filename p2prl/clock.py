@@ -18,17 +18,23 @@ class Clock(Protocol):
         ...
 
 
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""The clock that never steps back and goes on while the machine sleeps: on Linux `CLOCK_BOOTTIME`, on macOS
+`CLOCK_MONOTONIC`. `time.monotonic` does not go on: a laptop that slept for an hour would find everything that its peers
+sign an hour too early, and never learn of a new policy or a receipt again."""
+
+
 class SystemClock:
-    """The wall clock at the start, then monotonic: it never steps back while the process lives.
+    """The wall clock at the start, then steady: it never steps back while the process lives, and counts sleep.
 
     A volunteer's clock may be adjusted at any time, which must not make deadlines computed from `now` fire twice.
     """
 
     def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
+        self._offset = time.time() - time.clock_gettime(_STEADY)
 
     def now(self) -> float:
-        return time.monotonic() + self._offset
+        return time.clock_gettime(_STEADY) + self._offset
 
 
 class Uniform(Protocol):

@@ -56,9 +56,7 @@ def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes)
     revocations and memberships may come from any peer. Raises `IntegrityError` if the chain is broken and
     `RemoteProtocolError` if the entry or its envelope is malformed.
     """
-    entry = decode(raw, LedgerEntry, limit_bytes=_ENTRY_LIMIT)
-    if entry.height != height or entry.previous != head:
-        raise IntegrityError(f"ledger: entry {entry.height} does not follow entry {height - 1}")
+    entry, new_head = link(raw, height=height, head=head)
     opened = open_envelope(entry.envelope, now=None)
     if opened.kind not in LEDGER_KINDS or opened.run != run:
         raise RemoteProtocolError(f"ledger: a {opened.kind.name.lower()} of another run does not belong here")
@@ -66,7 +64,18 @@ def follow(raw: bytes, *, height: int, head: Digest, run: bytes, learner: bytes)
         raise RemoteProtocolError("ledger: receipts or checks that the learner did not sign")
     if isinstance(opened.body, OwnersStatement):
         opened.body.check_sent_by(opened.author)
-    return opened, entry_digest(raw)
+    return opened, new_head
+
+
+def link(raw: bytes, *, height: int, head: Digest) -> tuple[LedgerEntry, Digest]:
+    """The entry in `raw` and the new head, if it is number `height` on top of `head`. Its envelope is not opened.
+
+    Raises as `follow`. A signed head of a later entry proves this one, since each names the one before.
+    """
+    entry = decode(raw, LedgerEntry, limit_bytes=_ENTRY_LIMIT)
+    if entry.height != height or entry.previous != head:
+        raise IntegrityError(f"ledger: entry {entry.height} does not follow entry {height - 1}")
+    return entry, entry_digest(raw)
 
 
 def page_of(entries: Sequence[bytes], *, limit_bytes: int = limits.MAX_CONTROL_FRAME_BYTES // 2) -> tuple[bytes, ...]:

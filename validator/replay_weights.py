@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from p2prl.models.scorer_port import Scorer
@@ -39,6 +40,7 @@ class ReplayWeights:
     def add(self, policy: Digest, manifest: PolicyManifest, path: Path) -> None:
         """The weights of a policy are on disk."""
         self._on_disk[policy] = (manifest, path)
+        self._asked_at.pop(policy, None)
 
     def manifest_of(self, policy: Digest) -> PolicyManifest:
         """The manifest of a policy that is on disk."""
@@ -79,3 +81,7 @@ class ReplayWeights:
     def stop_waiting(self, policy: Digest) -> None:
         """Forget that a policy was requested."""
         del self._asked_at[policy]
+
+    def forget_requests(self, *, besides: Collection[Digest]) -> None:
+        """Forget the requests for all other policies: no group waits for them, and groups may name any."""
+        self._asked_at = {policy: at for policy, at in self._asked_at.items() if policy in besides}

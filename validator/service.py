@@ -257,8 +257,9 @@ class Validator:
         prepared = self._bootstrap.prepared
         if prepared is None:
             return False
-        now = self._clock.now()
-        for policy in self._queue.policies():
+        now, wanted = self._clock.now(), self._queue.policies()
+        self._weights.forget_requests(besides=frozenset(wanted))
+        for policy in wanted:
             if policy in self._weights and self._load(prepared.scorer, policy):
                 self._replay_batch(prepared, policy, network)
                 return True

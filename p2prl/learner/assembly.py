@@ -250,7 +250,7 @@ def _backlog(parts: LearnerParts, standings: PeerStandings) -> ReplayBacklog:
         )
     else:
         backlog = BacklogConfig(batch_groups=_GROUPS_PER_CHECK, surplus_share=0.0, newest_first=False)
-    return ReplayBacklog(backlog, rank=standings.rank)
+    return ReplayBacklog(backlog, rank=standings.rank, author=standings.identity)
 
 
 def _pacing(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffer, *, step: int) -> Pacing:

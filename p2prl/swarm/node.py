@@ -211,9 +211,9 @@ class Node:
         if not self.is_banned(peer, now):
             self._core.punish(peer, RemoteProtocolError(reason), now)
 
-    def connected(self, peer: PeerId, now: float) -> None:
-        """A dial of this node has reached `peer`."""
-        self._connected(peer, now, dialed=True)
+    def connected(self, peer: PeerId, now: float, *, chosen: bool = True) -> None:
+        """A dial of this node has reached `peer`, which it has not `chosen` where another peer asked for the dial."""
+        self._connected(peer, now, dialed=chosen)
 
     def lost(self, peer: PeerId, now: float) -> None:
         """The link to `peer` failed."""
@@ -328,7 +328,7 @@ class Node:
                 if 0 <= height <= core.local.ledger_height and may_query:
                     core.events.append(LedgerWanted(source, height))
             case LedgerPage(from_height=height, entries=entries):
-                if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY:
+                if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY and core.ledger.is_answer(source, height):
                     core.events.append(LedgerArrived(source, height, entries))
             case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
@@ -357,7 +357,7 @@ def _is_of_meeting(core: NodeCore, message: Wire, source: PeerId, now: float) ->
         case MeetingRequest():
             core.connections.on_meeting_request(message, source, now)
         case Meeting():
-            core.connections.on_meeting(message, now)
+            core.connections.on_meeting(message, source, now)
         case _:
             return False
     return True

@@ -16,7 +16,7 @@ from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envel
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
-from p2prl.protocol.ledger_messages import Receipts
+from p2prl.protocol.ledger_messages import Receipts, VerdictChecks
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.membership import OwnersStatement
@@ -25,6 +25,7 @@ from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
 from p2prl.swarm.gossip.audience import AUDIENCE
+from p2prl.swarm.gossip.deduplication import CountedOnce
 from p2prl.swarm.gossip.own_statements import OwnStatements
 from p2prl.swarm.gossip.statement_quota import StatementQuota
 from p2prl.swarm.gossip.validation import check_envelope
@@ -35,9 +36,24 @@ from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from p2prl.swarm.peers.topology import Candidate, region_of
 from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.sync import PolicySync
+from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _LOOPBACK = subnet_of("/ip4/127.0.0.1")
 """In a local run everybody is here: it tells no peer from another."""
+
+_COUNTED = 4_096
+"""The learner's receipts and checks that are remembered as counted: an hour of one a second, 1 MB."""
+
+_NEWS_RATE = Rate(per_s=1 / 5, burst=4.0)
+"""Answers with the newest version to one peer that says it is behind. It says hello every 15 s; a hello has 60 bytes,
+and a head up to 100 KiB."""
+
+_NEWS_TOTAL = Rate(per_s=100.0, burst=1_000.0)
+"""The same over all peers, since keys are free: a thousand neighbors after a restart. Others hear it at their next
+hello, or from another peer."""
+
+_NEWS_PEERS = 4_096
+"""Peers whose answers are counted, those that left included."""
 
 _POLICY_KINDS = (Kind.POLICY_MANIFEST, Kind.POLICY_HEAD)
 
@@ -59,6 +75,9 @@ class Running:
         self._group_bytes = largest_group_bytes(manifest.sampling.group_size, manifest.sampling.max_new_tokens)
         core.local.learner = peer_id_of(manifest.learner)
         self._policies = PolicySync(manifest, core.relay, core.gossip, core.config)
+        self._news = KeyedBuckets(_NEWS_RATE, capacity=_NEWS_PEERS)
+        self._news_total = KeyedBuckets(_NEWS_TOTAL, capacity=1)
+        self._counted = CountedOnce(_COUNTED)
         self._statements = StatementQuota()
         self._own_statements = OwnStatements(
             (*core.config.delegations, *core.config.revocations, *core.config.memberships)
@@ -85,7 +104,7 @@ class Running:
     def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
         newest, head = self._policies.newest, self._policies.head
-        if newest is not None and newest.manifest.version > newest_version:
+        if newest is not None and newest.manifest.version > newest_version and self._may_tell(peer, now):
             if head is not None:
                 self._core.send(peer, Push(head.raw))  # first: it lists the patches that lead to the version
             self._core.send(peer, Push(newest.raw))
@@ -102,9 +121,10 @@ class Running:
             core.on_repeated(name, raw, source, now)
             return self
         opened = open_envelope(raw, now=now)
+        self._admit(opened, now)
+        # After the check of the owner's signature: a forged statement must not use up the owner's places.
         if isinstance(opened.body, OwnersStatement) and not self._statements.allows(opened, source, now):
             raise StaleWorkError("too many owners' statements; this one will be sent again")
-        self._admit(opened, now)
         if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
             core.gossip.set_aside(name)
             return self
@@ -130,8 +150,7 @@ class Running:
             if opened.kind is Kind.COUNTERSIGNATURE:
                 self._is_witness(opened, now)
         else:
-            self._note_receipts(opened, now)
-            self._core.verdicts.note(opened)
+            self._note(opened, now)
         self._release_verdicts()
 
     def retry(self, now: float) -> None:
@@ -198,6 +217,10 @@ class Running:
         """(bytes held, bytes in all) of the run's files and data."""
         return self._policies.file_progress()
 
+    def _may_tell(self, peer: PeerId, now: float) -> bool:
+        """Count an answer with the newest version, if the limits allow it."""
+        return self._news.take(peer, now) and self._news_total.take(None, now)
+
     def _pass_on(self, opened: Opened, source: PeerId) -> None:
         """Forward an envelope, and report it if it is meant for this node's role."""
         core = self._core
@@ -229,18 +252,22 @@ class Running:
         check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
         core.witnesses.note_head(opened)
-        self._note_receipts(opened, now)
-        core.verdicts.note(opened)
+        self._note(opened, now)
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=False)
         elif opened.kind is Kind.INTRODUCTION:
             core.connections.discovery.on_introduction(body_of(opened, Introduction), opened.sent_ms, now)
 
-    def _note_receipts(self, opened: Opened, now: float) -> None:
-        """Count the learner's receipts, and remember which groups it has stored."""
-        self._core.gossip.note_receipt(opened)
-        if isinstance(opened.body, Receipts) and opened.author == self._learner_key:
-            self._core.connections.standings.note(opened.body.receipts, now)
+    def _note(self, opened: Opened, now: float) -> None:
+        """Remember which groups are known and stored, and count the learner's receipts and checks, each once."""
+        core = self._core
+        core.gossip.note_receipt(opened)
+        if isinstance(opened.body, (Receipts, VerdictChecks)) and opened.author == self._learner_key:
+            if not self._counted.is_first(opened.digest, opened.sent_ms):
+                return
+            if isinstance(opened.body, Receipts):
+                core.connections.standings.note(opened.body.receipts, now)
+        core.verdicts.note(opened)
 
     def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:
         try:

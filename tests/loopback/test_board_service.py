@@ -156,9 +156,10 @@ def test_a_board_joins_by_link_and_resumes(tmp_path: Path, serving: Callable[[Le
 
             def followed() -> bool:
                 learner.turn()
-                return bool(get(f"{url}/healthz")["height"] == len(writer.entries))
+                return source.snapshot().unproven_entries == len(writer.entries)
 
             wait_until(followed, seconds=40, pause=pause)
+            assert get(f"{url}/healthz")["height"] == 0, "no signed head proves them yet"
             learner.network.send(control.Publish(head))
 
             def confirmed() -> bool:
@@ -166,6 +167,7 @@ def test_a_board_joins_by_link_and_resumes(tmp_path: Path, serving: Callable[[Le
                 return bool(get(f"{url}/api/v1/ledger/head")["signed_height"] == len(writer.entries))
 
             wait_until(confirmed, seconds=20, pause=pause)
+            assert get(f"{url}/healthz")["height"] == len(writer.entries)
             run = get(f"{url}/api/v1/run")
             assert run["ledger"]["head"] == writer.head.hex()
             assert run["neighbours"] == {"learner": 1}

@@ -156,8 +156,9 @@ def await_current_ledger(
         now, snapshot = time.monotonic(), source.snapshot()
         if reached_at is None and (isinstance(source, RunFolderSource) or snapshot.connected_peers):
             reached_at = now
-        if snapshot.board is not None and snapshot.board.height > height:
-            height, grew_at = snapshot.board.height, now
+        here = -1 if snapshot.board is None else snapshot.board.height + snapshot.unproven_entries
+        if here > height:
+            height, grew_at = here, now
             on_entries(height)
         if reached_at is not None and snapshot.board is not None:
             signed = snapshot.signed_height

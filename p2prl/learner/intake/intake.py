@@ -226,8 +226,8 @@ class Intake:
         if not 0.0 <= now - self._counted_at < _COUNTED_EVERY_S:
             self._waiting, self._counted_at = self._backlog.held_by_rank(), now
         rank, mine = self._standings.rank(peer), self._backlog.held(peer)
-        too_large = body_bytes and (
-            groups.unchecked_body_bytes(peer) + body_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER
+        too_large = mine.size_bytes + size_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER or (
+            body_bytes and groups.unchecked_body_bytes(peer) + body_bytes > limits.MAX_UNCHECKED_BYTES_PER_PEER
         )
         if (
             too_large

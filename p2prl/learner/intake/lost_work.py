@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from p2prl.protocol import limits
 from p2prl.protocol.rollout_group import RolloutGroup
 
 _RECENT = 512
 """Groups of each kind to compare: some dozens of updates."""
 
 _BYTES_PER_TOKEN = 4
+
+_MOST_SECONDS = float(limits.MAX_ENVELOPE_AGE_S)
+"""Longest time that a group may claim to have taken: an older one does not arrive."""
+
+_MOST_REWARD = 1e6
+"""Largest reward, and −1 times the smallest, that counts. Groups that were never checked claim theirs: any finite
+number, and the sum of two may be none."""
 
 _MOST_PEERS = 0.9
 """Share of the peers that pacing waits for; the slowest tenth may be machines that fell asleep."""
@@ -39,7 +47,12 @@ class GroupFacts:
         """Facts of a group; without the learner's `rewards`, those that its author claims."""
         sizes = [len(completion.tokens) / _BYTES_PER_TOKEN for completion in group.completions]
         claimed = [completion.reward for completion in group.completions]
-        return cls(_mean(sizes), group.seconds, peer, _mean(rewards or claimed))
+        reward = _mean([_within(each, -_MOST_REWARD, _MOST_REWARD) for each in rewards or claimed])
+        return cls(_mean(sizes), _within(group.seconds, 0.0, _MOST_SECONDS), peer, reward)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
 
 
 def _mean(values: Sequence[float]) -> float:

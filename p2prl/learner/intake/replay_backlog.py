@@ -1,26 +1,26 @@
 """Backlog of stored groups: which to replay next, and which to settle without a replay. Pure.
 
-No group should wait until it is too stale, and a flood must cost only its own peer. So peers take turns; those served
-longest ago come first, or with more peers than a batch holds some would never have a turn. Keys cost nothing, so while
-groups of known peers wait all newcomers together have `NEWCOMER_SHARE` of the replays' time, and peers whose groups
-mostly failed come last. A group that has grown too stale is settled at once and costs no replay: nothing waits longer
-than the staleness bound.
+No group should wait until it is too stale, and a flood must cost only its author. So authors take turns, with all
+machines of an owner as one author; those served longest ago come first, or with more authors than a batch holds some
+would never have a turn. Keys cost nothing, so while groups of known peers wait all newcomers together have
+`NEWCOMER_SHARE` of the replays' time, and peers whose groups mostly failed come last. A group that has grown too stale
+is settled at once and costs no replay: nothing waits longer than the staleness bound.
 
-A peer's turn goes to its group that expires soonest. The number that waits decides the mean staleness, not the order;
-this order loses no group that could be trained on, above all not the long completions of slow machines, which arrive
-with old versions. Only while more wait than training takes in half the staleness bound, the turn goes to the peer's
+An author's turn goes to its group that expires soonest. The number that waits decides the mean staleness, not the
+order; this order loses no group that could be trained on, above all not the long completions of slow machines, which
+arrive with old versions. Only while more wait than training takes in half the staleness bound, it goes to the author's
 latest arrival: else every group would be trained on just before it expires. By arrival and not by version, so that what
 is lost then does not depend on how long a group took.
 
 When the buffer lacks nothing, a share of the time of each update goes to surplus replays, in the same turns, but each
-peer with the group that expires soonest: newcomers are judged, and work that had to wait for the learner is credited,
+author with the group that expires soonest: newcomers are judged, and work that had to wait for the learner is credited,
 although the swarm outruns training.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2prl.learner.intake.peer_standings import Rank
@@ -78,20 +78,35 @@ class Held:
     size_bytes: int = 0
 
 
-class ReplayBacklog:
-    """Stored groups that wait, and those in replay."""
+def _itself(peer: bytes) -> bytes:
+    """Every peer is an author of its own."""
+    return peer
 
-    def __init__(self, config: BacklogConfig, *, rank: Callable[[bytes], Rank]) -> None:
-        """`rank` gives the class of a peer, now."""
+
+class ReplayBacklog:
+    """Stored groups that wait, and those in replay.
+
+    More than twelve attributes, because what waits is counted by author and by peer.
+    """
+
+    def __init__(
+        self, config: BacklogConfig, *, rank: Callable[[bytes], Rank], author: Callable[[bytes], bytes] = _itself
+    ) -> None:
+        """`rank` gives the class of a peer, now, and `author` the key that stands for its owner."""
         self._config = config
         self._rank = rank
+        self._author = author
         self._waiting: dict[Digest, WaitingGroup] = {}
+        self._authors: dict[Digest, bytes] = {}
+        """Authors of the waiting groups, as of their arrival: a delegation may come or end meanwhile."""
         self._held: dict[bytes, Held] = {}
-        """What waits of each peer."""
+        """What waits of each author."""
+        self._peers: Counter[bytes] = Counter()
+        """Number of groups that wait of each peer."""
         self._in_replay: dict[Digest, WaitingGroup] = {}
         self._batches = 0
         self._served: dict[bytes, int] = {}
-        """Number of the last batch that held a group of a peer, of known peers and those with groups waiting."""
+        """Number of the last batch that held a group of an author, of known ones and those with groups waiting."""
         self._surplus_s = 0.0
         """Seconds left for surplus replays; below zero after a batch that took longer."""
         self._is_surplus = False
@@ -111,27 +126,30 @@ class ReplayBacklog:
         return self._is_surplus
 
     def held(self, peer: bytes) -> Held:
-        """What waits of one peer."""
-        return self._held.get(peer, Held())
+        """What waits of a peer's author, whose machines count as one."""
+        return self._held.get(self._author(peer), Held())
 
     def held_by_rank(self) -> dict[Rank, tuple[int, Held]]:
-        """Number of peers with groups waiting, and what waits of them, by their class."""
-        peers: Counter[Rank] = Counter()
+        """Number of authors with groups waiting, and what waits of them, by their class."""
+        ranks = {peer: self._rank(peer) for peer in self._peers}
+        authors: defaultdict[Rank, set[bytes]] = defaultdict(set)
         groups: Counter[Rank] = Counter()
         sizes: Counter[Rank] = Counter()
-        for peer, held in self._held.items():
-            rank = self._rank(peer)
-            peers[rank] += 1
-            groups[rank] += held.groups
-            sizes[rank] += held.size_bytes
-        return {rank: (peers[rank], Held(groups[rank], sizes[rank])) for rank in Rank}
+        for group in self._waiting.values():
+            rank = ranks[group.peer]
+            authors[rank].add(self._authors[group.digest])
+            groups[rank] += 1
+            sizes[rank] += group.size_bytes
+        return {rank: (len(authors[rank]), Held(groups[rank], sizes[rank])) for rank in Rank}
 
     def add(self, group: WaitingGroup) -> None:
         """Queue a group that was stored."""
         if group.digest not in self._waiting:
-            self._waiting[group.digest] = group
-            held = self.held(group.peer)
-            self._held[group.peer] = Held(held.groups + 1, held.size_bytes + group.size_bytes)
+            author = self._author(group.peer)
+            held = self._held.get(author, Held())
+            self._waiting[group.digest], self._authors[group.digest] = group, author
+            self._held[author] = Held(held.groups + 1, held.size_bytes + group.size_bytes)
+            self._peers[group.peer] += 1
 
     def settled(self, digests: Iterable[Digest]) -> None:
         """These groups have their receipts."""
@@ -139,11 +157,15 @@ class ReplayBacklog:
             self._in_replay.pop(digest, None)
             if (group := self._waiting.pop(digest, None)) is None:
                 continue
-            held = self._held.pop(group.peer)
+            author = self._authors.pop(digest)
+            self._peers[group.peer] -= 1
+            if not self._peers[group.peer]:
+                del self._peers[group.peer]
+            held = self._held.pop(author)
             if held.groups > 1:
-                self._held[group.peer] = Held(held.groups - 1, held.size_bytes - group.size_bytes)
+                self._held[author] = Held(held.groups - 1, held.size_bytes - group.size_bytes)
             elif self._rank(group.peer) is not Rank.KNOWN:
-                self._served.pop(group.peer, None)  # or the keys of a flood would fill the table
+                self._served.pop(author, None)  # or the keys of a flood would fill the table
 
     def update_ended(self, seconds: float) -> None:
         """An update took this long. What it allows is for the next one's time: it is not saved up, a debt is."""
@@ -168,7 +190,7 @@ class ReplayBacklog:
             return False
         if wanted or self._surplus_s > 0.0 or self.useless(is_useful, 1):
             return True
-        return bool(wanted_of_known) and any(self._rank(peer) is Rank.KNOWN for peer in self._held)
+        return bool(wanted_of_known) and any(self._rank(peer) is Rank.KNOWN for peer in self._peers)
 
     def useless(self, is_useful: Callable[[WaitingGroup], bool], most: int) -> list[WaitingGroup]:
         """Up to `most` waiting groups that are not useful any more, with as many bytes as a batch."""
@@ -199,7 +221,7 @@ class ReplayBacklog:
         chosen = _first_bytes(_by_arrival_in_turns(turns, order))
         self._in_replay = {group.digest: group for group in chosen}
         self._batches += bool(chosen)
-        self._served.update(dict.fromkeys((group.peer for group in chosen), self._batches))
+        self._served.update(dict.fromkeys((self._authors[group.digest] for group in chosen), self._batches))
         return chosen
 
     def _order(self) -> _Order:
@@ -212,11 +234,12 @@ class ReplayBacklog:
         """Up to `most` groups, `others` of them not of known peers: those in turns, newcomers in their share and in the
         places that are left, the distrusted last."""
         classes: defaultdict[Rank, list[WaitingGroup]] = defaultdict(list)
-        ranks = {peer: self._rank(peer) for peer in self._held}
+        ranks = {peer: self._rank(peer) for peer in self._peers}
         for group in self._waiting.values():
             classes[ranks[group.peer]].append(group)
         known, newcomers, distrusted = (
-            _in_turns(classes[each], rank, self._last_served) for each in (Rank.KNOWN, Rank.NEWCOMER, Rank.DISTRUSTED)
+            _in_turns(classes[each], rank, self._authors, self._last_served)
+            for each in (Rank.KNOWN, Rank.NEWCOMER, Rank.DISTRUSTED)
         )
         if not known:
             return [*newcomers, *distrusted][:others]
@@ -226,8 +249,8 @@ class ReplayBacklog:
         left = [group for group in (*newcomers, *distrusted) if group not in invited]
         return [*chosen, *left[: min(others - len(invited), most - len(chosen))]]
 
-    def _last_served(self, peer: bytes) -> int:
-        return self._served.get(peer, 0) if self._config.newest_first else 0
+    def _last_served(self, author: bytes) -> int:
+        return self._served.get(author, 0) if self._config.newest_first else 0
 
 
 class NewcomerTime:
@@ -261,16 +284,18 @@ def _of_few_versions(groups: Sequence[WaitingGroup], loaded: set[int]) -> list[W
     return [group for group in groups if group.version in versions]
 
 
-def _in_turns(groups: Iterable[WaitingGroup], rank: _Order, served: Callable[[bytes], int]) -> list[WaitingGroup]:
-    """The first group of each peer by rank and arrival, then the second of each; peers served longest ago first."""
-    by_peer: defaultdict[bytes, list[tuple[int, WaitingGroup]]] = defaultdict(list)
+def _in_turns(
+    groups: Iterable[WaitingGroup], rank: _Order, authors: Mapping[Digest, bytes], served: Callable[[bytes], int]
+) -> list[WaitingGroup]:
+    """The first group of each author by rank and arrival, then the second of each; those served longest ago first."""
+    by_author: defaultdict[bytes, list[tuple[int, WaitingGroup]]] = defaultdict(list)
     for place, group in enumerate(groups):
-        by_peer[group.peer].append((place, group))
+        by_author[authors[group.digest]].append((place, group))
     ranked = []
-    for peer, waiting in by_peer.items():
+    for author, waiting in by_author.items():
         ordered = sorted(waiting, key=lambda entry: (rank(*entry), entry[0]))
         ranked += [
-            (turn, served(peer), rank(place, group), place, group) for turn, (place, group) in enumerate(ordered)
+            (turn, served(author), rank(place, group), place, group) for turn, (place, group) in enumerate(ordered)
         ]
     return [entry[-1] for entry in sorted(ranked, key=lambda entry: entry[:-1])]
 

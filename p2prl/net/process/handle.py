@@ -13,6 +13,7 @@ import queue
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from p2prl import errors
 from p2prl.confinement.children import Launch
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
+from p2prl.net.process.inbox import Inbox
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
 from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
@@ -31,7 +33,10 @@ from p2prl.protocol.kinds import Role
 log = logging.getLogger("p2prl.net")
 
 _MAX_RESTARTS = 5
-"""Restarts of the network process before the role gives up: more would not help."""
+"""Restarts of the network process within `_RESTARTS_S` before the role gives up: more would not help."""
+
+_RESTARTS_S = 3_600.0
+"""One that ends now and then in a run of months is started again."""
 
 _CLOSE_S = 2.0
 """How long `close` waits for the network process to read the remaining messages."""
@@ -74,10 +79,11 @@ class NetworkHandle:
         self._launch = launch or network_program().start
         self._config = config
         self._on_start = on_start
-        self._restarts = 0
+        self._ended_at: deque[float] = deque(maxlen=_MAX_RESTARTS + 1)
+        """When the newest processes ended that were to go on."""
         self._closing = False
         self._suspended = False
-        self._inbox: queue.SimpleQueue[control.FromNetwork | _Wake | None] = queue.SimpleQueue()
+        self._inbox: Inbox[_Wake | None] = Inbox()
         self._last_status: control.Status | None = None
         self._counted_before = dict.fromkeys(_COUNTED, 0)
         self._heard_at = time.monotonic()
@@ -128,7 +134,7 @@ class NetworkHandle:
         if self._channel.has_waiting:
             timeout_s = min(timeout_s, _RETRY_S)
         try:
-            message = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get_nowait()
+            message = self._inbox.get(timeout_s)
             while True:
                 if message is None:
                     self._restart()
@@ -140,7 +146,7 @@ class NetworkHandle:
                     raise errors.LocalProtocolError(message.reason)  # a volunteer's spool may hold anything
                 else:
                     messages.append(self._noted(message))
-                message = self._inbox.get_nowait()
+                message = self._inbox.get()
         except queue.Empty:
             return messages or self._presume_alone()
 
@@ -182,7 +188,7 @@ class NetworkHandle:
 
     def _unread(self) -> list[control.FromNetwork | _Wake | None]:
         """Take all messages out of the inbox."""
-        return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
+        return [self._inbox.get() for _ in range(len(self._inbox))]
 
     def _count_anew(self) -> None:
         """The next process counts from 0: keep what was counted so far."""
@@ -211,10 +217,11 @@ class NetworkHandle:
         if self._closing or self._suspended:
             return
         code = self._process.wait()
-        self._restarts += code != NEW_RELAYS_STATUS
-        if self._restarts > _MAX_RESTARTS:
+        if code != NEW_RELAYS_STATUS:
+            self._ended_at.append(time.monotonic())
+        if len(self._ended_at) > _MAX_RESTARTS and self._ended_at[-1] - self._ended_at[0] < _RESTARTS_S:
             raise errors.TransportError(
-                f"the network process ended {self._restarts} times (last exit status {code})",
+                f"the network process ended {len(self._ended_at)} times (last exit status {code})",
                 remedy="Start it again; if this repeats, report the messages printed above.",
             )
         if code == NEW_RELAYS_STATUS:

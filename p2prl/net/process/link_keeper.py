@@ -150,7 +150,7 @@ class LinkKeeper:
         except TransportError as error:
             log.debug("the circuit stays: %s", error)
             return
-        self._node.connected(peer, self._clock.now())
+        self._node.connected(peer, self._clock.now(), chosen=False)
         driver.wake()
 
     def _redial(self, transport: Transport, driver: NodeDriver, now: float) -> None:

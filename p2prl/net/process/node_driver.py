@@ -178,7 +178,7 @@ class NodeDriver:
         except TransportError as error:
             log.debug("no meeting with %s at %s: %s", peer, address, error)
             return
-        self._node.connected(peer, self._clock.now())
+        self._node.connected(peer, self._clock.now(), chosen=False)
         self.wake()
 
     async def _look_up(self) -> None:

@@ -41,6 +41,14 @@ _MAX_QUEUED_FRAMES = 512
 """Control frames queued for one neighbor, or not acknowledged by it, at which it counts as dead: it has stopped
 reading."""
 
+MAX_QUEUED_BYTES = 32 * 1024 * 1024
+"""Bytes of these, at which it counts as dead too: eight full answers to its wants, which may ask for one every turn, or
+half a minute of a line of 8 Mbit/s."""
+
+MAX_WAITING_BYTES = 128 * 1024 * 1024
+"""Bytes of control frames that wait behind those under way, over all neighbors, since keys are free: an eighth of this
+process's memory. Past it the neighbor for which most wait counts as dead."""
+
 log = logging.getLogger("p2prl.net")
 
 
@@ -49,10 +57,16 @@ class _ControlFrames:
     """Control frames to one neighbor."""
 
     queue: deque[bytes] = field(default_factory=deque)
+    waiting_bytes: int = 0
     count: int = 0
     """Frames under way."""
     under_way_bytes: int = 0
     failed: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all frames that are not acknowledged."""
+        return self.waiting_bytes + self.under_way_bytes
 
     def fits(self, frame: bytes) -> bool:
         """Whether another frame may leave before the first is acknowledged."""
@@ -84,6 +98,8 @@ class SendQueues:
         self._on_lost = on_lost
         self._on_chunk_done = on_chunk_done
         self._control: dict[PeerId, _ControlFrames] = {}
+        self.waiting_bytes = 0
+        """Bytes of control frames that wait behind those under way, over all neighbors."""
         self._bulk: dict[PeerId, deque[bytes]] = {}
         self._control_tasks: set[asyncio.Task[None]] = set()
         self._flowing: set[PeerId] = set()
@@ -105,11 +121,26 @@ class SendQueues:
 
     def _add_control(self, peer: PeerId, frame: bytes) -> None:
         frames = self._control.setdefault(peer, _ControlFrames())
-        if frames.count + len(frames.queue) >= _MAX_QUEUED_FRAMES:
-            self._on_lost(peer)
+        if frames.count + len(frames.queue) >= _MAX_QUEUED_FRAMES or frames.size_bytes + len(frame) > MAX_QUEUED_BYTES:
+            self._give_up(peer)
             return
+        while self.waiting_bytes + len(frame) > MAX_WAITING_BYTES:
+            largest = max(self._control, key=lambda each: self._control[each].waiting_bytes)
+            self._give_up(largest)
+            if largest == peer:
+                return
         frames.queue.append(frame)
+        frames.waiting_bytes += len(frame)
+        self.waiting_bytes += len(frame)
         self._send_control(peer, frames)
+
+    def _give_up(self, peer: PeerId) -> None:
+        """Drop the control frames that wait for a neighbor: it has lost its link. Those under way fail in time."""
+        frames = self._control[peer]
+        self.waiting_bytes -= frames.waiting_bytes
+        frames.queue.clear()
+        frames.waiting_bytes = 0
+        self._on_lost(peer)
 
     async def flush_control(self, timeout_s: float) -> None:
         """Wait until the neighbors have received every queued control frame, at most `timeout_s`."""
@@ -122,6 +153,8 @@ class SendQueues:
         while frames.queue and not frames.failed and frames.fits(frames.queue[0]):
             frame = frames.queue.popleft()
             frames.count += 1
+            frames.waiting_bytes -= len(frame)
+            self.waiting_bytes -= len(frame)
             frames.under_way_bytes += len(frame)
             sending = self._spawn(self._send_one(peer, frames, frame))
             self._control_tasks.add(sending)
@@ -138,6 +171,7 @@ class SendQueues:
         if not frames.failed:
             self._send_control(peer, frames)
         if not frames.count:  # those on their way fail with the stream: the peer is lost once
+            self.waiting_bytes -= frames.waiting_bytes
             del self._control[peer]
             if frames.failed:
                 self._on_lost(peer)

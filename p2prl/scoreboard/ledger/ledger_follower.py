@@ -75,11 +75,13 @@ class LedgerFollower:
         that countersigns the learner's heads once their entries are verified here."""
         self._store = store
         self._new_chain = new_chain
-        self._room = None if max_bytes is None else max_bytes - store.size_bytes
+        self._max_bytes = max_bytes
         self._signer = None if signer is None else Countersigner(signer, run)
         self._run_digest = run
         self._join_link = join_link
         self._ledger: VerifiedLedger | None = None
+        self._told_height = 0
+        """Height that the network process announces."""
         self._run_end = RunEnd()
         self._now = 0.0
         self._policy_version: int | None = None
@@ -108,11 +110,12 @@ class LedgerFollower:
                     self._learner_contact.heard(now, now)
             case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None), now)
+                return self._height_served()
             case control.LedgerArrived(from_height=height, entries=entries):
                 return self._on_page(height, entries, now)
             case control.LedgerWanted(peer=peer, from_height=height):
-                entries = page_of(self._store.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
-                return [control.SendLedger(peer, height, entries)]
+                page = page_of(self.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
+                return [control.SendLedger(peer, height, page)]
             case _:
                 pass
         return []
@@ -123,11 +126,13 @@ class LedgerFollower:
         self._learner_contact.tick(now)
         if self._ledger is None:
             return []
-        signed = self._countersign(self._ledger, now)
-        if now < max(self._ask_at, self._asked_at + _MIN_ASK_S) or (self._room is not None and self._room <= 0):
-            return signed
+        self._ledger.advance()
+        told = [*self._height_served(), *self._countersign(self._ledger, now)]
+        is_full = self._max_bytes is not None and self._store.size_bytes >= self._max_bytes
+        if now < max(self._ask_at, self._asked_at + _MIN_ASK_S) or is_full:
+            return told
         self._asked_at, self._ask_at = now, now + ASK_S
-        return [control.AskLedger(self._ledger.height), *signed]
+        return [control.AskLedger(self._ledger.next_height), *told]
 
     def introduce(self) -> list[control.ToNetwork]:
         """Messages for a fresh network process: the height served here, and a final ledger head.
@@ -136,7 +141,13 @@ class LedgerFollower:
         """
         head = self._ledger.confirmed if self._ledger is not None else None
         final = [control.Publish(head.raw)] if head is not None and head.finished and self._run_end.is_announced else []
+        self._told_height = 0
         return [*self._height_served(), *final]
+
+    def entries(self, from_height: int, limit: int) -> list[bytes]:
+        """Counted entries from a height on: others may be a stranger's."""
+        counted = 0 if self._ledger is None else self._ledger.height - from_height
+        return self._store.entries(from_height, min(limit, max(0, counted)))
 
     def witnesses(self) -> tuple[Witness, ...]:
         """Countersignatures of heads that the chain here agrees with."""
@@ -161,12 +172,14 @@ class LedgerFollower:
             incident=self._store.incident,
             join_link=self._join_link,
             total_steps=None,
+            unproven_entries=0 if ledger is None else ledger.next_height - ledger.height,
         )
 
     def _on_manifest(self, raw: bytes) -> list[control.ToNetwork]:
         if self._ledger is None:
             self._begin(raw)
             self._store.keep_manifest(raw)
+        self._told_height = 0  # a network process that has just started announces nothing
         return [*self._height_served(), *self._heads_to_show()]
 
     def _begin(self, raw: bytes) -> None:
@@ -182,12 +195,9 @@ class LedgerFollower:
     def _on_page(self, from_height: int, entries: tuple[bytes, ...], now: float) -> list[control.ToNetwork]:
         if self._ledger is None:
             return []
-        before = self._ledger.height
-        if added := self._ledger.append(from_height, entries):
-            if self._room is not None:
-                self._room -= sum(map(len, entries[-added:]))
+        if self._ledger.append(from_height, entries):
             self._ask_at = now  # there may be more
-        return self._height_served() if self._ledger.height != before else []
+        return self._height_served()
 
     def _on_envelope(self, opened: Opened, now: float) -> None:
         if isinstance(opened.body, LedgerHead) and self._ledger is not None:
@@ -221,4 +231,8 @@ class LedgerFollower:
         return [control.Publish(signed)]
 
     def _height_served(self) -> list[control.ToNetwork]:
-        return [control.SetLedgerHeight(self._ledger.height)] if self._ledger is not None else []
+        """Tell the network process how many entries are served here, if it is not what it announces."""
+        if self._ledger is None or self._ledger.height == self._told_height:
+            return []
+        self._told_height = self._ledger.height
+        return [control.SetLedgerHeight(self._told_height)]

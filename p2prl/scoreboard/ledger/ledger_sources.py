@@ -41,6 +41,8 @@ class Snapshot:
     """Empty when none was published."""
     total_steps: int | None
     """Planned updates; None when the run has no end or the source does not know it."""
+    unproven_entries: int = 0
+    """Entries stored that no signed head proves yet; they are not counted."""
     evaluations: tuple[Mapping[str, Any], ...] = ()
     """Lines of the learner's `evaluations.jsonl`, oldest first. Only a board beside its learner has them: they are not
     signed, so no peer passes them on."""

@@ -43,6 +43,7 @@ class LedgerStore:
                 remedy="Free some space or fix the directory's permissions; the file is a copy and may be deleted.",
             ) from error
         self._run = run
+        self._size_bytes: int | None = None
         if row is not None and bytes(row[0]) != run:
             self._db.close()
             raise ConfigError(
@@ -67,7 +68,9 @@ class LedgerStore:
     @property
     def size_bytes(self) -> int:
         """Bytes of all stored entries."""
-        return int(self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM ledger").fetchone()[0])
+        if self._size_bytes is None:
+            self._size_bytes = self._bytes_from(0)
+        return self._size_bytes
 
     @property
     def height(self) -> int:
@@ -76,11 +79,15 @@ class LedgerStore:
 
     def append(self, height: int, entries: Sequence[bytes]) -> None:
         """Store verified entries, the first of them at `height`."""
+        size_bytes = self.size_bytes + sum(map(len, entries))
         self._write("INSERT INTO ledger (height, raw) VALUES (?, ?)", list(enumerate(entries, height)))
+        self._size_bytes = size_bytes
 
     def truncate(self, height: int) -> None:
         """Delete the entries from `height` on."""
+        size_bytes = self.size_bytes - self._bytes_from(height)
         self._write("DELETE FROM ledger WHERE height >= ?", [(height,)])
+        self._size_bytes = size_bytes
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:
         """Consecutive entries from a height on."""
@@ -125,6 +132,9 @@ class LedgerStore:
         """The first incident stored."""
         row = self._db.execute("SELECT message FROM incidents ORDER BY rowid LIMIT 1").fetchone()
         return None if row is None else str(row[0])
+
+    def _bytes_from(self, height: int) -> int:
+        return int(self._db.execute("SELECT TOTAL(LENGTH(raw)) FROM ledger WHERE height >= ?", (height,)).fetchone()[0])
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         try:

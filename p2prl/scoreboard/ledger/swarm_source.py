@@ -82,7 +82,7 @@ class SwarmSource:
     def entries(self, from_height: int, limit: int) -> list[bytes]:
         """Verified entries from a height on."""
         with self._lock:
-            return self._store.entries(from_height, limit)
+            return self._follower.entries(from_height, limit)
 
     def witnesses(self) -> tuple[Witness, ...]:
         """Countersignatures received so far."""

@@ -1,7 +1,8 @@
 """A swarm's ledger on this board: a stored chain, checked against the learner's signed heads.
 
-Only a signed head proves that an entry belongs to the learner's history (`signed_head`). Entries are shown as they
-arrive and every learner head is compared with the chain; a contradicted chain is cut back to the last confirmed height.
+Only a signed head proves that an entry belongs to the learner's history (`signed_head`), and all before it. So entries
+are stored as they arrive, and verified and counted once a head proves them: what a stranger invents is dropped again
+without counting anything twice (`unproven_entries`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Callable, Sequence
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.countersignature import countersigned_head
 from p2prl.protocol.envelope import Opened, body_of
-from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from p2prl.scoreboard.ledger.plain_chain import Chain
 from p2prl.scoreboard.ledger.signed_head import SignedHead, Witness, open_witness, signed_head_of
+from p2prl.scoreboard.ledger.unproven_entries import UnprovenEntries
 
 _HEADS_AHEAD = 64
 """Signed heads remembered until their height is reached; the newest are kept."""
@@ -28,7 +29,13 @@ COUNTERSIGNATURES_KEPT = 256
 lowest heights."""
 
 _READ_AT_ONCE = 256
-"""Entries per query while the stored chain is verified again."""
+"""Entries per query while the stored chain is verified."""
+
+_COUNTED_AT_ONCE = 4_096
+"""Entries verified and counted in one go, less than a second of work: a board answers in between."""
+
+_UNPROVEN_PAGES = 16
+"""Pages stored above the highest signed head known, 4 MiB: the learner signs one whenever the ledger has grown."""
 
 
 class VerifiedLedger:
@@ -45,8 +52,9 @@ class VerifiedLedger:
         self.confirmed: SignedHead | None = None
         """The highest signed head that the chain agrees with."""
         self._heads: dict[int, SignedHead] = {}
-        self._doubt: SignedHead | None = None
-        """A signed head that entries above the last confirmed height contradict."""
+        self._proof: SignedHead | None = None
+        """The highest signed head that the stored entries agree with: they are proven up to its height."""
+        self._stored = UnprovenEntries(store)
         self._countersigned = {author: height for author, height, _ in store.countersignatures()}
         """Author → height of its newest countersignature."""
         self._agreeing: deque[int] = deque(maxlen=_HEADS_AHEAD)
@@ -54,42 +62,59 @@ class VerifiedLedger:
 
     @property
     def height(self) -> int:
-        """Number of entries in the chain."""
+        """Number of entries verified and counted: those that may be served to others."""
         return self._fold.height
+
+    @property
+    def next_height(self) -> int:
+        """Height from which to ask for entries."""
+        return self._stored.height
 
     def state(self) -> BoardState | None:
         """The totals so far; None for a chain without them."""
         return self._fold.state()
 
     def replay(self) -> None:
-        """Fold the stored entries from the current height on, and drop those that fail verification."""
-        while entries := self._store.entries(self._fold.height, _READ_AT_ONCE):
-            for raw in entries:
-                if self._is_contradicted(raw):
-                    self._cut_back()
-                    return
-                if not self._follow(raw):
-                    self._store.truncate(self._fold.height)
-                    return
+        """Verify and count the stored entries that the heads known prove, and drop those that do not follow."""
+        self._stored.load()
+        self._prove()
+        if self._heads:
+            self._drop_contradicted(self._heads[max(self._heads)])
+        while self.advance():
+            pass
 
-    def append(self, from_height: int, entries: Sequence[bytes]) -> int:
-        """Store the new entries of a page, some of which may be known. Returns how many were new."""
-        if from_height > self._fold.height:
-            return 0
-        before = self._fold.height
-        accepted: list[bytes] = []
-        is_fork = False
-        for raw in entries[before - from_height :]:
-            is_fork = self._is_contradicted(raw)
-            if is_fork or not self._follow(raw):
-                is_fork = is_fork or self._doubt is not None
-                break
-            accepted.append(raw)
-        if accepted:
-            self._store.append(before, accepted)
-        if is_fork:
-            self._cut_back()
-        return len(accepted)
+    def append(self, from_height: int, entries: Sequence[bytes]) -> bool:
+        """Store the new entries of an answer to a question, some of which may be known. Returns whether to ask for the
+        next at once: it brought some, or showed that those stored last may be a stranger's."""
+        stored = self._stored
+        if not from_height <= stored.height < from_height + len(entries):
+            return False
+        accepted, heads = stored.following(from_height, entries)
+        if not accepted:
+            return stored.take_back()
+        newest = self._heads[max(self._heads)] if self._heads else None
+        known = 0 if newest is None else newest.height
+        if newest is not None and stored.height < known <= stored.height + len(heads):
+            if heads[known - stored.height - 1] != newest.head:
+                return False  # not the learner's history, and no later head can tell that the learner forked it
+        elif stored.pages_from(known) >= _UNPROVEN_PAGES:
+            return False
+        stored.add(accepted, heads[-1])
+        self._prove()
+        self.advance()
+        return True
+
+    def advance(self) -> bool:
+        """Verify and count some of the proven entries. Returns whether there are more."""
+        end = 0 if self._proof is None else self._proof.height
+        limit = min(end, self._fold.height + _COUNTED_AT_ONCE)
+        while self._fold.height < limit:
+            for raw in self._store.entries(self._fold.height, min(_READ_AT_ONCE, limit - self._fold.height)):
+                if not self._follow(raw):
+                    self._stored.cut(self._fold.height)
+                    self._proof = self.confirmed
+                    return False
+        return self._fold.height < end
 
     def add_countersignature(self, opened: Opened) -> None:
         """Compare the head inside with the chain, as `add_head`, and keep the newest countersignature of each author.
@@ -114,8 +139,8 @@ class VerifiedLedger:
         found = []
         for _, _, raw in self._store.countersignatures():
             witness = open_witness(self.run, raw)
-            stored = self._store.entries(witness.head.height - 1, 1)
-            if witness.head.height <= self.height and stored and entry_digest(stored[0]) == witness.head.head:
+            height = witness.head.height
+            if height <= self.height and self._stored.head_at(height) == witness.head.head:
                 found.append(witness)
         return tuple(found)
 
@@ -139,44 +164,50 @@ class VerifiedLedger:
             del self._heads[min(self._heads)]
 
     def _compare(self, head: SignedHead) -> None:
-        if head.height > self._fold.height:
+        if head.height > self._stored.height:
             return
-        stored = self._store.entries(head.height - 1, 1)
-        if stored and entry_digest(stored[0]) == head.head:
-            self._confirm(head)
-        elif self.confirmed is not None and head.height <= self.confirmed.height:
-            self._store.keep_incident(self._fork_text(head, self.confirmed), self.confirmed.raw, head.raw)
+        fits = self._stored.head_at(head.height) == head.head
+        if self._proof is not None and head.height <= self._proof.height:
+            if not fits:
+                self._store.keep_incident(self._fork_text(head, self._proof), self._proof.raw, head.raw)
+            elif head.height <= self._fold.height:
+                self._confirm(head)
+        elif fits:
+            self._prove()
+            self.advance()
         else:
-            self._cut_back()
+            self._drop_contradicted(head)
 
-    def _is_contradicted(self, raw: bytes) -> bool:
-        """Whether a signed head has a different entry at the next height, and no later one can tell whose history this
-        is: an entry that only the lower of two heads contradicts is followed, since it may prove a fork."""
-        expected = self._heads.get(self._fold.height + 1)
-        if expected is None or expected.head == entry_digest(raw):
-            return False
-        if expected.height == max(self._heads):
-            return True
-        self._doubt = self._doubt or expected
-        return False
+    def _prove(self) -> None:
+        """Find the highest signed head that the stored entries agree with. Lower heads that they contradict prove a
+        fork: the learner signed both histories."""
+        proven = 0 if self._proof is None else self._proof.height
+        heads = [self._heads[height] for height in sorted(self._heads) if proven < height <= self._stored.height]
+        fits = [self._stored.head_at(head.height) == head.head for head in heads]
+        if not any(fits):
+            return
+        newest = max(place for place, each in enumerate(fits) if each)
+        self._proof = heads[newest]
+        self._stored.proven(self._proof.height)
+        if not all(fits[:newest]):
+            other = heads[fits.index(False)]
+            self._store.keep_incident(self._fork_text(other, self._proof), self._proof.raw, other.raw)
+
+    def _drop_contradicted(self, head: SignedHead) -> None:
+        """Drop the entries that a head contradicts, unless a higher one may still prove a fork."""
+        if head.height == max(self._heads) and self._stored.head_at(head.height) not in (None, head.head):
+            self._stored.cut_below(head.height)
 
     def _follow(self, raw: bytes) -> bool:
-        """Fold one entry; False when it does not follow."""
+        """Count one entry; False when it cannot be counted."""
         try:
             self._fold.follow(raw)
         except (IntegrityError, RemoteProtocolError):
             return False
-        head = self._heads.get(self._fold.height)
-        if head is not None and head.head == self._fold.head:
+        head = self._heads.get(self._fold.height, self._proof)
+        if head is not None and (head.height, head.head) == (self._fold.height, self._fold.head):
             self._confirm(head)
         return True
-
-    def _cut_back(self) -> None:
-        """Drop the entries above the last confirmed height: they are not the learner's history."""
-        self._doubt = None
-        self._store.truncate(0 if self.confirmed is None else self.confirmed.height)
-        self._fold = self._new_chain(self.run)
-        self.replay()
 
     def _fork_text(self, head: SignedHead, other: SignedHead) -> str:
         """What is wrong and where: `head` is the lower of two heads that contradict each other."""
@@ -189,9 +220,6 @@ class VerifiedLedger:
         return f"the learner signed {what} ({heads}); they part {where}at entry {head.height - 1} or before it"
 
     def _confirm(self, head: SignedHead) -> None:
-        if self._doubt is not None:
-            self._store.keep_incident(self._fork_text(self._doubt, head), head.raw, self._doubt.raw)
-            self._doubt = None
         self._agreeing.append(head.height)
         known = self.confirmed
         if known is None or (head.height, head.sent_ms) > (known.height, known.sent_ms):

@@ -1,6 +1,11 @@
-"""A bounded memory of digests: envelopes already accepted, so that none is forwarded twice, and known groups. Pure."""
+"""Bounded memories of digests: known groups, and envelopes accepted before, so that none is forwarded or counted twice.
+
+Pure.
+"""
 
 from __future__ import annotations
+
+import heapq
 
 
 class RecentDigests:
@@ -32,3 +37,29 @@ class RecentDigests:
         """Forget a digest: its envelope may be asked for and accepted again."""
         self._newest.discard(name)
         self._older.discard(name)
+
+
+class CountedOnce:
+    """Envelopes of one author that are each counted once, also when others repeat them after much else has passed.
+
+    `RecentDigests` forgets, and anybody who has an envelope may send it again. This remembers the newest by the time of
+    their signing, and takes all earlier ones for counted.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._newest: list[tuple[int, bytes]] = []
+        """A heap of (when it was signed, digest)."""
+        self._names: set[bytes] = set()
+        self._counted_to_ms = -1
+
+    def is_first(self, name: bytes, sent_ms: int) -> bool:
+        """Whether this envelope, signed at `sent_ms`, is to be counted; it is counted then."""
+        if sent_ms <= self._counted_to_ms or name in self._names:
+            return False
+        self._names.add(name)
+        heapq.heappush(self._newest, (sent_ms, name))
+        if len(self._newest) > self._capacity:
+            self._counted_to_ms, oldest = heapq.heappop(self._newest)
+            self._names.discard(oldest)
+        return True

@@ -25,9 +25,10 @@ from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.gossip.audience import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore
+from p2prl.swarm.gossip.offers import Offers
 from p2prl.swarm.gossip.receipt_cache import ReceiptCache
 from p2prl.swarm.ports import Randomness
-from p2prl.swarm.random_choice import draw, draw_one
+from p2prl.swarm.random_choice import draw
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,8 @@ class GossipConfig:
     seen: int = 65_536
     """Digests remembered, half of them at least, so that no envelope is forwarded twice: more than a neighbor keeps of
     the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
+    offers: int = 262_144
+    """Offers remembered over all envelopes and peers: 40 MB at most. Many links may offer the same envelopes."""
     offer_s: float = 1.0
     """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
     answer_bytes: int = 4 * 1024 * 1024
@@ -59,8 +62,7 @@ class Gossip:
         self._roles: dict[PeerId, Role] = {}
         self._seen = RecentDigests(config.seen)
         self._store = EnvelopeStore(config.store_bytes)
-        self._offered_by: dict[Digest, set[PeerId]] = {}
-        """Envelope that was asked for → peers that offered it and were not asked yet."""
+        self._offers = Offers(most_names=config.seen, most_offers=config.offers)
         self._answered_bytes: dict[PeerId, int] = {}
         self._receipts = ReceiptCache()
         self._sent_receipts: set[tuple[PeerId, bytes]] = set()
@@ -76,8 +78,7 @@ class Gossip:
         """Forget a peer whose link is gone."""
         self._roles.pop(peer, None)
         self._announcements.remove_peer(peer)
-        for offerers in self._offered_by.values():
-            offerers.discard(peer)
+        self._offers.remove_peer(peer)
 
     def pin(self, raw: bytes, name: Digest) -> None:
         """Keep an envelope until it is unpinned: the run manifest, the newest policy manifests."""
@@ -96,7 +97,7 @@ class Gossip:
     def set_aside(self, name: Digest) -> None:
         """Do not ask for an envelope again that was accepted and is not passed on, or not yet."""
         self._seen.add(name)
-        self._offered_by.pop(name, None)
+        self._offers.take(name)
 
     def kind_of_recent(self, name: Digest) -> Kind | None:
         """Kind of an envelope that was accepted lately and is still kept."""
@@ -126,7 +127,7 @@ class Gossip:
         self._seen.add(opened.digest)
         self._store.add(opened)
         audience = AUDIENCE[opened.kind]
-        already_have = {source, *self._offered_by.pop(opened.digest, ())} - {None}
+        already_have = {source, *self._offers.take(opened.digest)} - {None}
         push = source is None or opened.kind in PUSHED_BY_FORWARDERS
         pushed_to = PUSHED_BY_AUTHOR[opened.kind] if push else frozenset()
         for peer, role in self._roles.items():
@@ -178,14 +179,10 @@ class Gossip:
             if name in self._seen:
                 self._announcements.mark_known(source, name)
                 continue
-            offerers = self._offered_by.setdefault(name, set())
-            if not offerers:
+            if self._offers.add(name, source):
                 fresh.append(name)
-            offerers.add(source)
         if fresh:
             self.outbox.append((source, Want(tuple(fresh))))
-        while len(self._offered_by) > self._config.seen:
-            self._offered_by.pop(next(iter(self._offered_by)))
 
     def on_want(self, message: Want, source: PeerId) -> None:
         """Push the envelopes that are still kept, each once and within `answer_bytes`; ignore the rest."""
@@ -212,16 +209,8 @@ class Gossip:
 
     def retry_wants(self) -> None:
         """Ask another offerer for each envelope that the last one asked did not push."""
-        again: dict[PeerId, list[Digest]] = {}
-        for name, offerers in list(self._offered_by.items()):
-            if not offerers:
-                del self._offered_by[name]
-                continue
-            peer = draw_one(sorted(offerers), self._rng)
-            offerers.discard(peer)
-            again.setdefault(peer, []).append(name)
         step = limits.MAX_DIGESTS_PER_MESSAGE
-        for peer, names in again.items():
+        for peer, names in self._offers.next_to_ask(self._rng).items():
             self.outbox.extend((peer, Want(tuple(names[i : i + step]))) for i in range(0, len(names), step))
 
 

@@ -1,14 +1,15 @@
 """The newest ledger head and its countersignatures: kept to show a late reader, also when the learner is away.
 
 Keys are free, so countersignatures have places by standing, and each author a pace. Two heads of the learner that
-contradict each other are kept for good: they prove that it forks its ledger. Pure.
+contradict each other are kept for good: they prove that it forks its ledger. Countersignatures are never too old, so
+anybody may repeat the earlier ones of another: these have a pace of their own, and displace no later one. Pure.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from p2prl.protocol.envelope import Opened
+from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead
@@ -29,6 +30,9 @@ HEADS_KEPT = 64
 _PACE = Rate(per_s=1 / 20, burst=4)
 """Of one author. A validator countersigns once a minute, and once more when the run ends."""
 
+_FRESH_S = 120.0
+"""Age up to which a countersignature is its author's own: longer than gossip delays one. Others may be repetitions."""
+
 _NEWCOMERS_PACE = Rate(per_s=1.0, burst=32)
 """Of all authors without standing together."""
 
@@ -36,18 +40,22 @@ _AUTHORS = 1_024
 """Authors whose pace is remembered."""
 
 
+_Kept = OrderedDict[bytes, tuple[tuple[int, int], bytes]]
+"""Author → (height of the head, when it was countersigned) and the envelope."""
+
+
 class HeadWitnesses:
     """What one node knows of the ledger's heads."""
 
     def __init__(self) -> None:
         self._newest: tuple[tuple[int, int, bool], bytes] | None = None
-        self._first_of_height: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
+        self._first_of_height: dict[int, tuple[bytes, bytes]] = {}
         """Height → (digest, envelope) of the first head seen of it; the newest heights."""
         self._fork: tuple[bytes, ...] = ()
-        self._known: OrderedDict[bytes, bytes] = OrderedDict()
-        self._newcomers: OrderedDict[bytes, bytes] = OrderedDict()
+        self._known: _Kept = OrderedDict()
+        self._newcomers: _Kept = OrderedDict()
         self._paces = KeyedBuckets(_PACE, capacity=_AUTHORS)
-        self._newcomers_pace = KeyedBuckets(_NEWCOMERS_PACE, capacity=1)
+        self._newcomers_pace = KeyedBuckets(_NEWCOMERS_PACE, capacity=2)
         self._told: set[PeerId] = set()
 
     @property
@@ -67,19 +75,24 @@ class HeadWitnesses:
         if digest != head.head and not self._fork:
             self._fork = first, opened.raw
         while len(self._first_of_height) > HEADS_KEPT:
-            self._first_of_height.popitem(last=False)
+            del self._first_of_height[min(self._first_of_height)]
 
     def admits(self, opened: Opened, head: Opened, now: float, *, is_known: bool) -> bool:
         """Whether to pass on a checked countersignature of `head`; it is kept then."""
-        if not self._paces.take(opened.author, now):
+        order = body_of(head, LedgerHead).height, opened.sent_ms
+        before = self._known.get(opened.author) or self._newcomers.get(opened.author)
+        if before is not None and order <= before[0]:
             return False
-        if not is_known and not self._newcomers_pace.take(None, now):
+        is_fresh = now - opened.sent_ms / 1000 < _FRESH_S
+        if not self._paces.take((opened.author, is_fresh), now):
+            return False
+        if not is_known and not self._newcomers_pace.take(is_fresh, now):
             return False
         self.note_head(head)
         kept, most = (self._known, KNOWN_KEPT) if is_known else (self._newcomers, NEWCOMERS_KEPT)
         for table in (self._known, self._newcomers):
             table.pop(opened.author, None)
-        kept[opened.author] = opened.raw
+        kept[opened.author] = order, opened.raw
         if len(kept) > most:
             kept.popitem(last=False)
         return True
@@ -89,7 +102,8 @@ class HeadWitnesses:
         if peer in self._told or role not in READERS or self._newest is None:
             return ()
         self._told.add(peer)
-        shown = (self._newest[1], *self._fork, *self._known.values(), *self._newcomers.values())
+        witnesses = (raw for kept in (self._known, self._newcomers) for _, raw in kept.values())
+        shown = (self._newest[1], *self._fork, *witnesses)
         return tuple(dict.fromkeys(shown))
 
     def remove_peer(self, peer: PeerId) -> None:

@@ -22,6 +22,9 @@ _QUERY_BURST = 16
 _REMEMBERED_PEERS = 4_096
 """Peers whose queries are counted, those that left included: reconnecting must not buy a fresh allowance."""
 
+_REMEMBERED_QUESTIONS = 64
+"""Questions whose answer is awaited; an answer to an older one is not taken any more."""
+
 _PAGE_OVERHEAD_BYTES = 64
 _ENTRY_OVERHEAD_BYTES = 5
 """msgpack's headers of a ledger page and of each entry in it, at most."""
@@ -34,6 +37,9 @@ class LedgerSync:
         self._rng = rng
         self._allowances: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
         """Peer → (queries it may still make, as of when), the most recently heard peer last."""
+        self._asked: OrderedDict[tuple[PeerId, int], None] = OrderedDict()
+        """(peer, height it was asked for), the newest question last. A role and its mirror ask one peer for different
+        heights at once."""
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def ask(self, heights: Mapping[PeerId, int], from_height: int) -> None:
@@ -43,7 +49,19 @@ class LedgerSync:
         """
         ahead = [peer for peer, height in heights.items() if height > from_height]
         if ahead:
-            self.outbox.append((draw_one(ahead, self._rng), LedgerQuery(from_height)))
+            peer = draw_one(ahead, self._rng)
+            self._asked[peer, from_height] = None
+            self._asked.move_to_end((peer, from_height))
+            if len(self._asked) > _REMEMBERED_QUESTIONS:
+                self._asked.popitem(last=False)
+            self.outbox.append((peer, LedgerQuery(from_height)))
+
+    def is_answer(self, peer: PeerId, from_height: int) -> bool:
+        """Whether a page answers a question to a peer; it is answered then. Pages that nobody asked for would let a
+        stranger outnumber those who are asked."""
+        is_awaited = (peer, from_height) in self._asked
+        self._asked.pop((peer, from_height), None)
+        return is_awaited
 
     def may_query(self, peer: PeerId, now: float) -> bool:
         """Count a peer's query; False when it exceeds the rate limit and is ignored.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from p2prl.protocol.delegation import Delegation
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.limits import MAX_DELEGATES_PER_OWNER
@@ -21,10 +22,11 @@ MAX_PER_LINK = 64
 swarm passes on those of about half as many machines."""
 
 MAX_PER_OWNER = 2 * MAX_DELEGATES_PER_OWNER
-"""Statements of one owner in a window: a delegation and a revocation of every machine it may have."""
+"""Delegations of one owner in a window, or other statements of one sender: twice the machines an owner may have."""
 
 MAX_PER_MACHINE = 4
-"""Statements about one machine by one owner in a window, and memberships that one machine sends."""
+"""Delegations of one machine by one owner in a window, revocations of one machine by one sender, and memberships that
+one machine sends."""
 
 MAX_IN_ALL = 4_096
 """Statements in a window, over all links: about 2 MB in five minutes, and the size of this table."""
@@ -41,14 +43,13 @@ class StatementQuota:
         self._by_machine: Counter[tuple[bytes, bytes]] = Counter()
 
     def allows(self, opened: Opened, source: PeerId, now: float) -> bool:
-        """Whether an owner's statement from a link is passed on; it is counted then."""
+        """Whether a checked statement of an owner from a link is passed on; it is counted then."""
         statement = opened.body
         assert isinstance(statement, OwnersStatement)
-        if isinstance(statement, Membership):
-            # Of its sender: anybody may send the statement of another, and must not use up that one's places.
-            owner, machine = opened.author, opened.author
-        else:
-            owner, machine = statement.owner, statement.delegate
+        # Anybody may send another's revocation or membership, and must not use up that one's places: these count for
+        # their sender. A delegation comes from its machine alone.
+        owner = statement.owner if isinstance(statement, Delegation) else opened.author
+        machine = opened.author if isinstance(statement, Membership) else statement.delegate
         if now >= self._ends_at:
             self._ends_at, self._all = now + WINDOW_S, 0
             for counts in (self._by_link, self._by_owner, self._by_machine):

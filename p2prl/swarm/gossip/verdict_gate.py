@@ -38,8 +38,9 @@ _RATE = Rate(per_s=16.0, burst=256.0)
 _NEWCOMERS_RATE = Rate(per_s=64.0, burst=1_024.0)
 """Of all validators without standing together. A flood of them costs a few percent of one core."""
 
-_ALL = b""
-"""Key of the bucket that all newcomers share."""
+_FRESH_S = 300.0
+"""Age up to which a verdict counts as its author's own: a validator sends it as soon as it has replayed the group.
+Anybody may repeat older ones, so those have rates of their own."""
 
 
 class VerdictGate:
@@ -48,8 +49,8 @@ class VerdictGate:
     def __init__(self) -> None:
         self._groups = RecentDigests(_GROUPS)
         self._standings: OrderedDict[bytes, Standing] = OrderedDict()
-        self._rates = KeyedBuckets(_RATE, capacity=_VALIDATORS)
-        self._newcomers = KeyedBuckets(_NEWCOMERS_RATE, capacity=1)
+        self._rates = KeyedBuckets(_RATE, capacity=2 * _VALIDATORS)
+        self._newcomers = KeyedBuckets(_NEWCOMERS_RATE, capacity=2)
         self._held: OrderedDict[Digest, tuple[Opened, PeerId]] = OrderedDict()
         self._ready: deque[tuple[Opened, PeerId]] = deque()
 
@@ -78,10 +79,10 @@ class VerdictGate:
 
     def admits(self, opened: Opened, source: PeerId, now: float) -> bool:
         """Whether to pass on a verdict now. One on an unknown group is held; one above the rates is dropped."""
-        validator = opened.author
-        if not self._rates.take(validator, now):
+        validator, is_fresh = opened.author, now - opened.sent_ms / 1000 < _FRESH_S
+        if not self._rates.take((validator, is_fresh), now):
             return False
-        if not self.is_known(validator, now) and not self._newcomers.take(_ALL, now):
+        if not self.is_known(validator, now) and not self._newcomers.take(is_fresh, now):
             return False
         if body_of(opened, Verdict).group in self._groups:
             return True

@@ -20,8 +20,8 @@ from p2prl.swarm.groups.headers import KnownHeader
 _REMEMBERED_PARTS = 256
 """Parts remembered for one peer: an answer may come long after its request was dropped, and is no fault."""
 
-_REMEMBERED_PEERS = 256
-"""Peers whose requests are remembered, those that left included."""
+_REMEMBERED_IN_ALL = 32_768
+"""Parts remembered over all peers, those that left included: 8 MB, and four windows of a thousand neighbors."""
 
 
 @dataclass(slots=True)
@@ -45,6 +45,8 @@ class PartRequests:
         self._count: Counter[PeerId] = Counter()
         self._heard: dict[PeerId, float] = {}
         self._history: OrderedDict[PeerId, OrderedDict[Place, None]] = OrderedDict()
+        """Parts by the peer they were requested from, the one asked last at the end."""
+        self._remembered = 0
 
     def of_part(self, part: Place) -> list[PartRequest]:
         """Requests for a part."""
@@ -77,14 +79,7 @@ class PartRequests:
         request = PartRequest(part, peer, now)
         self._in_flight.setdefault(part, {})[peer] = request
         self._count[peer] += 1
-        asked = self._history.setdefault(peer, OrderedDict())
-        self._history.move_to_end(peer)
-        asked[part] = None
-        asked.move_to_end(part)
-        if len(asked) > _REMEMBERED_PARTS:
-            asked.popitem(last=False)
-        if len(self._history) > _REMEMBERED_PEERS:
-            self._history.popitem(last=False)
+        self._remember(peer, part)
         self._outbox.append((peer, ChunkRequest(*part)))
         return request
 
@@ -121,6 +116,19 @@ class PartRequests:
     def deadlines(self) -> Iterable[float]:
         """Times at which `overdue` changes."""
         return map(self._due, self._all())
+
+    def _remember(self, peer: PeerId, part: Place) -> None:
+        asked = self._history.setdefault(peer, OrderedDict())
+        self._history.move_to_end(peer)
+        self._remembered += part not in asked
+        asked[part] = None
+        asked.move_to_end(part)
+        if len(asked) > _REMEMBERED_PARTS:
+            asked.popitem(last=False)
+            self._remembered -= 1
+        while self._remembered > _REMEMBERED_IN_ALL:
+            _, forgotten = self._history.popitem(last=False)
+            self._remembered -= len(forgotten)
 
     def _all(self) -> Iterator[PartRequest]:
         return (request for of_part in self._in_flight.values() for request in of_part.values())

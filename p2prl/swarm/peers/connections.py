@@ -128,15 +128,16 @@ class Connections:
         """Invite two peers that are linked here to meet."""
         self.outbox.extend(self._meetings.on_request(message, source, self.links, now))
 
-    def on_meeting(self, message: Meeting, now: float) -> None:
+    def on_meeting(self, message: Meeting, source: PeerId, now: float) -> None:
         """Meet a peer at the address that a neighbor has seen, unless it has a direct link already."""
         if len(message.peer) != PUBLIC_KEY_BYTES:
             raise RemoteProtocolError("meeting: no public key")
-        peer = peer_id_of(message.peer)
+        peer, by_learner = peer_id_of(message.peer), source == self._local.learner
         has_link = peer in self.links and not self.is_relayed(peer)
-        if has_link or not is_direct_public(message.address) or not self._meetings.is_new(peer, now):
+        if has_link or not is_direct_public(message.address):
             return
-        if self.discovery.may_dial(peer, message.address, now):
+        is_new = self._meetings.is_new(peer, now, by_learner=by_learner)
+        if is_new and self.discovery.may_dial(peer, message.address, now, by_learner=by_learner):
             self.commands.append(Meet(peer, message.address, message.dials))
 
     def linked_records(self) -> list[LinkedRecord]:

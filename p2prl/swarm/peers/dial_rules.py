@@ -23,6 +23,10 @@ ADDRESSES_PER_DIAL = 4
 DIALS = Rate(per_s=4.0, burst=64.0)
 """Dials of strangers over all: a node fills its links at once, and no directory makes it scan."""
 
+ASKED_DIALS = Rate(per_s=1.0, burst=32.0)
+"""Dials that another peer asked for, beside those: of the learner, and of all others together. They must not use up a
+node's own, or any linked peer could keep it from the learner and from links of its choice."""
+
 DIALS_PER_SUBNET = Rate(per_s=0.2, burst=24.0)
 """Dials into one subnet: all links of a laboratory at once, and twelve a minute at a victim that records name."""
 
@@ -141,8 +145,9 @@ def _is_port(text: str) -> bool:
 class DialBudget:
     """How many dials of strangers are left."""
 
-    def __init__(self) -> None:
-        self._all = KeyedBuckets(DIALS, capacity=1)
+    def __init__(self, rate: Rate = DIALS) -> None:
+        """`rate` is that of all subnets together."""
+        self._all = KeyedBuckets(rate, capacity=1)
         self._by_subnet = KeyedBuckets(DIALS_PER_SUBNET, capacity=_SUBNETS)
 
     def take(self, addresses: tuple[str, ...], now: float) -> tuple[str, ...]:

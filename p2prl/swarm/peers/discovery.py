@@ -24,7 +24,7 @@ from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import ConnectionsConfig
-from p2prl.swarm.peers.dial_rules import DialBudget, DialRules, Network, rules_for
+from p2prl.swarm.peers.dial_rules import ASKED_DIALS, DialBudget, DialRules, Network, rules_for
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, provider_of, subnet_of
@@ -107,6 +107,7 @@ class Discovery:
         self._own: set[PeerId] = set()
         """Linked peers that this node dialed."""
         self._budget = DialBudget()
+        self._asked_budgets = {by_learner: DialBudget(ASKED_DIALS) for by_learner in (True, False)}
         self._networks: tuple[Network, ...] = ()
         self.rules = DialRules(is_local=config.local_run)
         """Addresses of strangers that may be dialed."""
@@ -259,11 +260,15 @@ class Discovery:
                 entry.dialing_until = now + self._config.dial_s
                 self.commands.append(Dial(peer, granted))
 
-    def may_dial(self, peer: PeerId, address: str, now: float) -> bool:
-        """Whether to dial an address that a neighbor has named for `peer`, and take it from the budget of dials."""
+    def may_dial(self, peer: PeerId, address: str, now: float, *, by_learner: bool = False) -> bool:
+        """Whether to dial an address that the learner or another neighbor has named for `peer`, and take it from the
+        budget of such dials."""
         if self._bans.is_banned(peer, now) or not self.rules.allows(address, peer):
             return False
-        return bool(self._budget.take((address,), now))
+        # Anybody may ask the learner for a meeting; whom it has introduced is dialed like others of this node's choice.
+        is_chosen = by_learner and self._is_named(peer)
+        budget = self._budget if is_chosen else self._asked_budgets[by_learner]
+        return bool(budget.take((address,), now))
 
     def unreached(self) -> list[PeerId]:
         """Introduced peers with records that name no public address: routers stand before them."""

@@ -63,7 +63,7 @@ class Meetings:
         self._seen_at: OrderedDict[PeerId, dict[str, str]] = OrderedDict()
         """Where the newest direct connections of each peer come from, by `ip4` and `ip6`."""
         self._wishes: dict[PeerId, _Wish] = {}
-        self._invited_at: OrderedDict[PeerId, float] = OrderedDict()
+        self._invited_at: OrderedDict[tuple[PeerId, bool], float] = OrderedDict()
         self._requests = KeyedBuckets(REQUESTS, capacity=capacity)
         self._all_requests = KeyedBuckets(ALL_REQUESTS, capacity=1)
         self._next = 0.0
@@ -129,12 +129,14 @@ class Meetings:
             (peer, Meeting(public_key_of(source), asker[family], True)),
         ]
 
-    def is_new(self, peer: PeerId, now: float) -> bool:
-        """Note an invitation to meet `peer`; False when it repeats the last one, or names this node."""
-        if peer == self._own or now - self._invited_at.get(peer, -_SAME_MEETING_S) < _SAME_MEETING_S:
+    def is_new(self, peer: PeerId, now: float, *, by_learner: bool) -> bool:
+        """Note an invitation to meet `peer`, by the learner or by another; False when it repeats the last one, or names
+        this node."""
+        key = peer, by_learner  # a false invitation must not make the learner's look like its repetition
+        if peer == self._own or now - self._invited_at.get(key, -_SAME_MEETING_S) < _SAME_MEETING_S:
             return False
-        self._invited_at.pop(peer, None)
-        self._invited_at[peer] = now
+        self._invited_at.pop(key, None)
+        self._invited_at[key] = now
         if len(self._invited_at) > self._capacity:
             self._invited_at.popitem(last=False)
         return True

@@ -6,6 +6,7 @@ can raise a key without verified work, and a key without any takes no place in t
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 from p2prl.protocol.identity import PeerId, peer_id_of
@@ -45,8 +46,11 @@ class Standings:
             if not passed and not (failed and peer in self._of):
                 continue  # a key that only fails would have no standing anyway
             self._of[peer] = self._of.get(peer, Standing()).after(now, passed=float(passed), failed=float(failed))
-            if len(self._of) > self._capacity:
-                del self._of[min(self._of, key=lambda other: self._of[other].after(now).lower_bound)]
+        # Once for all of them: each look at every peer takes milliseconds, and a batch names hundreds.
+        excess = len(self._of) - self._capacity
+        if excess > 0:
+            for peer in heapq.nsmallest(excess, self._of, key=lambda other: self._of[other].after(now).lower_bound):
+                del self._of[peer]
 
     def is_known(self, peer: PeerId, now: float) -> bool:
         """Whether a peer is no newcomer."""

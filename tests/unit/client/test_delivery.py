@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 from p2prl.client.delivery import Delivery
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.net.process import control
+from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
+from p2prl.testing.sample_ledgers import LedgerWriter, identity, sample_run, verdict_on
+from p2prl.testing.sample_ledgers import receipt as some_receipt
 
 NOW = 1_800_000_000.0
 AUTHOR, RUN = b"a" * 32, Digest(bytes(32))
@@ -125,3 +129,47 @@ def test_waits_for_the_last_receipts_and_longer_while_the_learner_holds_groups(s
     subject.on_receipts(Receipts(0, (receipt(0),)), 0)
     assert not subject.is_over(NOW + 7, run_ended=True), "the wait begins again with each receipt"
     assert subject.is_over(NOW + 13, run_ended=True)
+
+
+LEDGER = sample_run(0, steps=10)
+PAGE = 2
+
+
+def reader(spool: Spool) -> Delivery:
+    return Delivery(spool, author=AUTHOR, run=Digest(LEDGER.run), redeliver_s=5.0, on_rejected=lambda _: None)
+
+
+def answer(subject: Delivery, spool: Spool, entries: list[bytes]) -> None:
+    at, _ = spool.ledger_position
+    subject.on_ledger(at, tuple(entries), learner=LEDGER.learner.public_key, now=NOW)
+
+
+def false_page(rng: random.Random, spool: Spool) -> list[bytes]:
+    """Entries of a stranger: some that follow, or one that does not."""
+    at, head = spool.ledger_position
+    envelope = LedgerWriter().add(identity("eve"), verdict_on(some_receipt(900 + at, identity("volunteer 0"))))
+    if rng.random() < 0.5:
+        head = Digest(bytes(31) + b"x")
+    return [ledger_chain.append(at, head, envelope)[0]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_long_ledger_is_read_although_one_answer_in_three_is_false(spool: Spool, seed: int) -> None:
+    subject, rng, end = reader(spool), random.Random(seed), len(LEDGER.entries)
+    for _ in range(10 * end // PAGE):
+        at, _ = spool.ledger_position
+        if spool.ledger_position == (end, LEDGER.head):
+            break
+        is_false = rng.random() < 1 / 3
+        answer(subject, spool, false_page(rng, spool) if is_false else LEDGER.entries[at : at + PAGE])
+    assert spool.ledger_position == (end, LEDGER.head)
+
+
+def test_a_false_page_that_was_read_before_a_restart_is_read_over(spool: Spool) -> None:
+    answer(reader(spool), spool, LEDGER.entries[:PAGE])
+    answer(reader(spool), spool, false_page(random.Random(1), spool))
+    subject = reader(spool)
+    for _ in range(len(LEDGER.entries)):
+        at, _ = spool.ledger_position
+        answer(subject, spool, LEDGER.entries[at : at + PAGE])
+    assert spool.ledger_position == (len(LEDGER.entries), LEDGER.head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,4 +202,26 @@ def test_stale_group_after_a_restart_is_expired_not_rejected(fresh: Callable[[st
         swarm.turn()
     (receipt,) = [r for body in swarm.port.bodies(Kind.RECEIPTS) for r in body.receipts if r.slot == 70]
     assert receipt.reason == "too_stale"
+    swarm.learner.close()
+
+
+def test_what_a_group_claims_ends_no_learner(fresh: Callable[[str], SmallRun]) -> None:
+    """Claims are finite numbers, up to the largest double: no sum of them may leave the range."""
+    small_run = fresh("run")
+    swarm = ScriptedSwarm(small_run, lambda: make_learner(small_run, updates=UPDATES + 4))
+    while not swarm.sampled:
+        swarm.turn()
+    first = small_run.published.at(0)
+    assert first is not None
+    while swarm.learner.step < UPDATES + 2:
+        swarm.turn()
+    most = sys.float_info.max
+    for slot, claim in ((70, most), (71, most), (72, -most)):
+        group = small_run.group(first, PEERS[0], slot)
+        completions = tuple(msgspec.structs.replace(each, reward=claim) for each in group.completions)
+        claimed = msgspec.structs.replace(group, seconds=claim, completions=completions)
+        swarm.deliver(seal(PEERS[0], claimed, run=small_run.run, now=NOW))
+    swarm.finish()
+    receipts = [r for body in swarm.port.bodies(Kind.RECEIPTS) for r in body.receipts if 70 <= r.slot <= 72]
+    assert [receipt.reason for receipt in receipts] == ["too_stale"] * 3
     swarm.learner.close()

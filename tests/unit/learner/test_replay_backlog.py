@@ -30,9 +30,12 @@ def backlog(
     newest_first: bool = True,
     in_time: int = 0,
     ranks: Mapping[bytes, Rank] = MappingProxyType({}),
+    owners: Mapping[bytes, bytes] = MappingProxyType({}),
 ) -> ReplayBacklog:
     config = BacklogConfig(batch_groups=batch, surplus_share=surplus_share, newest_first=newest_first, in_time=in_time)
-    made = ReplayBacklog(config, rank=lambda peer: ranks.get(peer, Rank.NEWCOMER))
+    made = ReplayBacklog(
+        config, rank=lambda peer: ranks.get(peer, Rank.NEWCOMER), author=lambda peer: owners.get(peer, peer)
+    )
     for each in groups:
         made.add(each)
     return made
@@ -295,3 +298,32 @@ def test_large_groups_are_replayed_a_few_at_a_time() -> None:
     for expected in (groups[:2], groups[2:4], groups[4:]):
         assert queue.next_batch(9) == expected
         queue.settled([each.digest for each in expected])
+
+
+@pytest.mark.parametrize("rank", [Rank.KNOWN, Rank.NEWCOMER])
+def test_an_owner_with_many_machines_has_the_turns_of_one_author(rank: Rank) -> None:
+    machines = [bytes([number]) * 32 for number in range(100)]
+    owners = dict.fromkeys(machines, b"owner")
+    ranks = dict.fromkeys([*machines, bytes([200]) * 32], rank)
+    groups = [group(number, 0) for number in range(100)] + [group(200, 0) for _ in range(20)]
+    queue = backlog(groups, batch=8, ranks=ranks, owners=owners)
+    for _ in range(4):
+        batch = queue.next_batch(8)
+        assert Counter(owners.get(each.peer, each.peer) for each in batch) == {b"owner": 4, bytes([200]) * 32: 4}
+        queue.replay_ended(1.0)
+        queue.settled([each.digest for each in batch])
+
+
+def test_what_waits_of_an_owner_is_what_waits_of_its_machines() -> None:
+    one, two, other = (group(number, 0, size=100 * number) for number in (1, 2, 3))
+    owners = {one.peer: b"owner", two.peer: b"owner"}
+    queue = backlog([one, two, other], owners=owners)
+    assert queue.held(one.peer) == queue.held(two.peer) == queue.held(b"owner") == Held(2, 300)
+    assert queue.held(other.peer) == Held(1, 300)
+    assert queue.held_by_rank()[Rank.NEWCOMER] == (2, Held(3, 600))
+    owners[one.peer] = b"another"  # its delegation is over: what waits counts for the owner that it had
+    queue.settled([one.digest])
+    assert queue.held(b"owner") == Held(1, 200)
+    assert queue.held(b"another") == Held()
+    queue.settled([two.digest, other.digest])
+    assert queue.held_by_rank()[Rank.NEWCOMER] == (0, Held())

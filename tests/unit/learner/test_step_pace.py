@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from p2prl.learner.pacing import Pacing
 from p2prl.learner.publishing.publish_interval import PublishInterval, PublishIntervalConfig
 from p2prl.learner.schedule import Action, Schedule, ScheduleConfig
 from p2prl.learner.step_pace import pause_s
+from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,23 @@ def test_old_work_is_forgotten_but_counted() -> None:
     for _ in range(512):
         work.lost(facts(tokens=2.0))
     assert work.figures["lost/tokens_ratio"] == 0.5
+
+
+@pytest.mark.parametrize(("claim", "seconds", "reward"), [(1.7e308, 604_800.0, 1e6), (-1.7e308, 0.0, -1e6)])
+def test_claims_beyond_reason_count_as_the_largest_possible(claim: float, seconds: float, reward: float) -> None:
+    completion = Completion(bytes(8), bytes(4), True, claim)
+    group = RolloutGroup(
+        0, bytes(32), 0, "chain4", bytes(4), (completion,) * 4, EngineClass("", "", "", ""), claim, b""
+    )
+    group.check()
+    found = GroupFacts.of(group, b"a")
+    assert found == GroupFacts(2.0, seconds, b"a", reward)
+    work = LostWork()
+    for _ in range(512):
+        work.lost(found)
+        work.trained(found)
+    assert all(map(math.isfinite, work.figures.values()))
+    assert work.sampling_s == seconds
 
 
 def test_the_pace_ignores_what_strangers_say_and_the_slowest_tenth_of_the_peers() -> None:

@@ -150,7 +150,7 @@ async def _replaced(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Pe
     node.connections.linked_records = lambda: [record]
     node.connections.is_relayed = lambda peer: peer == LEARNER and not connected
     node.connections.discovery = SimpleNamespace(may_dial=lambda *_: True)
-    node.connected = lambda peer, now: connected.append(peer)
+    node.connected = lambda peer, now, *, chosen: connected.append(peer)
     node.roles = lambda: (("learner", 1),)
     transport, woken = CircuitTransport(), asyncio.Event()
     driver = cast(NodeDriver, SimpleNamespace(wake=woken.set))

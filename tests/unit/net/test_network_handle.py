@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +156,17 @@ def test_figures_outlive_a_process(rig: Rig, is_read: bool) -> None:
     (last,) = rig.poll(1)
     assert isinstance(last, control.Status)
     assert (last.sent, last.received_from_source) == (15, 30)
+
+
+def test_a_process_that_ends_once_a_day_is_started_again_for_good(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    day, steady = 0, time.monotonic
+    monkeypatch.setattr("p2prl.net.process.handle.time.monotonic", lambda: steady() + day * 86_400.0)
+    for day in range(1, 20):
+        rig.process.status = 1
+        rig.process.end()
+        while len(rig.processes) == day:
+            rig.handle.poll(1.0)
+        rig.process.hear()
 
 
 @pytest.mark.parametrize(("status_code", "is_counted"), [(NEW_RELAYS_STATUS, False), (0, True), (1, True)])

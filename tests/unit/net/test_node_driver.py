@@ -13,12 +13,12 @@ from p2prl.clock import SystemClock
 from p2prl.errors import MachineError, TransportError
 from p2prl.net.ports import Transport
 from p2prl.net.process.node_driver import NodeDriver
-from p2prl.protocol import frames
+from p2prl.protocol import frames, limits
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.link_messages import Chunk, ChunkRequest
+from p2prl.protocol.link_messages import Chunk, ChunkRequest, Hello, Meeting
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
@@ -26,6 +26,7 @@ from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.peers.link_admission import LinkClass
 from p2prl.testing.memory_transport import MemoryHub, MemoryTransport
 from p2prl.testing.protocol_swarm import group_of
 
@@ -46,7 +47,14 @@ class SkippingClock(SystemClock):
 class Peer:
     """A node, its driver and its events."""
 
-    def __init__(self, hub: MemoryHub, name: str, role: Role, store: MemoryBlobs | None = None) -> None:
+    def __init__(
+        self,
+        hub: MemoryHub,
+        name: str,
+        role: Role,
+        store: MemoryBlobs | None = None,
+        transport: type[MemoryTransport] = MemoryTransport,
+    ) -> None:
         self.identity = identity_of(name)
         self.store = store or MemoryBlobs()
         self.clock = hub.clock
@@ -56,7 +64,7 @@ class Peer:
         self.node = Node(self.identity, RUN, self.store, random.Random(name), NodeConfig(role=role), now)
         if role is Role.LEARNER:
             self.node.begin(MANIFEST)
-        self.transport = MemoryTransport(hub, self.identity.peer_id)
+        self.transport = transport(hub, self.identity.peer_id)
         self.driver = NodeDriver(self.node, self.transport, self.clock, RUN, self._on_event)
         self.driver.wake()
 
@@ -118,6 +126,38 @@ def test_weights_and_groups_are_transferred_and_close_ends_every_task() -> None:
         for peer in (learner, volunteer):
             await peer.close()
         assert len(asyncio.all_tasks()) == 1, "nothing is left behind"
+
+    run(story)
+
+
+class KnockedTransport(MemoryTransport):
+    """Somebody has knocked wherever this peer is asked to answer."""
+
+    async def knock(self, address: str) -> None:
+        raise AssertionError(address)
+
+    async def answer_knock(self, address: str) -> PeerId:
+        return PeerId(address.rpartition("/")[2])
+
+    async def replace_circuit(self, address: str) -> PeerId:
+        raise AssertionError(address)
+
+
+def test_a_peer_that_a_stranger_has_named_is_not_one_that_the_node_chose() -> None:
+    async def story(hub: MemoryHub) -> None:
+        learner = Peer(hub, "learner", Role.LEARNER, transport=KnockedTransport)
+        eve, guests = identity_of("eve").peer_id, [identity_of(f"guest {number}") for number in range(9)]
+        now = hub.clock.now()
+        hello = Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), -1, 0)
+        meetings = [
+            Meeting(guest.public_key, f"/ip4/11.{place}.0.1/tcp/4001", True) for place, guest in enumerate(guests)
+        ]
+        learner.node.receive(b"".join(map(frames.pack, (hello, *meetings))), eve, now)
+        learner.driver.wake()
+        await turns(lambda: len(learner.node.connections.links) == 1 + len(guests))
+        classes = {learner.node.link_class(guest.peer_id, now) for guest in guests}
+        assert classes == {LinkClass.NEWCOMER}, "or they would keep their places in a full table"
+        await learner.close()
 
     run(story)
 

@@ -10,7 +10,13 @@ import pytest
 
 from p2prl.errors import TransportError
 from p2prl.net.ports import Transport
-from p2prl.net.process.send_queues import CONTROL_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES, SendQueues
+from p2prl.net.process.send_queues import (
+    CONTROL_IN_FLIGHT_BYTES,
+    IN_FLIGHT_BYTES,
+    MAX_QUEUED_BYTES,
+    MAX_WAITING_BYTES,
+    SendQueues,
+)
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.node import Node
 
@@ -154,5 +160,49 @@ def test_a_failure_takes_the_chunks_behind_it_along_and_no_other_peer() -> None:
         await settle()
         assert [frame for _, frame, _ in far.waiting] == [b"again", b"other"], "A first has to show that it is back"
         assert not lost, "a chunk that fails is no dead link"
+
+    asyncio.run(story())
+
+
+def test_who_takes_no_frames_is_lost_before_they_fill_the_memory() -> None:
+    async def story() -> None:
+        far, sink, lost = Far(), Sink(), list[PeerId]()
+        queues = queues_over(far, sink, lost)
+        added = 0
+        while not lost and added < 2 * MAX_QUEUED_BYTES:
+            queues.add(A, bytes(CONTROL_IN_FLIGHT_BYTES), bulk=False)
+            added += CONTROL_IN_FLIGHT_BYTES
+        assert lost == [A]
+        assert added <= MAX_QUEUED_BYTES + CONTROL_IN_FLIGHT_BYTES
+        assert queues.waiting_bytes == 0, "what waited behind the frame under way is dropped"
+        await settle()
+        far.fail(A)
+        await settle()
+        queues.add(A, b"again", bulk=False)
+        await settle()
+        assert [frame for _, frame, _ in far.waiting] == [b"again"]
+
+    asyncio.run(story())
+
+
+def test_many_that_take_no_frames_fill_a_bounded_memory_and_leave_others_theirs() -> None:
+    async def story() -> None:
+        far, sink, lost = Far(), Sink(), list[PeerId]()
+        queues = queues_over(far, sink, lost)
+        queues.add(B, bytes(CONTROL_IN_FLIGHT_BYTES), bulk=False)
+        most = 0
+        for turn in range(12):
+            for number in range(64):
+                queues.add(PeerId(f"key {number}"), bytes(CONTROL_IN_FLIGHT_BYTES), bulk=False)
+                most = max(most, queues.waiting_bytes)
+            assert B not in lost, turn
+        assert MAX_WAITING_BYTES // 2 < most <= MAX_WAITING_BYTES
+        await settle()
+        far.acknowledge()
+        await settle()
+        while far.waiting:
+            far.acknowledge()
+            await settle()
+        assert queues.waiting_bytes == 0
 
     asyncio.run(story())

@@ -38,6 +38,11 @@ def page(entries: list[bytes], start: int, count: int = 64) -> control.LedgerArr
     return control.LedgerArrived(start, tuple(entries[start : start + count]))
 
 
+def signed(follower: LedgerFollower, at: int = len(WRITER.entries), now: float = 0.0) -> list[control.ToNetwork]:
+    """The learner's head of this many entries arrives."""
+    return follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=at, head=_head_at(at))), now)
+
+
 def height(follower: LedgerFollower) -> int:
     board = follower.snapshot().board
     assert board is not None
@@ -61,10 +66,13 @@ def test_asks_for_entries_and_announces_its_height(store: LedgerStore) -> None:
     follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
     assert follower.handle_timer(0.0) == [control.AskLedger(0)]
     assert follower.handle_timer(1.0) == []
-    told = follower.receive(page(WRITER.entries, 0, 8), 1.0)
-    assert told == [control.SetLedgerHeight(8)]
+    assert follower.receive(page(WRITER.entries, 0, 8), 1.0) == []
+    assert height(follower) == 0, "nothing is counted or served before the learner has signed it"
+    assert signed(follower, 8, 1.0) == [control.SetLedgerHeight(8)]
     assert follower.handle_timer(1.0) == [control.AskLedger(8)]
-    follower.receive(page(WRITER.entries, 5), 1.5)  # a page may overlap what is held
+    signed(follower, now=1.2)
+    told = follower.receive(page(WRITER.entries, 5), 1.5)  # a page may overlap what is held
+    assert told == [control.SetLedgerHeight(len(WRITER.entries))]
     assert height(follower) == len(WRITER.entries)
     assert follower.receive(page(WRITER.entries, 5), 1.6) == []
     assert follower.receive(control.LedgerArrived(len(WRITER.entries) + 1, (b"x",)), 1.7) == []
@@ -84,6 +92,12 @@ def test_asks_at_once_after_news_else_every_few_seconds(store: LedgerStore) -> N
 def test_serves_its_entries(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
+    assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [control.SendLedger("peer", 4, ())]
+    signed(follower, 9)
+    assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [
+        control.SendLedger("peer", 4, tuple(WRITER.entries[4:9]))
+    ]
+    signed(follower)
     assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [
         control.SendLedger("peer", 4, tuple(WRITER.entries[4:]))
     ]
@@ -101,7 +115,8 @@ def test_a_reply_is_bounded_in_count_and_size() -> None:
 def test_a_page_is_used_up_to_its_first_bad_entry(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(control.LedgerArrived(0, (*WRITER.entries[:3], b"junk", *WRITER.entries[4:9])), 0.0)
-    assert height(follower) == 3
+    assert store.height == 3
+    signed(follower)
     follower.receive(page(WRITER.entries, 3), 0.0)
     assert height(follower) == len(WRITER.entries)
 
@@ -113,11 +128,11 @@ def test_a_signed_head_undoes_a_strangers_fork(store: LedgerStore) -> None:
         half.append(envelope)
     follower.receive(control.EnvelopeArrived(half.signed_head()), 0.0)
     follower.receive(page(liar.entries, 0), 0.0)
-    assert (height(follower), follower.snapshot().signed_height) == (15, 5)
-    follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=9, head=_head_at(9))), 1.0)
-    assert height(follower) == 5  # back to what the learner signed
+    assert (height(follower), store.height, follower.snapshot().signed_height) == (5, 15, 5)
+    signed(follower, 9, 1.0)
+    assert store.height == 5  # back to what the learner signed
     follower.receive(page(WRITER.entries, 5), 2.0)
-    assert (height(follower), follower.snapshot().signed_height) == (len(WRITER.entries), 9)
+    assert (height(follower), follower.snapshot().signed_height) == (9, 9)
     assert follower.snapshot().incident is None
     assert store.entries(0, 999) == WRITER.entries
 
@@ -156,6 +171,7 @@ def test_a_lower_head_against_a_confirmed_chain_is_an_incident(store: LedgerStor
 def test_a_head_not_signed_by_the_learner_is_refused(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
+    signed(follower)
     other = LedgerWriter()
     other.learner = identity("eve")
     with pytest.raises(RemoteProtocolError, match="head"):
@@ -227,21 +243,25 @@ def test_resumes_from_disk_after_a_crash(tmp_path: Path, store: LedgerStore) -> 
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=6, head=_head_at(6))), 0.0)
     again = LedgerStore(tmp_path / "board" / "ledger_chain.db", run=WRITER.run)  # the first one was never closed
     resumed = LedgerFollower(again, run=WRITER.run)
-    assert height(resumed) == 7
+    assert height(resumed) == 6
     assert resumed.snapshot().signed_height == 6
-    assert resumed.introduce() == [control.SetLedgerHeight(7)]
+    assert resumed.introduce() == [control.SetLedgerHeight(6)]
     assert resumed.handle_timer(9.0) == [control.AskLedger(7)]
     again.close()
 
 
 def test_an_edited_file_is_truncated_to_its_valid_prefix(tmp_path: Path, store: LedgerStore) -> None:
-    started(store).receive(page(WRITER.entries, 0), 0.0)
+    follower = started(store)
+    follower.receive(page(WRITER.entries, 0), 0.0)
+    signed(follower, 3)
+    signed(follower)
     db = sqlite3.connect(tmp_path / "board" / "ledger_chain.db", isolation_level=None)
     db.execute("UPDATE ledger SET raw = x'00' WHERE height = 4")
     db.close()
     resumed = LedgerFollower(store, run=WRITER.run)
-    assert height(resumed) == store.height == 4
+    assert (height(resumed), store.height) == (3, 4)
     resumed.receive(page(WRITER.entries, 4), 0.0)
+    assert height(resumed) == len(WRITER.entries)
     assert store.entries(0, 999) == WRITER.entries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 from dataclasses import replace
 
@@ -11,11 +12,14 @@ from hypothesis import strategies as st
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope, seal
+from p2prl.protocol.identity import PeerId
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
+from p2prl.protocol.link_messages import Offer, Want
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore
-from p2prl.swarm.gossip.forwarding import GossipConfig
+from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 
 
 def digest_of(number: int) -> Digest:
@@ -84,3 +88,24 @@ def test_a_node_remembers_more_than_any_neighbor_keeps() -> None:
         store.add(replace(smallest, digest=digest_of(kept)))
         kept += 1
     assert kept <= config.seen // 2
+
+
+def test_offers_of_many_peers_take_a_bounded_memory_and_the_newest_stay() -> None:
+    gossip = Gossip(Role.VALIDATOR, random.Random(1), GossipConfig(seen=4_096, offers=8_192))
+    peers = [PeerId(f"peer {number}") for number in range(128)]
+    offers = [Offer(tuple(digest_of(first + place) for place in range(1_024))) for first in range(0, 4_096, 1_024)]
+    tracemalloc.start()
+    for peer in peers:
+        for offer in offers:
+            gossip.on_offer(offer, peer)
+        gossip.outbox.clear()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken < 4e6
+    gossip.on_offer(Offer((digest_of(9_999),)), peers[0])
+    gossip.on_offer(Offer((digest_of(9_999),)), peers[1])
+    gossip.outbox.clear()
+    gossip.remove_peer(peers[0])
+    gossip.retry_wants()
+    asked = {peer for peer, want in gossip.outbox if isinstance(want, Want) and digest_of(9_999) in want.digests}
+    assert asked == {peers[1]}

@@ -7,14 +7,16 @@ import math
 import pytest
 
 from p2prl.protocol import limits
-from p2prl.protocol.digests import chunk_digest
+from p2prl.protocol.digests import Digest, chunk_digest
 from p2prl.protocol.hash_tree import TreeBuilder, bound_top, proof_among, top_of
+from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk, ChunkRequest
 from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
-from tests.unit.swarm.group_bench import OTHER, PART, PARTS, THIRD, Bench, Group
+from p2prl.swarm.groups.requests import PartRequests
+from tests.unit.swarm.group_bench import NOW, OTHER, PART, PARTS, THIRD, Bench, Group
 from tests.unit.swarm.relays import poisoned
 
 
@@ -122,6 +124,30 @@ def test_bytes_that_were_not_requested_are_not_taken() -> None:
     with pytest.raises(BadChunkError):
         bench.bodies.on_part(group.author, poisoned(group.parts[0]), bench.now)
     assert bench.store.size_bytes == 0
+
+
+def test_a_part_asked_for_is_known_however_many_peers_were_asked_meanwhile() -> None:
+    requests = PartRequests(GroupBodyConfig(), [])
+    late = Digest(bytes(32)), 0
+    requests.send(late, OTHER, NOW)
+    for number in range(1_000):
+        peer, root = PeerId(f"peer {number}"), Digest(number.to_bytes(32, "big"))
+        for index in range(GroupBodyConfig().window):
+            requests.end(requests.send((root, index), peer, NOW))
+    assert requests.has_asked(OTHER, late), "a part that comes now is no fault of its sender"
+
+
+def test_the_parts_remembered_are_bounded_for_one_peer_and_over_all() -> None:
+    requests = PartRequests(GroupBodyConfig(), [])
+    parts = [(Digest(number.to_bytes(32, "big")), 0) for number in range(400)]
+    peers = [PeerId(f"peer {number}") for number in range(200)]
+    for peer in peers:
+        for part in parts:
+            requests.end(requests.send(part, peer, NOW))
+    known = [sum(requests.has_asked(peer, part) for part in parts) for peer in peers]
+    assert set(known) == {0, 256}
+    assert known == sorted(known), "the peers asked last are remembered"
+    assert 20_000 < sum(known) <= 32_768
 
 
 def test_a_part_of_another_size_than_its_header_says_is_a_fault() -> None:

@@ -30,8 +30,13 @@ def countersigned(of: Opened, by: Identity = ANN) -> Opened:
     return open_envelope(seal(by, Countersignature(of.raw), run=RUN, now=NOW), now=None)
 
 
+def sent(at: float, height: int, by: Identity = ANN) -> Opened:
+    """A countersignature of a head of this many entries, signed at a time."""
+    return open_envelope(seal(by, Countersignature(head(height).raw), run=RUN, now=at), now=None)
+
+
 def admit(kept: HeadWitnesses, number: int, *, known: bool, now: float, height: int = 5) -> Opened | None:
-    opened = countersigned(head(height), identity_of(f"validator {number}"))
+    opened = sent(now, height, identity_of(f"validator {number}"))
     return opened if kept.admits(opened, head(height), now, is_known=known) else None
 
 
@@ -59,6 +64,28 @@ def test_one_author_is_passed_on_every_twenty_seconds() -> None:
     assert 4 + 9 <= sum(passed) <= 4 + 10
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_old_countersignatures_that_anybody_repeats_do_not_take_the_place_of_the_newest(known: bool) -> None:
+    kept = HeadWitnesses()
+    newest = sent(NOW, 500)
+    assert kept.admits(newest, head(500), NOW, is_known=known)
+    for minute in range(1, 100):
+        old = sent(NOW - 60 * minute, 500 - minute)
+        assert not kept.admits(old, head(500 - minute), NOW + minute, is_known=known)
+    assert kept.for_peer(BOARD, Role.BOARD) == (head(500).raw, newest.raw)
+    assert kept.admits(sent(NOW + 100, 600), head(600), NOW + 100, is_known=known), "nor the author's pace"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_repeated_ones_in_the_order_of_their_signing_leave_the_author_its_pace(known: bool) -> None:
+    kept = HeadWitnesses()
+    for minute in range(100, 0, -1):
+        kept.admits(sent(NOW - 600 - 60 * minute, 500 - minute), head(500 - minute), NOW, is_known=known)
+    fresh = sent(NOW, 500)
+    assert kept.admits(fresh, head(500), NOW, is_known=known)
+    assert fresh.raw in kept.for_peer(BOARD, Role.BOARD)
+
+
 def test_a_reader_is_told_once_a_link_and_others_are_not() -> None:
     kept = HeadWitnesses()
     assert kept.for_peer(BOARD, Role.BOARD) == ()
@@ -81,6 +108,16 @@ def test_two_heads_of_one_height_are_kept_for_good() -> None:
         kept.note_head(head(height))
     assert kept.fork == (pair[0].raw, pair[1].raw)
     assert set(kept.fork) < set(kept.for_peer(BOARD, Role.BOARD))
+
+
+def test_old_heads_that_anybody_repeats_hide_no_fork() -> None:
+    kept = HeadWitnesses()
+    kept.note_head(head(1_000))
+    for height in range(1, 200):
+        kept.note_head(head(height))
+    other = head(1_000, digest=bytes([1]) * 32)
+    kept.note_head(other)
+    assert kept.fork == (head(1_000).raw, other.raw)
 
 
 @pytest.mark.parametrize(

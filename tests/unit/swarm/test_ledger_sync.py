@@ -32,6 +32,26 @@ def test_any_peer_ahead_may_be_asked() -> None:
     assert not subject.outbox
 
 
+def test_a_page_is_taken_once_from_the_peer_that_was_asked_for_it() -> None:
+    subject = ledger_sync()
+    assert not subject.is_answer(A, 0), "nobody was asked"
+    subject.ask({A: 9}, 5)
+    assert [subject.is_answer(peer, height) for peer, height in ((B, 5), (A, 4), (A, 5), (A, 5))] == [0, 0, 1, 0]
+    subject.ask({A: 9}, 5)
+    subject.ask({A: 9}, 7)
+    assert subject.is_answer(A, 5), "a role and its mirror ask at once"
+    assert subject.is_answer(A, 7)
+
+
+def test_a_bounded_number_of_answers_is_awaited() -> None:
+    subject = ledger_sync()
+    peers = [PeerId(f"peer {number}") for number in range(200)]
+    for peer in peers:
+        subject.ask({peer: 9}, 5)
+    taken = [subject.is_answer(peer, 5) for peer in peers]
+    assert taken == [False] * 136 + [True] * 64
+
+
 def test_queries_within_the_limit_are_answered() -> None:
     count = 40 * limits.MAX_LEDGER_QUERIES_PER_S
     assert granted(ledger_sync(), A, times=count, every_s=1 / limits.MAX_LEDGER_QUERIES_PER_S) == count

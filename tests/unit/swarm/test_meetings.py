@@ -9,7 +9,7 @@ from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Meeting, MeetingRequest
 from p2prl.sim.hosts import identity_of
-from p2prl.swarm.events import Meet
+from p2prl.swarm.events import Dial, Meet
 from p2prl.swarm.peers.meetings import ALL_REQUESTS, REQUESTS, TRIES, Meetings, is_direct_public
 from tests.unit.swarm.peer_links import ME, NOW, A, B, connections, introduction_of, record, with_learner
 
@@ -109,13 +109,13 @@ def test_a_wish_that_is_granted_starts_anew_later() -> None:
 
 def test_an_invitation_repeated_at_once_is_one() -> None:
     own = Meetings(ME.peer_id, capacity=2)
-    assert own.is_new(A.peer_id, 0.0)
-    assert not own.is_new(A.peer_id, 7.9)
-    assert own.is_new(A.peer_id, 8.0)
-    assert not own.is_new(ME.peer_id, 0.0)
-    own.is_new(B.peer_id, 8.0)
-    own.is_new(C.peer_id, 8.0)
-    assert own.is_new(A.peer_id, 8.1)  # forgotten: two are remembered
+    assert own.is_new(A.peer_id, 0.0, by_learner=True)
+    assert not own.is_new(A.peer_id, 7.9, by_learner=True)
+    assert own.is_new(A.peer_id, 8.0, by_learner=True)
+    assert not own.is_new(ME.peer_id, 0.0, by_learner=True)
+    own.is_new(B.peer_id, 8.0, by_learner=True)
+    own.is_new(C.peer_id, 8.0, by_learner=True)
+    assert own.is_new(A.peer_id, 8.1, by_learner=True)  # forgotten: two are remembered
 
 
 @pytest.mark.parametrize(
@@ -178,33 +178,62 @@ def test_without_the_learner_a_seeder_is_asked() -> None:
 
 def test_an_invitation_is_followed_once_at_public_addresses_and_within_the_budget() -> None:
     links = connections()
-    links.on_meeting(Meeting(B.public_key, AT_B, True), NOW)
+    links.on_meeting(Meeting(B.public_key, AT_B, True), A.peer_id, NOW)
     assert links.commands == [Meet(B.peer_id, AT_B, True)]
     links.commands.clear()
-    links.on_meeting(Meeting(B.public_key, AT_B, True), NOW + 1)
-    links.on_meeting(Meeting(C.public_key, "/ip4/192.168.1.1/tcp/4001", False), NOW)
-    links.on_meeting(Meeting(C.public_key, "/ip4/44.1.1.1/tcp/22", False), NOW)
-    links.on_meeting(Meeting(ME.public_key, AT_A, False), NOW)
+    links.on_meeting(Meeting(B.public_key, AT_B, True), A.peer_id, NOW + 1)
+    links.on_meeting(Meeting(C.public_key, "/ip4/192.168.1.1/tcp/4001", False), A.peer_id, NOW)
+    links.on_meeting(Meeting(C.public_key, "/ip4/44.1.1.1/tcp/22", False), A.peer_id, NOW)
+    links.on_meeting(Meeting(ME.public_key, AT_A, False), A.peer_id, NOW)
     assert links.commands == []
     with pytest.raises(RemoteProtocolError):
-        links.on_meeting(Meeting(b"short", AT_B, True), NOW)
+        links.on_meeting(Meeting(b"short", AT_B, True), A.peer_id, NOW)
     victims = [identity_of(f"v{number}") for number in range(500)]
     for victim in victims:
-        links.on_meeting(Meeting(public_key_of(victim.peer_id), "/ip4/44.9.9.9/tcp/4001", True), NOW)
+        links.on_meeting(Meeting(public_key_of(victim.peer_id), "/ip4/44.9.9.9/tcp/4001", True), A.peer_id, NOW)
     assert len(links.commands) <= 24, "one subnet is not dialed without end"
+
+
+def test_strangers_invitations_use_up_no_dials_and_no_meetings_of_others() -> None:
+    """A is the learner; whoever is linked may send any number of invitations."""
+    links = connections(local_run=False)
+    for number in range(2_000):
+        address = f"/ip4/44.{number % 250}.{number // 250}.9/tcp/4001"
+        links.on_meeting(Meeting(identity_of(f"key {number}").public_key, address, True), C.peer_id, NOW)
+    links.on_meeting(Meeting(B.public_key, "/ip4/45.1.1.1/tcp/4001", True), C.peer_id, NOW)
+    assert len(links.commands) <= 32
+    links.commands.clear()
+    links.on_meeting(Meeting(B.public_key, AT_B, True), A.peer_id, NOW)
+    assert links.commands == [Meet(B.peer_id, AT_B, True)], "the learner's invitation"
+    links.commands.clear()
+    links.discovery.on_records([record(A, address="/ip4/46.1.1.1/tcp/4001")], NOW)
+    assert [command.peer for command in links.commands if isinstance(command, Dial)] == [A.peer_id]
+
+
+def test_an_introduced_peer_is_met_however_many_others_ask_the_learner_for_a_meeting() -> None:
+    links = with_learner()
+    links.discovery.on_introduction(introduction_of(B), int(NOW * 1000), NOW)
+    links.commands.clear()
+    for number in range(200):
+        asker = Meeting(identity_of(f"key {number}").public_key, f"/ip4/44.{number}.0.9/tcp/4001", True)
+        links.on_meeting(asker, A.peer_id, NOW)
+    assert 0 < len(links.commands) <= 32
+    links.commands.clear()
+    links.on_meeting(Meeting(B.public_key, AT_B, True), A.peer_id, NOW)
+    assert links.commands == [Meet(B.peer_id, AT_B, True)]
 
 
 def test_a_peer_with_a_direct_link_is_not_met_and_a_banned_one_neither() -> None:
     links = connections()
     links.connected(B.peer_id, NOW)
     links.note_address(B.peer_id, AT_B)
-    links.on_meeting(Meeting(B.public_key, AT_B, True), NOW)
+    links.on_meeting(Meeting(B.public_key, AT_B, True), A.peer_id, NOW)
     assert links.commands == []
     links.note_address(B.peer_id, CIRCUIT)
-    links.on_meeting(Meeting(B.public_key, AT_B, True), NOW)
+    links.on_meeting(Meeting(B.public_key, AT_B, True), A.peer_id, NOW)
     assert links.commands == [Meet(B.peer_id, AT_B, True)]
     links.commands.clear()
     links.connected(C.peer_id, NOW)
     links.fault(C.peer_id, NOW, proven=True)
-    links.on_meeting(Meeting(C.public_key, AT_A, False), NOW)
+    links.on_meeting(Meeting(C.public_key, AT_A, False), A.peer_id, NOW)
     assert links.commands == []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import pytest
+from msgspec.structs import replace
 
 from p2prl.protocol.identity import Identity, peer_id_of
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
@@ -54,3 +58,18 @@ def test_the_table_is_bounded_and_failures_take_no_place() -> None:
     table.note([receipt(who) for who in bad], NOW)
     assert len(table) == 10
     assert table.is_known(peer_id_of(A.public_key), NOW), "the one with most to lose stays"
+
+
+def test_a_batch_for_a_full_table_costs_little_more_than_one_receipt() -> None:
+    table = Standings(4_096)
+    strangers = (replace(receipt(), peer=number.to_bytes(32, "big")) for number in itertools.count())
+    table.note(itertools.islice(strangers, 4_096), NOW)
+
+    def seconds_of(count: int) -> float:
+        began = time.process_time()
+        table.note(itertools.islice(strangers, count), NOW)
+        return time.process_time() - began
+
+    one = min(seconds_of(1) for _ in range(5))
+    assert seconds_of(512) < 50 * one
+    assert len(table) == 4_096

@@ -99,3 +99,18 @@ def test_rates_bound_one_validator_and_all_newcomers_but_not_the_known() -> None
     gate.note(checks(BOB, 2, CheckOutcome.FAILED))
     assert sum(gate.admits(verdict(0, key), SOURCE, NOW + 1) for key in strangers for _ in range(50)) == 63
     assert not gate.admits(verdict(0, BOB), SOURCE, NOW + 1), "a validator that failed is a newcomer again"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_old_verdicts_that_anybody_repeats_leave_a_validator_its_rate(is_known: bool) -> None:
+    gate = VerdictGate()
+    gate.note(stored(0, 1))
+    if is_known:
+        gate.note(checks(ANN, 8))
+    now = NOW + 3_600
+    assert sum(gate.admits(verdict(0), SOURCE, now) for _ in range(2_000)) == 256
+    for key in (identity_of(f"stranger {number}") for number in range(4)):
+        for _ in range(256):
+            gate.admits(verdict(0, key), SOURCE, now)
+    fresh = open_envelope(seal(ANN, verdict(1).body, run=bytes(32), now=now - 60), now=None)
+    assert gate.admits(fresh, OTHER, now)

@@ -78,3 +78,10 @@ def test_board_waits_briefly_for_a_newer_ledger(clock: list[float]) -> None:
     assert clock[0] < 1.0
     await_current_ledger(_Scripted([old, met]))
     assert 5.0 <= clock[0] < 7.0
+
+
+def test_a_long_download_that_no_head_proves_yet_is_waited_for(clock: list[float]) -> None:
+    met = {"signed_height": None, "connected_peers": {"learner": 1}}
+    story = [_kept(**met, unproven_entries=count) for count in range(300)]
+    await_current_ledger(_Scripted([*story, _kept(connected_peers={"learner": 1})]))
+    assert 55.0 <= clock[0] < 65.0
