@@ -142,7 +142,7 @@ class Volunteer:
     def turn(self, *, wait_s: float) -> Action:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
         self._follow_order(self.owner.order)
-        action = self._next_action()
+        action, was_ready = self._next_action(), self.bootstrap.prepared is not None
         rest_s = self.owner.rest_s() if isinstance(action, Sample) else 0.0
         self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
         match action:
@@ -157,7 +157,8 @@ class Volunteer:
         is_known = self.bootstrap.manifest is not None and not self.owner.is_suspended
         for message in self._delivery.due(self._clock.now(), run_known=is_known):
             self._net.send(message)
-        self._report(action)
+        if was_ready or self.bootstrap.prepared is None:  # else the wait for the run's files has just ended
+            self._report(action)
         return action
 
     def close(self) -> None:

@@ -173,12 +173,14 @@ class PublishedPolicies:
                 del self._by_version[version]
 
 
-def chained_weights(blobs: Path, manifest: PolicyManifest) -> memoryview | None:
-    """The weights of a version in the chain beside these blobs; None when it is not there. From any process."""
+def chained_weights(blobs: Path, manifest: PolicyManifest, scratch: Path | None = None) -> memoryview | None:
+    """The weights of a version in the chain beside these blobs; None when it is not there. From any process.
+
+    They are copied to the folder `scratch`, or beside the chain. `OSError` when they cannot be."""
     chain = ChainReader(blobs / CHAIN_FOLDER)
     if not chain.holds(manifest.version, manifest.weights.root):
         return None
-    return chain.copy_of(manifest.version)
+    return chain.copy_of(manifest.version, scratch)
 
 
 def _read(raw: bytes) -> PolicyVersion:

@@ -86,10 +86,16 @@ class Learner:
         return self._storage.journal.groups.counts()
 
     def status(self) -> dict[str, Any]:
-        """State of the run for `status.json`, in addition to the metrics of the newest update."""
-        progress = {"target_updates": self.target_updates, "finished": self.finished}
+        """State of the run for `status.json`, beside the metrics of the newest update: the last version is published
+        and measured after it."""
         share = self._publisher.written_share
-        return progress if share is None else progress | {"publishing": round(share, 2)}
+        return {
+            "target_updates": self.target_updates,
+            "finished": self.finished,
+            "version": self.version,
+            **self._checks.evaluation_figures,
+            **({} if share is None else {"publishing": round(share, 2)}),
+        }
 
     def stop(self) -> None:
         """Finish the update in progress, save everything, and return from `run`."""

@@ -50,6 +50,7 @@ def probe(
     began = clock.now()
     rewards: dict[str, list[tuple[float, ...]]] = {}
     made: dict[str, list[Generation]] = {}
+    failures: dict[str, list[str]] = {}
     done, longest, batch = 0, 0, _FIRST_GROUPS
     while done < groups and batch:
         assignments: list[SlotAssignment] = []
@@ -65,8 +66,9 @@ def probe(
             longest = max(longest, len(assignment.prompt_ids))
             group = [next(sampled) for _ in assignment.requests]
             made.setdefault(assignment.task, []).extend(group)
-            scored = work.rewards(assignment, [each.token_ids for each in group])
-            rewards.setdefault(assignment.task, []).append(scored)
+            scored = work.start_rewards(assignment, [each.token_ids for each in group])()
+            rewards.setdefault(assignment.task, []).append(scored.values)
+            failures.setdefault(assignment.task, []).extend(scored.failures)
         done += min(batch, groups - done)
         spent = clock.now() - began
         on_progress(min(1.0, max(done / groups, spent / limit_s)))
@@ -77,7 +79,10 @@ def probe(
     return ProbeResult(
         tasks={
             task: figures_of(
-                rewards[task], [each.sampled_tokens for each in group], sum(not each.finished for each in group)
+                rewards[task],
+                [each.sampled_tokens for each in group],
+                sum(not each.finished for each in group),
+                failures[task],
             )
             for task, group in made.items()
         },

@@ -12,6 +12,7 @@ from itertools import islice
 from p2prl.errors import ConfigError
 from p2prl.models.run_scoring import AnswerScorer, ScoredAnswer
 from p2prl.tasks.data.packed_rows import PackedRows, Row
+from p2prl.tasks.probe_verdict import SCORER_REMEDY
 
 _ROWS = 16
 """Rows that are tried. One that tells answers apart is enough: a single row may have an answer no scorer can read."""
@@ -54,20 +55,28 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         tried += len(scored)
         values, half = [each.value for each in scored], len(right_texts)
         if any(own > other for own, other in zip(values[:half], values[half:], strict=True)):
-            failed = f"{len(failures)} of {tried} answers"
-            return f"The scorer of {task} failed on {failed} it was tried on: {failures[-1]}." if failures else ""
+            return _told(task, tried, failures)
     if tried and len(failures) == tried:
         raise ConfigError(
             f"the scorer of {task} failed on all {tried} answers it was tried on: {failures[-1]}",
-            remedy=f"Correct the scorer, or install what it needs. {_NOTHING_MADE}",
+            remedy=f"{SCORER_REMEDY} {_NOTHING_MADE}",
         )
     if known and tried:
         raise ConfigError(
             f"the scorer of {task} cannot tell answers apart: a row's own answer scores no more than another row's",
             remedy=f"Check --scorer and --answer-column against a row of the data. {_NOTHING_MADE}",
         )
+    if failures:
+        return _told(task, tried, failures)
     why = "all rows have the same right answer" if known else "it reads no answer in a usual form"
     return f"Whether the scorer of {task} tells answers apart could not be tried: {why}."
+
+
+def _told(task: str, tried: int, failures: Sequence[str]) -> str:
+    """The failures as a notice; an empty text without any."""
+    if not failures:
+        return ""
+    return f"The scorer of {task} failed on {len(failures)} of {tried} answers it was tried on: {failures[-1]}."
 
 
 def _refuse_two_scores(task: str, pairs: Iterable[tuple[ScoredAnswer, ScoredAnswer]]) -> None:

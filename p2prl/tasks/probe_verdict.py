@@ -17,6 +17,12 @@ FEWEST_GROUPS = 8
 """Groups from which a probe is judged: a policy of which a tenth of the groups have a signal shows none of it in so
 many groups in two cases of five, and then it is no loss to be asked for --force."""
 
+SCORER_REMEDY = (
+    "Correct the scorer, or install what it needs. If it takes too long, import packages at the top of its file and not"
+    " in the function, which runs in a new process for every answer."
+)
+"""What to do about a scorer that fails on everything."""
+
 _LOW_SIGNAL = 0.05
 """Share of groups with a signal below which the user is told: nine tenths of the work would teach nothing."""
 
@@ -43,6 +49,10 @@ class ProbeFigures:
     """Mean length of a completion, tokens."""
     truncated_share: float
     """Share of completions that the length limit cut off."""
+    failed_share: float = 0.0
+    """Share of completions that could not be scored, and count 0."""
+    failure: str = ""
+    """Why one of these could not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +77,7 @@ class ProbeFacts:
 class Fault(StrEnum):
     """Why nothing can be learned, in one clause."""
 
+    UNSCORED = "the scorer failed on every completion"
     ALL_TRUNCATED = "every completion was cut off at the longest length, and none earned more than another"
     NO_REWARD = "no completion earned any reward"
     ALL_RIGHT = "every completion earned the full reward, so there is nothing left to learn"
@@ -78,6 +89,8 @@ def fault_of(figures: ProbeFigures, full_reward: float = 1.0) -> Fault | None:
 
     `full_reward` is that of a completion that does all it is paid for: below it, equal rewards are not right answers.
     """
+    if figures.failed_share == 1.0:
+        return Fault.UNSCORED  # of however few groups: a scorer that takes seconds leaves time for no more
     if figures.groups < FEWEST_GROUPS or figures.signal_share > 0.0:
         return None
     if figures.truncated_share == 1.0:
@@ -90,6 +103,8 @@ def fault_of(figures: ProbeFigures, full_reward: float = 1.0) -> Fault | None:
 
 def remedy_of(fault: Fault, figures: ProbeFigures, facts: ProbeFacts) -> str:
     """What to change, the likeliest cause first."""
+    if fault is Fault.UNSCORED:
+        return SCORER_REMEDY
     if fault is Fault.ALL_RIGHT:
         return "Give harder prompts, or a smaller model."
     if fault is Fault.ALL_EQUAL and figures.reward_low < figures.reward_high:
@@ -136,8 +151,11 @@ def judge(figures: dict[str, ProbeFigures], facts: ProbeFacts) -> list[str]:
     return notices
 
 
-def figures_of(rewards: Sequence[Sequence[float]], lengths: Sequence[int], truncated: int) -> ProbeFigures:
-    """Figures of a task's groups: `rewards` by group, `lengths` in tokens and `truncated` over all completions."""
+def figures_of(
+    rewards: Sequence[Sequence[float]], lengths: Sequence[int], truncated: int, failures: Sequence[str] = ()
+) -> ProbeFigures:
+    """Figures of a task's groups: `rewards` by group, `lengths` in tokens and `truncated` over all completions, and why
+    completions could not be scored, one text for each of `failures`."""
     flat = [reward for group in rewards for reward in group]
     count = max(1, len(flat))
     return ProbeFigures(
@@ -149,12 +167,15 @@ def figures_of(rewards: Sequence[Sequence[float]], lengths: Sequence[int], trunc
         signal_share=sum(min(group) < max(group) for group in rewards) / max(1, len(rewards)),
         tokens_mean=sum(lengths) / count,
         truncated_share=truncated / count,
+        failed_share=len(failures) / count,
+        failure=failures[-1] if failures else "",
     )
 
 
 def figures_text(figures: ProbeFigures) -> str:
     """The figures of a task in one line."""
+    failed = f", the scorer failed on {figures.failed_share:.0%}: {figures.failure}" if figures.failure else ""
     return (
         f"reward {figures.reward_mean:.3f}, {figures.signal_share:.0%} of {figures.groups} groups with a signal,"
-        f" {figures.tokens_mean:.0f} tokens a completion, {figures.truncated_share:.0%} cut off"
+        f" {figures.tokens_mean:.0f} tokens a completion, {figures.truncated_share:.0%} cut off{failed}"
     )

@@ -205,7 +205,8 @@ def _run_missing(
         stage, size = f"{method} under {delay}, seeds {batch[0]}–{batch[-1]}", plan.updates * len(batch)
 
         def tell(share: float, prefix: str = "", stage: str = stage, before: int = done, size: int = size) -> None:
-            on_progress(prefix + stage, (before + share * size) / work)
+            # What comes before the updates has a share of its own.
+            on_progress(prefix + stage, share if prefix else (before + share * size) / work)
 
         tell(0.0)
         run_batch(results, environment_by_name(task), method, delay, plan, batch, out, tell)
@@ -251,7 +252,7 @@ def train_batch(
     """
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
     longest, *shorter = plans
-    start_MW = warm_start_of(environment, seeds, out, on_step=lambda _: tell(0.0, "warm start for "))
+    start_MW = warm_start_of(environment, seeds, out, on_step=lambda share: tell(share, "warm start for "))
     kind = BandedTraining if "band" in parsed.additions else DelayedTraining
     training = kind(environment, parsed, parse_law(delay), longest, seeds, start_MW)
     lengths = training.run_lengths(shorter, on_progress=tell)

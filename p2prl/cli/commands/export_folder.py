@@ -37,13 +37,18 @@ def check_target(out: Path, *, force: bool) -> None:
 
 def check_space(out: Path, size_bytes: int) -> None:
     """Raise `MachineError` when the disk of `out` has no space for an export of this size."""
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    there = existing_folder(out)
     needed, free = size_bytes + _SPARE_BYTES, shutil.disk_usage(there).free
     if free < needed:
         raise MachineError(
             f"the export needs {size_text(needed)} of disk in {there} and {size_text(free)} are free",
             remedy="Free some, or give a directory on a larger disk with --out.",
         )
+
+
+def existing_folder(out: Path) -> Path:
+    """`out`, or the nearest folder above it that is there: a place on the disk that the export is written to."""
+    return next(path for path in (out, *out.absolute().parents) if path.exists())
 
 
 @contextmanager

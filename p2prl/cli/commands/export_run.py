@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from p2prl import __version__
 from p2prl.cli import crash_log
-from p2prl.cli.commands.export_folder import MARKER, check_space, check_target, new_directory
+from p2prl.cli.commands.export_folder import MARKER, check_space, check_target, existing_folder, new_directory
 from p2prl.cli.commands.open_ledger import ledger_of_run
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.model_card import LEDGER_FILE, CardFacts, model_card
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder, open_folder
+from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.plain_text import counted
@@ -74,7 +75,7 @@ def export_command(
 
         run = open_run(directory)
         on_progress("opening the checkpoint", 0.0)
-        done, opened = _open(run, step, dtype)
+        done, opened = _open(run, step, dtype, scratch=existing_folder(target))
         target = _target(folder, done, out)
         check_target(target, force=force)
         check_space(target, opened.size_bytes)
@@ -133,8 +134,10 @@ def _repository(push: str | None, *, private: bool, quiet: bool) -> HubRepositor
     return repository
 
 
-def _open(run: RunFolder, step: str, dtype: str) -> tuple[int, OpenedExport]:
-    """Open the chosen checkpoint; if a running learner deletes it meanwhile, the one that is newest then."""
+def _open(run: RunFolder, step: str, dtype: str, *, scratch: Path) -> tuple[int, OpenedExport]:
+    """Open the chosen checkpoint; if a running learner deletes it meanwhile, the one that is newest then.
+
+    What has to be computed for it is kept in `scratch`: the run's own disk may be full, or read-only."""
     from p2prl.config.run_settings import run_file_blobs
     from p2prl.models.export.model_directory import open_export
 
@@ -151,7 +154,7 @@ def _open(run: RunFolder, step: str, dtype: str) -> tuple[int, OpenedExport]:
                 policy=policy,
                 blobs=run.paths.blobs,
                 dtype=dtype,
-                chained=None if policy is None or dtype != run.manifest.dtype else _chained(run, policy),
+                chained=None if policy is None or dtype != run.manifest.dtype else _chained(run, policy, scratch),
             )
         except FileNotFoundError:
             continue
@@ -160,11 +163,15 @@ def _open(run: RunFolder, step: str, dtype: str) -> tuple[int, OpenedExport]:
     )
 
 
-def _chained(run: RunFolder, policy: PolicyManifest) -> memoryview | None:
+def _chained(run: RunFolder, policy: PolicyManifest, scratch: Path) -> memoryview | None:
     from p2prl.learner.published_policies import chained_weights
 
     try:
-        return chained_weights(run.paths.blobs, policy)
+        return chained_weights(run.paths.blobs, policy, scratch)
+    except FileNotFoundError:
+        raise  # the chain's own file: the learner goes on to another version
+    except OSError as error:
+        raise write_error(error, scratch) from error
     except IntegrityError as error:
         remedy = "Export another step, or give another --dtype, which reads the checkpoint alone."
         raise IntegrityError(

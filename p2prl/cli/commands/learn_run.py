@@ -20,6 +20,7 @@ from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.learner_view import update_line, update_panel
 from p2prl.cli.views.link_qr import show_qr
+from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
@@ -92,7 +93,8 @@ def learn_command(
                     learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
             document = {"run": str(directory), "step": learner.step, **report.newest}
             state = "finished" if learner.finished else "stopped"
-            status = {"role": "learner", "state": state, **document, **learner.status()}
+            ended = {"state": state, "time": SystemClock().now()}
+            status = {"role": "learner", **document, **learner.status(), **ended}
             write_status(directory / "status.json", status)
     if as_json:
         emit(document)

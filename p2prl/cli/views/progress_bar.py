@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,20 +23,37 @@ def remaining(elapsed_s: float, share: float) -> str:
     return f", {minutes / 60:.1f} h left"
 
 
+class _Pace:
+    """The pace of the work, as its share done grows. Importing and loading, before it does, say nothing about it."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._first = self._last = math.inf
+
+    def remaining(self, now: float, share: float) -> str:
+        """As `remaining`, at the pace since the share last stood still at its start, or fell as a stage began."""
+        if share <= self._first or share < self._last:
+            self._began, self._first = now, share
+        self._last = share
+        if share <= self._first:
+            return ""
+        return remaining(now - self._began, (share - self._first) / (1.0 - self._first))
+
+
 @contextmanager
 def progress_bar(label: str, *, quiet: bool) -> Iterator[Callable[[str, float], None]]:
     """Yield a function that takes (stage, fraction done). Without a terminal it prints occasional lines."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if quiet or not console.is_terminal:
-        last_stage, next_at, began = "", 0.0, time.monotonic()
+        last_stage, next_at, pace = "", 0.0, _Pace()
 
         def print_stage(stage: str, share: float) -> None:
             nonlocal last_stage, next_at
             now = time.monotonic()
+            left = pace.remaining(now, share)
             if quiet or (stage == last_stage and now < next_at):
                 return
-            left = remaining(now - began, share)
             say(f"{label}: {stage} …{left}" if stage != last_stage else f"{label}: {stage} {share:.0%}{left}")
             last_stage, next_at = stage, now + PLAIN_PERIOD_S
 

@@ -62,12 +62,16 @@ class GroupChecks:
     @property
     def figures(self) -> dict[str, float]:
         """Queue lengths, failures of scorers and the newest evaluation, as keys of the metrics log."""
-        evaluated = {} if self._evaluations is None else self._evaluations.figures
-        return evaluated | {
+        return self.evaluation_figures | {
             **self._replayer.figures,
             "queue/stored_groups": len(self._backlog) - self._backlog.in_replay,
             "queue/replaying_groups": self._backlog.in_replay,
         }
+
+    @property
+    def evaluation_figures(self) -> dict[str, float]:
+        """The newest evaluation, as keys of the metrics log; empty before the first, and where there are none."""
+        return {} if self._evaluations is None else self._evaluations.figures
 
     @property
     def has_unsettled(self) -> bool:

@@ -179,12 +179,14 @@ class ChainReader:
             # The mapping has the file's descriptor, and the lock, until the last view of it goes.
             return memoryview(mmap.mmap(file, state.size_bytes, access=mmap.ACCESS_READ))
 
-    def copy_of(self, version: int) -> memoryview:
-        """A version's weights in a file without a name, which goes when the last view of it goes. Raises what `words`
-        raises."""
+    def copy_of(self, version: int, scratch: Path | None = None) -> memoryview:
+        """A version's weights in a file without a name, which goes when the last view of it goes.
+
+        The file is in the folder `scratch`, or in the chain's own. Raises what `words` raises, and `OSError` when it
+        cannot be written."""
         state = self._required()
         spans = segment_spans(state.words)
-        with tempfile.TemporaryFile(dir=self.directory) as file:
+        with tempfile.TemporaryFile(dir=scratch or self.directory) as file:
             # Written, not mapped: a mapped page of a new file costs a fault, and the loss of the disk a signal.
             os.truncate(file.fileno(), state.size_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,7 +69,7 @@ def open_source(path: Path) -> DataSource:
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         raise ConfigError(
             f"{path} is one JSON array, not one JSON object a line",
-            remedy=f"Convert it: jq -c '.[]' {path} > {path.stem}.jsonl",
+            remedy=f"Convert it: jq -c '.[]' {shlex.quote(str(path))} > {shlex.quote(f'{path.stem}-lines.jsonl')}",
         )
     from p2prl.tasks.data.json_lines import JsonLinesSource
 

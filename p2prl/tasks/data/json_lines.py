@@ -53,7 +53,7 @@ class JsonLinesSource:
         if len(line) > MAX_ROW_BYTES:
             raise self._unreadable(number, f"the line has more than {MAX_ROW_BYTES:,} bytes", "Write one row a line.")
         try:
-            text = line.decode()
+            text = line.decode().rstrip("\r\n")  # past the end of the line, columns would count from 1 again
         except UnicodeDecodeError as error:
             raise self._unreadable(
                 number, f"byte {error.start + 1} of the line is not UTF-8", "Save the file as UTF-8."

@@ -210,6 +210,27 @@ def test_reporting_and_development_seeds_are_apart() -> None:
         StalenessConfig(methods=("grpo",), delays=("const:8",), seeds=5, first_seed=first, sweep=True)
 
 
+def test_a_warm_start_has_a_share_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(results, _environment, method, delay, plan, seeds, _out, tell):  # type: ignore[no-untyped-def]
+        tell(0.25, "warm start for ")
+        results.add(Setting.of("chain4", method, delay, plan), [result(seed, 0.5) for seed in seeds])
+        tell(0.25)
+
+    monkeypatch.setattr(benchmark, "run_batch", trained)
+    told: list[tuple[str, float]] = []
+    run_staleness(
+        StalenessConfig(methods=("grpo", "tis"), delays=("const:0",), seeds=1),
+        tmp_path,
+        on_progress=lambda stage, share: told.append((stage, share)),
+    )
+    runs = ["grpo under const:0, seeds 0–0", "tis under const:0, seeds 0–0"]
+    assert told == [
+        (f"{prefix}{name}", share)
+        for name, before in zip(runs, (0.0, 0.5), strict=True)
+        for prefix, share in (("", before), ("warm start for ", 0.25), ("", before + 0.125))
+    ]
+
+
 def test_a_sweep_reports_its_choices_on_reporting_seeds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str, int]] = []
 

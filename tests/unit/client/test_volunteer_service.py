@@ -36,6 +36,18 @@ def test_groups_are_on_disk_without_gaps_and_verify(rig: VolunteerRig) -> None:
     assert rig.progress[-1].groups == {"generated": len(stored)}
 
 
+def test_a_wait_for_files_is_not_reported_once_they_are_here(rig: VolunteerRig) -> None:
+    """Building the engine from them takes seconds, in the turn that began with the wait."""
+    rig.port.inbox.append(control.RunKnown(rig.small_run.manifest_raw))
+    rig.turns(2)
+    assert rig.progress[-1].state == "fetching the run's files"
+    reports = len(rig.progress)
+    rig.introduce()
+    rig.turns(3)
+    later = {progress.state for progress in rig.progress[reports:]}
+    assert later == {"waiting for the first weights"}
+
+
 def test_after_a_crash_sampling_resumes_at_the_next_slot(rig: VolunteerRig) -> None:
     rig.introduce()
     rig.offer(0)

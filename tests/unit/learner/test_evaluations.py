@@ -95,6 +95,15 @@ def test_the_newest_result_is_in_the_metrics(fresh: Callable[[str], SmallRun]) -
         assert line["evaluation/chain4/pass_at_k"] == report["pass_at"]["3"]["rate"]
 
 
+def test_the_status_of_the_end_has_the_newest_version_and_result(fresh: Callable[[str], SmallRun]) -> None:
+    run = fresh("run")
+    _, swarm, _ = run_through(run, None, build=measuring)
+    status, (*_, last) = swarm.learner.status(), results(run)
+    assert status["version"] == swarm.learner.version > metrics_lines(run)[-1]["version"]
+    assert status["evaluation/version"] == last["version"]
+    assert status["evaluation/chain4/greedy_pass"] == last["tasks"]["chain4"]["greedy_pass"]["rate"]
+
+
 @pytest.mark.parametrize("kill", [1, 4, 9])
 def test_a_killed_learner_repeats_no_version(fresh: Callable[[str], SmallRun], kill: int) -> None:
     run = fresh("run")

@@ -13,6 +13,7 @@ from p2prl.models.sampling import sample_all
 from p2prl.protocol.digests import digest
 from p2prl.tasks.probe_verdict import figures_of
 from tests.unit.learner.small_run import SmallRun
+from tests.unit.models.data_run import DataRun
 
 
 @pytest.fixture
@@ -63,3 +64,11 @@ def test_a_slow_machine_ends_in_time_with_what_it_has(run: SmallRun) -> None:
 def test_a_machine_that_ends_no_group_says_so(run: SmallRun) -> None:
     result = probe(run.sampler, run.work, groups=64, limit_s=1.0, clock=Clock(2.0), on_progress=lambda _: None)
     assert (result.groups, result.tasks, result.complete) == (0, {}, False)
+
+
+def test_answers_that_the_scorer_fails_on_are_counted_by_task(run: SmallRun) -> None:
+    data = DataRun(run)
+    data.scorer.broken = "timeout"
+    result = probe(run.sampler, data.learner, groups=8, limit_s=60.0, clock=Clock(1e-6), on_progress=lambda _: None)
+    assert (result.tasks["sums"].failed_share, result.tasks["sums"].failure) == (1.0, "timeout")
+    assert (result.tasks["chain4"].failed_share, result.tasks["chain4"].failure) == (0.0, "")

@@ -92,6 +92,18 @@ def test_failures_on_the_way_are_told(tmp_path: Path) -> None:
     assert said == "The scorer of sums failed on 4 of 6 answers it was tried on: error: four."
 
 
+def test_failures_are_told_where_nothing_else_can_be(tmp_path: Path) -> None:
+    clock = count()
+
+    def score(row: Row, text: str) -> float:
+        if next(clock) % 5:
+            raise ValueError("slow")
+        return 0.0
+
+    said = check(tmp_path, [{"answer": str(n)} for n in range(8)], FUNCTION, Scorer(score))
+    assert said == "The scorer of sums failed on 64 of 80 answers it was tried on: error: slow."
+
+
 def test_one_readable_row_is_enough(tmp_path: Path) -> None:
     answered = Scorer(lambda row, text: float(row["answer"].endswith("6") and text.strip().endswith("6")))
     assert check(tmp_path, SUMS, NUMBER, answered) == ""

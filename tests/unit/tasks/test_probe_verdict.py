@@ -15,6 +15,7 @@ SILENT = figures_of([(0.0, 0.0)] * 32, [10] * 64, 4)
 PERFECT = figures_of([(1.0, 1.0)] * 32, [10] * 64, 0)
 EQUAL = figures_of([(1.0, 1.0), (0.0, 0.0)] * 16, [10] * 64, 0)
 CUT = figures_of([(0.0, 0.0)] * 32, [64] * 64, 64)
+UNSCORED = figures_of([(0.0, 0.0)] * 32, [64] * 64, 64, ["timeout"] * 64)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,9 @@ CUT = figures_of([(0.0, 0.0)] * 32, [64] * 64, 64)
         (PERFECT, Fault.ALL_RIGHT),
         (EQUAL, Fault.ALL_EQUAL),
         (CUT, Fault.ALL_TRUNCATED),
+        (UNSCORED, Fault.UNSCORED),
+        (figures_of([(0.0, 0.0)], [64] * 2, 2, ["timeout"] * 2), Fault.UNSCORED),
+        (figures_of([(0.0, 0.0)] * 32, [64] * 64, 64, ["timeout"] * 63), Fault.ALL_TRUNCATED),
         (figures_of([(1.0, 0.0)] + [(0.0, 0.0)] * 31, [64] * 64, 64), None),  # a scorer of truncated text
         (figures_of([(0.0, 0.0)] * (FEWEST_GROUPS - 1), [1] * 14, 0), None),
         (figures_of([(0.0, 0.0)] * FEWEST_GROUPS, [1] * 16, 0), Fault.NO_REWARD),
@@ -83,6 +87,7 @@ def test_the_full_reward_is_that_of_the_task() -> None:
         (CUT, replace(FACTS, room=None), "--max-new-tokens 256,"),
         (CUT, replace(FACTS, room=64), "no room"),
         (CUT, replace(FACTS, template_unused=True), "--chat-template on"),
+        (UNSCORED, replace(FACTS, template_unused=True), "Correct the scorer"),
     ],
 )
 def test_a_run_that_cannot_learn_is_refused_with_the_remedy_that_fits(
@@ -116,3 +121,9 @@ def test_figures() -> None:
     assert (figures.reward_low, figures.reward_high) == (0.0, 1.0)
     assert (figures.tokens_mean, figures.truncated_share) == (6.0, 0.25)
     assert "50% of 2 groups" in figures_text(figures)
+    assert "failed" not in figures_text(figures)
+
+
+def test_figures_tell_of_answers_without_a_score() -> None:
+    figures = figures_of([(1.0, 0.0), (0.5, 0.5)], [3, 5, 7, 9], 1, ["error: odd", "timeout"])
+    assert figures_text(figures).endswith(", the scorer failed on 50%: timeout")

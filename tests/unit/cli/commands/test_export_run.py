@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,24 @@ def test_disk_that_fills_up_leaves_nothing_behind(
     assert isinstance(result.exception, errors.MachineError)
     assert "Free some space" in result.exception.remedy
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_read_only_run_folder_is_exported_to_another_disk(
+    trained: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published, temporary_file = trained.weights(UPDATES), tempfile.TemporaryFile
+
+    def refused_in_the_run(dir: Path) -> Any:  # noqa: A002 - as it is called
+        if dir.is_relative_to(trained.directory):
+            raise OSError(errno.EROFS, "Read-only file system", str(dir))
+        return temporary_file(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused_in_the_run)
+    assert exported(trained, tmp_path / "out")["version"] == UPDATES
+    assert weight_bytes(tmp_path / "out", "bfloat16") == published
+    result = invoke("export", trained.directory)
+    assert isinstance(result.exception, errors.MachineError)
+    assert str(result.exception) == f"cannot write {trained.directory}: Read-only file system"
 
 
 def test_interruption_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""`p2prl learn` ends in one sentence where its device fails, or cannot repeat an update."""
+"""`p2prl learn` ends in one sentence where its device fails or cannot repeat an update, and leaves a status."""
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,33 @@ from p2prl.net.process.network_config import ReachOptions
 REFUSED = "cumsum_cuda_kernel does not have a deterministic implementation"
 
 
+def make_run(tmp_path: Path) -> Path:
+    """The folder of a run of a tiny model."""
+    run = tmp_path / "run"
+    made = tiny_model(seed=3)
+    made.model.save_pretrained(tmp_path / "model")
+    made.tokenizer.save_pretrained(tmp_path / "model")
+    plan = RunPlan(name="unit", goal="test", task="chain4", model=str(tmp_path / "model"))
+    settings = preset_by_name("chain4").settings_text()
+    init_run(run, plan, settings=settings, on_progress=lambda stage, share: None)
+    return run
+
+
+def learn(run: Path) -> None:
+    learn_command(
+        run,
+        listen=None,
+        peers="",
+        transport="hivemind",
+        updates=1,
+        upload_mbit=0.0,
+        monthly_gb=0.0,
+        track="none",
+        as_json=True,
+        reach=ReachOptions(),
+    )
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "sentence"),
     [
@@ -33,12 +62,7 @@ REFUSED = "cumsum_cuda_kernel does not have a deterministic implementation"
 def test_an_error_of_the_device_is_a_sentence(
     error: Exception, kind: type[P2PRLError], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = tiny_model(seed=3)
-    made.model.save_pretrained(tmp_path / "model")
-    made.tokenizer.save_pretrained(tmp_path / "model")
-    plan = RunPlan(name="unit", goal="test", task="chain4", model=str(tmp_path / "model"))
-    settings = preset_by_name("chain4").settings_text()
-    init_run(tmp_path / "run", plan, settings=settings, on_progress=lambda stage, share: None)
+    run = make_run(tmp_path)
 
     def fails(learner: Learner, *_: Any, **__: Any) -> None:
         learner.close()
@@ -46,15 +70,14 @@ def test_an_error_of_the_device_is_a_sentence(
 
     monkeypatch.setattr(Learner, "run", fails)
     with pytest.raises(kind, match=sentence):
-        learn_command(
-            tmp_path / "run",
-            listen=None,
-            peers="",
-            transport="hivemind",
-            updates=1,
-            upload_mbit=0.0,
-            monthly_gb=0.0,
-            track="none",
-            as_json=True,
-            reach=ReachOptions(),
-        )
+        learn(run)
+
+
+def test_the_last_report_is_that_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an update for hours, the time of the newest one is long past."""
+    run, began = make_run(tmp_path), time.time()
+    monkeypatch.setattr(Learner, "run", lambda learner, *_, **__: learner.close())
+    learn(run)
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "stopped"
+    assert began <= status["time"] <= time.time()

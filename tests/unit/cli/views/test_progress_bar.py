@@ -20,6 +20,27 @@ def test_a_line_for_each_stage_and_every_ten_seconds(monkeypatch: pytest.MonkeyP
     assert said == ["making: warm start …", "making: warm start 10%", "making: warm start 20%", "making: writing …"]
 
 
+def test_time_left_follows_from_the_pace_of_the_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    now = [100.0]
+    monkeypatch.setattr(bar, "say", said.append)
+    monkeypatch.setattr("p2prl.cli.views.progress_bar.time.monotonic", lambda: now[0])
+    with bar.progress_bar("making", quiet=False) as tell:
+        for second in range(0, 601, 300):
+            now[0] = 100.0 + second
+            tell("importing", 0.0)
+        tell("training", 0.01)  # after ten minutes that were not training
+        now[0] += 60.0
+        tell("training", 0.1)
+        for share in (0.0, 0.5):  # another stage, with a share of its own
+            now[0] += 60.0
+            tell("writing", share)
+    assert [line for line in said if "left" in line] == [
+        "making: training 10%, 9 min left",
+        "making: writing 50%, 1 min left",
+    ]
+
+
 @pytest.mark.parametrize(
     ("elapsed_s", "share", "text"),
     [

@@ -8,6 +8,7 @@ import gzip
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import tracemalloc
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_lines_are_rows(tmp_path: Path, ends: str) -> None:
     [
         (b'{"prompt": "caf\xe9"}', "byte 16 of the line is not UTF-8"),
         (b'{"prompt": }', "not JSON: expecting value at column 12"),
+        (b'{"prompt": ', "not JSON: expecting value at column 12"),
         (b"7", "not a JSON object"),
         (b'{"prompt": "a", "x": NaN}', "NaN is no JSON number"),
         (b'{"prompt": "a", "x": -Infinity}', "-Infinity is no JSON number"),
@@ -101,6 +103,16 @@ def test_other_files_are_refused_with_a_remedy(tmp_path: Path, data: bytes, said
     with pytest.raises(ConfigError, match=said) as caught:
         open_source(tmp_path / "a.jsonl")
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "my rows.json"])
+def test_converting_an_array_as_told_keeps_the_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(ConfigError) as caught:
+        open_source(tmp_path / name)
+    *program, source, arrow, target = shlex.split(caught.value.remedy.removeprefix("Convert it: "))
+    assert (program, source, arrow) == (["jq", "-c", ".[]"], str(tmp_path / name), ">")
+    assert target != name  # a shell empties the target before jq reads the source
 
 
 def test_a_missing_file_is_named_with_one_like_it(tmp_path: Path) -> None:
