@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.countersignature import countersigned_head
 from p2prl.protocol.envelope import Opened, body_of
+from p2prl.protocol.ledger_chain import GENESIS
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
@@ -152,7 +153,9 @@ class VerifiedLedger:
         """
         head = signed_head_of(self.run, opened)
         if head.height < 1:
-            raise RemoteProtocolError("ledger head: of no entries")
+            if head.head != GENESIS:
+                raise RemoteProtocolError("ledger head: an entry of none")
+            return  # a new run's: there is nothing to compare yet
         known = self._heads.setdefault(head.height, head)
         if known.head != head.head:
             self._store.keep_incident(self._fork_text(head, known), known.raw, head.raw)

@@ -121,6 +121,20 @@ def test_a_page_is_used_up_to_its_first_bad_entry(store: LedgerStore) -> None:
     assert height(follower) == len(WRITER.entries)
 
 
+def test_the_first_head_of_a_new_run_is_heard(store: LedgerStore) -> None:
+    """Its learner signs one before there are receipts."""
+    follower = started(store)
+    head = seal(WRITER.learner, LedgerHead(0, ledger_chain.GENESIS, 3, False), run=WRITER.run, now=1e9)
+    follower.receive(control.EnvelopeArrived(head), 1e9)
+    assert follower.snapshot().learner_step == 3
+    stranger = seal(identity("eve"), LedgerHead(0, ledger_chain.GENESIS, 4, False), run=WRITER.run, now=1e9)
+    with pytest.raises(RemoteProtocolError):
+        follower.receive(control.EnvelopeArrived(stranger), 1e9)
+    follower.receive(page(WRITER.entries, 0), 1e9)
+    signed(follower, now=1e9)
+    assert height(follower) == len(WRITER.entries)
+
+
 def test_a_signed_head_undoes_a_strangers_fork(store: LedgerStore) -> None:
     follower, liar = started(store), fork()
     half = LedgerWriter()
