@@ -36,4 +36,4 @@ def suggestion(wrong: str, known: Iterable[str]) -> str:
     """One sentence: the nearest spelling among `known`, or all of them when none is near."""
     names = sorted(known)
     near = difflib.get_close_matches(wrong, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names)}"
+    return f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(names)}"

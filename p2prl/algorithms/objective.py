@@ -74,7 +74,7 @@ def _config(spec: LossSpec, options: Mapping[str, object]) -> Any:
     known = {field.name for field in fields(spec.config_type)}
     for option in options:
         if option not in known:
-            remedy = suggestion(option, known) if known else f"{spec.name} has no options"
+            remedy = suggestion(option, known) if known else f"Leave it out: {spec.name} has no options."
             raise ConfigError(f"loss {spec.name!r} has no option {option!r}", remedy=remedy)
     hints = typing.get_type_hints(spec.config_type)
     for option, value in options.items():

@@ -71,7 +71,9 @@ def bench_staleness(
     methods: _Methods = "default, grpo+amsgrad, grpo, gepo+amsgrad",
     delays: _Delays = "const:0, lognorm:64, weibull:256, const:64, const:128",
     seeds: _Seeds = None,
-    updates: Annotated[int, typer.Option("--updates", min=60, help="Updates per run, a multiple of 20.")] = 200,
+    updates: Annotated[
+        int, typer.Option("--updates", min=60, help="Updates per run, 60 or more, a multiple of 20.")
+    ] = 200,
     learning_rate: _Rate = None,
     task: Annotated[
         str,

@@ -71,10 +71,11 @@ def seeder_introduction(manifest: RunManifest, needs: Requirements, disk_bytes: 
 
 def _run_lines(manifest: RunManifest, needs: Requirements, disk_bytes: int) -> list[str]:
     tasks = ", ".join(share.task for share in manifest.tasks)
+    model, size = manifest.base_model, f"{manifest.parameters:,} parameters"
     return [
         f"run {manifest.name} (manifest verified)",
         f"  Goal      {manifest.goal}",
-        f"  Model     {manifest.base_model}, {manifest.parameters:,} parameters; task {tasks}",
+        f"  Model     {model if size in model else f'{model}, {size}'}; task {tasks}",
         f"  License   {manifest.licence}, of the trained weights",
         f"  Content   {manifest.content_policy}",
         f"  Download  {size_text(needs.download_bytes)} now, up to {size_text(needs.weights_bytes)} a newer policy",

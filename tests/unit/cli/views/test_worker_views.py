@@ -174,6 +174,13 @@ def test_a_seeder_is_told_what_it_stores() -> None:
     assert manifest().goal in text
 
 
+def test_an_introduction_says_once_how_large_a_model_is() -> None:
+    named = msgspec.structs.replace(manifest(), parameters=1_234)
+    unnamed = msgspec.structs.replace(named, base_model="an unnamed gpt2 of 1,234 parameters")
+    for run in (named, unnamed):
+        assert "\n".join(seeder_introduction(run, NEEDS, DISK)).count("1,234 parameters") == 1
+
+
 def test_introductions_name_run_cost_identity_and_key() -> None:
     run: RunManifest = manifest()
     volunteer = "\n".join(volunteer_introduction(run, NEEDS, DISK, IDENTITY, Path("/my home/seat-2"), "cpu", ENGINE))
