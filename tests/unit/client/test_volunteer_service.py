@@ -167,7 +167,7 @@ def test_weights_with_nan_logits_are_skipped(rig: VolunteerRig, monkeypatch: pyt
 
 def test_the_reward_average_survives_a_restart(rig: VolunteerRig) -> None:
     rig.introduce()
-    rig.turns(1)
+    rig.turns(2)
     assert {progress.reward_recent for progress in rig.progress} == {None}, "nothing was earned yet"
     rig.offer(0)
     for _ in range(4):
