@@ -22,7 +22,7 @@ publish = "manifest"      # "auto": no faster than versions reach the swarm, as 
 dead_band_ulp = 0         # smaller changes of a weight are not published: docs/benchmarks/dead_band.md
 
 [learner.optimizer]
-learning_rate = 2.5e-4    # 5e-4 is no faster, and forgets under delay: docs/benchmarks/staleness.md
+learning_rate = 2.5e-4    # 5e-4 forgets under delay: docs/benchmarks/staleness.md
 warmup_updates = 10
 
 [loss]

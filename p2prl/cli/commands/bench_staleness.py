@@ -105,6 +105,7 @@ def bench_staleness(
     began = time.monotonic()
     name = task if task_file is None else offer_task_file(task_file)
     usual, final = environment_by_name(name).evaluated_prompts
+    usual_rate = STEADY_LEARNING_RATE if steady_state else LEARNING_RATE
     config = StalenessConfig(
         methods=expanded(listed(methods)),
         delays=listed(delays),
@@ -114,7 +115,7 @@ def bench_staleness(
         step_s=step_s,
         plan=TrainingPlan(
             updates=updates,
-            learning_rate=learning_rate or (STEADY_LEARNING_RATE if steady_state else LEARNING_RATE),
+            learning_rate=usual_rate if learning_rate is None else learning_rate,
             evaluation_prompts=usual,
             final_prompts=final,
         ),

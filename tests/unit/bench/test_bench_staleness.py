@@ -289,6 +289,8 @@ def test_runs_at_steady_state_have_a_lower_rate_unless_one_is_given(
         methods="default", delays="const:128", updates=640, learning_rate=given, steady_state=steady, out=tmp_path
     )
     assert configs[0].plan.learning_rate == used
+    with pytest.raises(P2PRLError, match="learning_rate"):
+        bench_staleness(methods="default", learning_rate=0.0, steady_state=steady, out=tmp_path)
 
 
 def test_command_prints_one_json_object_and_fails_with_its_criteria(
