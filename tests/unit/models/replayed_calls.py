@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from p2prl.models.seeded_draw.draw import draw_with_logprobs
 
-_READS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}
+_READS = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::equal"}
 
 
 @torch.library.custom_op("p2prl_tests::draw", mutates_args=())
@@ -30,6 +30,10 @@ def draw_as_operation(logits: Tensor, temperatures: Tensor, seeds: Tensor, posit
     return made
 
 
+def _tensors(tree: Any) -> list[Tensor]:
+    return [part for part in tree_leaves(tree) if isinstance(part, Tensor)]
+
+
 class _Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -40,14 +44,14 @@ class _Recording(TorchDispatchMode):
         if func.name() in _READS:
             raise RuntimeError(f"{func.name()} is not permitted while recording")
         made = func(*args, **kwargs)
-        held = {part.data_ptr() for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)}
-        outputs = [part for part in tree_leaves(made) if isinstance(part, Tensor)]
+        held = {part.untyped_storage().data_ptr() for part in _tensors((args, kwargs))}
+        outputs = _tensors(made)
         if func._schema.is_mutable:
             self.calls.append(lambda: func(*args, **kwargs))
         elif not any(part.untyped_storage().data_ptr() in held or part._is_view() for part in outputs):
 
             def again() -> None:
-                for kept, new in zip(outputs, tree_leaves(func(*args, **kwargs)), strict=True):
+                for kept, new in zip(outputs, _tensors(func(*args, **kwargs)), strict=True):
                     kept.copy_(new)
 
             self.calls.append(again)
