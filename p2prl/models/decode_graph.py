@@ -58,7 +58,7 @@ class CardRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `Recorder.record`."""
@@ -79,7 +79,7 @@ class CardRecorder:
         copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
         for copy, part in zip(copies, parts, strict=True):
             copy.copy_(part, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(self._device))
 
         def wait() -> list[Tensor]:

@@ -1,15 +1,16 @@
 """The engine benchmark: completions of one length by the product's sampler and by transformers' `generate`.
 
-Both get the same prompts and sample the same number of tokens at temperature 1; `generate` with a static cache, and on
-CUDA with compiled steps, as transformers has it. Sides alternate, and medians count: of processor time on a CPU, of
-wall time elsewhere. The row with random lengths is sampled as a volunteer does it: groups of eight,
-submitted when its `Agent` says so.
+All get the same prompts and sample the same number of tokens at temperature 1; `generate` with a static cache, and on
+CUDA with compiled steps, as transformers has it. On CUDA the product samples with CUDA graphs, and without. Sides
+alternate, and medians count: of processor time on a CPU, of wall time elsewhere. The row with random lengths is sampled
+as a volunteer does it: groups of eight, submitted when its `Agent` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,19 +82,19 @@ def run_engine_bench(
     """Rows by model and batch size: the bare library, then the product's engine; then the one with random lengths."""
     rows: list[EngineRow] = []
     for number, name in enumerate(config.models):
-        sampler = _sampler(_model(name, config), config.dtype)
+        samplers = _samplers(_model(name, config), config)
         # Its own model: the sampler changes the attention of the one it has.
         bare = _model(name, config)
         for place, batch in enumerate(config.batches):
             if on_progress is not None:
                 done = number + place / (len(config.batches) + 1)
                 on_progress(f"{name}, {batch} rows", done / len(config.models))
-            rows += _compared(sampler, bare, name, batch, config)
+            rows += _compared(samplers, bare, name, batch, config)
         del bare
         if config.lengths is not None and number == 0:
             if on_progress is not None:
                 on_progress(f"{name}, random lengths", (number + 0.75) / len(config.models))
-            rows.append(_with_random_lengths(sampler, name, config, config.lengths))
+            rows.append(_with_random_lengths(next(iter(samplers.values())), name, config, config.lengths))
     return rows
 
 
@@ -101,29 +102,43 @@ def _model(name: str, config: EngineBenchConfig) -> Any:
     return random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, device=config.device, seed=config.seed)
 
 
-def _sampler(model: Any, dtype: str) -> Sampler:
-    return TransformersSampler(PolicyModel(model, layout_of(model, dtype)))
+def _samplers(model: Any, config: EngineBenchConfig) -> dict[str, Sampler]:
+    """The product's samplers by their names in the table, the one it uses first."""
+    policy = PolicyModel(model, layout_of(model, config.dtype))
+    name = policy.engine_class.engine
+    samplers: dict[str, Sampler] = {name: TransformersSampler(policy)}
+    if config.device.type == "cuda":
+        samplers[f"{name}, no graphs"] = TransformersSampler(policy, capture=False)
+    return samplers
 
 
-def _compared(sampler: Sampler, bare: Any, name: str, batch: int, config: EngineBenchConfig) -> list[EngineRow]:
+def _compared(
+    samplers: Mapping[str, Sampler], bare: Any, name: str, batch: int, config: EngineBenchConfig
+) -> list[EngineRow]:
     generator = torch.Generator().manual_seed(config.seed)
     prompts = torch.randint(0, config.vocabulary, (batch, config.prompt_tokens), generator=generator)
     on_device = prompts.to(config.device)
-    sides = (lambda: _generate(bare, on_device, config), lambda: _sample(sampler, prompts, config.tokens))
-    bare_spent, engine_spent = _alternating(sides, config.repeats, config.device)
+    sides: list[Callable[[], None]] = [
+        lambda: _generate(bare, on_device, config),
+        *(partial(_sample, sampler, prompts, config.tokens) for sampler in samplers.values()),
+    ]
+    bare_spent, *spent = _alternating(sides, config.repeats, config.device)
     tokens = batch * config.tokens
     row = EngineRow(
         engine="generate", model=name, dtype=config.dtype, batch=batch, of_bare=1.0, **_speeds(tokens, bare_spent)
     )
-    step_s = engine_spent.on(config.device) / config.tokens
+    draw_s = _draw_s(batch, config)
     return [
         row,
-        replace(
-            row,
-            engine=sampler.engine_class.engine,
-            of_bare=bare_spent.on(config.device) / engine_spent.on(config.device),
-            noise_of_step=_draw_s(batch, config) / step_s,
-            **_speeds(tokens, engine_spent),
+        *(
+            replace(
+                row,
+                engine=engine,
+                of_bare=bare_spent.on(config.device) / each.on(config.device),
+                noise_of_step=draw_s * config.tokens / each.on(config.device),
+                **_speeds(tokens, each),
+            )
+            for engine, each in zip(samplers, spent, strict=True)
         ),
     ]
 

@@ -13,6 +13,7 @@ import logging
 import subprocess
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ from p2prl.models.seeded_draw.known_rows import KnownRows, critical_hashes
 
 _BLOCK = 1024
 """Tokens that share a bound: fewer make the first kernel write more, more make the second compute more."""
+
+_BLOCKS = 1024
+"""Most blocks of a vocabulary without a kernel of its own: a million tokens."""
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _SLACK = tl.constexpr(1e-3)
 """Largest error of the approximate noise; that of float32 arithmetic is below 1e-5."""
@@ -53,7 +59,7 @@ def draw_on_card(
     """Tokens (N,) int64 as of `draw.draw`, and their log-probs (N,) float32 at the temperature.
 
     All tensors are on one CUDA device, and nothing waits for it. `logits_NV` of any float dtype; `temperatures_N`
-    float, above 0; `seeds_N` 63-bit and `positions_N` int64. The first call with a dtype compiles.
+    float, above 0; `seeds_N` 63-bit and `positions_N` int64. The first call with a dtype compiles: see `is_right_on`.
     """
     count, vocabulary = logits_NV.shape
     if logits_NV.stride(1) != 1:
@@ -77,7 +83,7 @@ def draw_on_card(
             vocabulary,
             blocks,
             BLOCK=_BLOCK,
-            BLOCKS=triton.next_power_of_2(blocks),
+            BLOCKS=max(_BLOCKS, triton.next_power_of_2(blocks)),
         )
     return tokens_N, logprobs_N
 
@@ -86,10 +92,11 @@ def draw_on_card(
 def is_right_on(device: torch.device) -> bool:
     """Whether this device draws the known tokens, and its float32 keeps the approximate noise well within the slack.
 
-    False, with the cause in the log, also where Triton cannot compile: it needs a C compiler and the right to start it.
+    It compiles what later draws need. False, with the cause in the log, also where Triton cannot compile: it needs a C
+    compiler and the right to start it.
     """
     try:
-        if _draws_known(device) and _is_accurate(device):
+        if all(_draws_known(device, dtype) for dtype in _DTYPES) and _is_accurate(device):
             return True
         log.warning("the draw on %s is not the defined one: a slower way is used", device)
     except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError, triton.TritonError) as error:
@@ -97,14 +104,15 @@ def is_right_on(device: torch.device) -> bool:
     return False
 
 
-def _draws_known(device: torch.device) -> bool:
+def _draws_known(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the known rows have their tokens, rounded to a dtype, which gets no other kernel later."""
     known = KnownRows.make()
-    rows = (known.logits, known.rows.temperatures, known.seeds, known.positions)
-    tokens, logprobs = (
-        made.cpu().numpy() for made in draw_on_card(*(torch.from_numpy(part).to(device) for part in rows))
-    )
-    wanted = every_token.scan(known.logits, known.rows, with_sums=False).tokens
-    scaled = (known.logits / known.rows.temperatures[:, None]).astype(np.float64)
+    rounded = torch.from_numpy(known.logits).to(dtype)
+    rows = (rounded, *map(torch.from_numpy, (known.rows.temperatures, known.seeds, known.positions)))
+    tokens, logprobs = (made.cpu().numpy() for made in draw_on_card(*(part.to(device) for part in rows)))
+    logits = rounded.float().numpy()
+    wanted = every_token.scan(logits, known.rows, with_sums=False).tokens
+    scaled = (logits / known.rows.temperatures[:, None]).astype(np.float64)
     scaled -= scaled.max(axis=1, keepdims=True)
     expected = scaled[np.arange(len(wanted)), wanted] - np.log(np.exp(scaled).sum(axis=1))
     return np.array_equal(tokens, wanted) and np.allclose(logprobs, expected, rtol=1e-5, atol=1e-4)
@@ -121,7 +129,9 @@ def _is_accurate(device: torch.device) -> bool:
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
-    return triton.jit(function)
+    """Compiled once for each dtype: not again for sizes that are multiples of 16, or 1."""
+    sizes_and_places = [name for name in signature(function).parameters if name.islower()]
+    return triton.jit(function, do_not_specialize=sizes_and_places)
 
 
 @_kernel

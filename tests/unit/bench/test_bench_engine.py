@@ -36,7 +36,8 @@ def test_rows(device: str) -> None:
         compiled=False,
     )
     told: list[str] = []
-    bare, product = run_engine_bench(config, on_progress=lambda text, _: told.append(text))
+    bare, product, *plain = run_engine_bench(config, on_progress=lambda text, _: told.append(text))
+    assert [row.engine for row in plain] == ([] if device == "cpu" else ["transformers, no graphs"])
     assert (bare.engine, product.engine) == ("generate", "transformers")
     assert {(row.model, row.dtype, row.batch) for row in (bare, product)} == {("29m", "float32", 1)}
     by_cpu = product.tokens_per_cpu_s / bare.tokens_per_cpu_s

@@ -34,9 +34,9 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [part for part in tree_leaves(tree) if isinstance(part, Tensor)]
 
 
-class _Recording(TorchDispatchMode):
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Callable[[], None]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
