@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, MachineError
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the draw and the weights are shared with this process
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled at the start, and no token of ours is drawn by it
+    "TRITON_F32_DEFAULT": "ieee",  # or attention in float32 rounds to 10 bits, and its tokens do not replay
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # listen on this machine only
     "KMP_BLOCKTIME": "0",  # Intel's OpenMP would spin between steps
 }
@@ -67,6 +69,17 @@ def let_modules_be_scanned() -> None:
         ffi.lib._fntab.setdefault("__dict__", {})
 
 
+def require_exact_products(device: torch.device) -> None:
+    """`MachineError` where vLLM's attention would round float32: of its kernels only Triton's take float32 on CUDA."""
+    from p2prl.models.triton_precision import multiplies_exactly
+
+    if not multiplies_exactly(device):
+        raise MachineError(
+            "vLLM rounds this run's float32 to 10 bits on this card (TF32), so that its tokens would be rejected",
+            remedy="Join with --engine transformers, or unset TRITON_F32_DEFAULT if you have set it.",
+        )
+
+
 @contextmanager
 def own_random_state() -> Iterator[None]:
     """Undo that vLLM seeds every generator of the process with a constant."""
@@ -77,3 +90,20 @@ def own_random_state() -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+@contextmanager
+def hidden_bars() -> Iterator[None]:
+    """Keep vLLM's progress bars off the screen. They ignore its log level, and some of them TQDM_DISABLE too."""
+    from tqdm.std import tqdm
+
+    begin = tqdm.__init__
+
+    def begin_hidden(bar: Any, *args: Any, **settings: Any) -> None:
+        begin(bar, *args, **settings | {"disable": True})
+
+    tqdm.__init__ = begin_hidden
+    try:
+        yield
+    finally:
+        tqdm.__init__ = begin

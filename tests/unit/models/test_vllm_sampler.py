@@ -27,8 +27,9 @@ from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.sampling import sample_all
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws, runner_v2
+from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws
 from p2prl.models.vllm_engine import VllmOptions
+from p2prl.models.vllm_processors import runner_v2
 from p2prl.models.vllm_sampler import VllmSampler
 from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.models.weight_reader import WeightReader
@@ -245,12 +246,13 @@ def test_the_second_runner_draws_by_slot_and_length() -> None:
         vocab_size=VOCABULARY,
         all_token_ids=unused,
         prompt_len=prompt_len,
-        prefill_len=unused,
+        prefill_len=SimpleNamespace(np=np.array([9, 4, 7, 5])),
         total_len=unused,
     )
     draws = Draws(version=5)
     processor = runner_v2(draws)(None, state)
     given = [DrawArguments(ticket=t, seed=t * 977, temperature=0.5 + t, first=3 * (t == 2)) for t in range(4)]
+    assert not processor.add_request(0, SamplingParams.for_sampler_warmup())
     assert processor.add_request(1, SamplingParams(extra_args={ARGUMENTS: given[3]}))  # the slot's request before
     for slot, arguments in ((2, given[0]), (1, given[1]), (3, given[2])):
         assert processor.add_request(slot, SamplingParams(extra_args={ARGUMENTS: arguments}))
@@ -266,9 +268,12 @@ def test_the_second_runner_draws_by_slot_and_length() -> None:
         pos=torch.from_numpy(lengths[:3] - 1),
         seq_lens_upper_bound_np=lengths,
     )
-    forced = processor.apply(logits.clone(), context).argmax(dim=-1).tolist()
-    # Positions: 3 from before + 11 − 5 sampled; the first token of 4; none yet of 6 in a prompt of 7.
-    for row, (arguments, position) in enumerate(((given[2], 9), (given[1], 0), (given[0], 0))):
+    made = processor.apply(logits.clone(), context)
+    forced = made.argmax(dim=-1).tolist()
+    # None of a chunk of 6 tokens of a prompt of 7. Positions: 3 from before + 11 − 5 sampled; the first token of 4.
+    assert torch.equal(made[2], logits[2])
+    assert draws.take(given[0].ticket, 0) is None
+    for row, (arguments, position) in enumerate(((given[2], 9), (given[1], 0))):
         scaled = logits[row] / arguments.temperature
         noise = gumbel(torch.tensor([arguments.seed]), torch.tensor([[position]]), VOCABULARY)[0, 0]
         drawn = draws.take(arguments.ticket, position)
