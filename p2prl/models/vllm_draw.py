@@ -14,9 +14,8 @@ them, and are read once vLLM reports the token, one step later.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from p2prl.models.sampler_port import Ticket
-from p2prl.models.seeded_draw.draw import draw_with_logprobs
+from p2prl.models.seeded_draw.draw import card_draw, draw_with_logprobs
 
 ARGUMENTS = "p2prl"
 """The key of a request's `DrawArguments` in vLLM's `SamplingParams.extra_args`."""
@@ -148,22 +147,10 @@ class Draws:
         self.watched = self.logits = None
 
 
-@cache
-def card_draw_of(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    """The draw that does not wait for the device; None where there is none, or it does not draw the known tokens."""
-    if device.type != "cuda":
-        return None
-    try:
-        from p2prl.models.seeded_draw import card_draw
-    except ImportError:  # no Triton
-        return None
-    return card_draw.draw_on_card if card_draw.is_right_on(device) else None
-
-
 def _drawn(logits_NV: Tensor, rows: DrawRows, version: int) -> _StepDraws:
     """Draw, and raise the logits that won."""
-    if (draw_on_card := card_draw_of(logits_NV.device)) is not None:
-        tokens_N, logprobs_N = draw_on_card(logits_NV, *_settings_on(logits_NV.device, rows))
+    if (on_card := card_draw(logits_NV.device)) is not None:
+        tokens_N, logprobs_N = on_card(logits_NV, *_settings_on(logits_NV.device, rows))
     else:
         settings = (torch.from_numpy(each) for each in (rows.temperatures, rows.seeds, rows.positions))
         tokens_N, logprobs_N = draw_with_logprobs(logits_NV, *settings)

@@ -21,7 +21,7 @@ from p2prl.models.exact_arithmetic import use_exact_arithmetic
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw
-from p2prl.models.vllm_draw import DrawArguments, card_draw_of
+from p2prl.models.vllm_draw import DrawArguments
 from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions
 from p2prl.models.vllm_library import import_vllm, require_exact_products
 from p2prl.models.vllm_policy import VllmPolicy
@@ -80,8 +80,8 @@ class VllmSampler:
         version = import_vllm().__version__
         if device.type == "cuda" and dtype == "float32":
             require_exact_products(device)
-        check_draw(device, run.skeleton.config.get_text_config().vocab_size)
-        card_draw_of(device)  # compiles, and waits for the device, which no step may
+        # On the device with its number, as logits have it: no step may compile, or wait for the device.
+        check_draw(torch.empty(0, device=device).device, run.skeleton.config.get_text_config().vocab_size)
         self._class = EngineClass(engine="vllm", version=version, dtype=dtype, device=device_class(device))
         self._policy = VllmPolicy(run, device=device, dtype=dtype, options=options)
         use_exact_arithmetic()  # last: vLLM sets some of it by its own variables

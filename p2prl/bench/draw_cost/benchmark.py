@@ -142,9 +142,14 @@ _Ways = Mapping[str, Callable[[_Batch, bool], Tensor]]
 _WAYS_ON_CPU: _Ways = MappingProxyType(
     {"definition": _definition, "seeded draw": _product, "torch operations": _torch_operations}
 )
-"""`torch operations` is the way on CUDA, timed here on the CPU."""
+"""`torch operations` is the way on CUDA without Triton, timed here on the CPU."""
 
 _WAYS_ELSEWHERE: _Ways = MappingProxyType(
-    {"definition": _definition, "seeded draw": _product, "drawn on the CPU": _copied}
+    {
+        "definition": _definition,
+        "seeded draw": _product,
+        "torch operations": _torch_operations,
+        "drawn on the CPU": _copied,
+    }
 )
 """`drawn on the CPU` copies all logits there: what `seeded draw` avoids on CUDA."""

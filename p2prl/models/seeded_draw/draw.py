@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from p2prl.errors import LocalProtocolError, MachineError
 from p2prl.models.gumbel_noise import Indices, gumbel, hashes, noise_of, row_states, scramble
 from p2prl.models.seeded_draw import every_token, on_device
+from p2prl.models.seeded_draw.known_rows import KnownRows
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
 
 if TYPE_CHECKING:
@@ -39,12 +41,16 @@ def draw(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor)
 
     The lowest token of several; the first whose logit is not a number, if there is one.
     """
+    if (on_card := card_draw(logits.device)) is not None:
+        return on_card(logits, *_on(logits.device, temperatures, seeds, positions))[0]
     batch = _Batch(logits, temperatures, seeds, positions)
     return torch.from_numpy(batch.scan(with_sums=False).tokens).to(logits.device)
 
 
 def draw_with_logprobs(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens as of `draw`, and their log-probs (N,) float32 at the temperature, without the noise."""
+    if (on_card := card_draw(logits.device)) is not None:
+        return on_card(logits, *_on(logits.device, temperatures, seeds, positions))
     batch = _Batch(logits, temperatures, seeds, positions)
     found = batch.scan(with_sums=True)
     logprobs = batch.scaled(found.tokens) - found.log_sums
@@ -111,13 +117,13 @@ def check_draw(device: torch.device, vocabulary: int) -> None:
             remedy="Choose another machine; work sampled on this one would be rejected.",
         )
     if device.type == "cuda":
+        card_draw(device)
         _draws_on(device.type)
     if vocabulary >= COMPILED_VOCABULARY:
         _compiled()
 
 
 _KNOWN = [-0.36623960733413696, -1.0870659351348877, 0.9657083749771118, 0.6183928847312927]
-_KNOWN_VOCABULARY = 5000
 
 
 def _margins(found: Scan, rows: RowSettings, targets: Indices, scaled: Floats) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,6 +169,10 @@ def _settings(temperatures: Tensor, seeds: Tensor, positions: Tensor) -> RowSett
     return RowSettings(temperatures.to("cpu", torch.float32).numpy(), states)
 
 
+def _on(device: torch.device, *parts: Tensor) -> tuple[Tensor, ...]:
+    return tuple(part.to(device, non_blocking=True) for part in parts)
+
+
 def _integers(values: Tensor) -> Indices:
     return values.to("cpu", torch.int64).numpy()
 
@@ -176,9 +186,9 @@ def _compiled() -> type[Draws] | None:
     except ImportError:
         log.warning("numba is not installed: sampling from a large vocabulary is slow")
         return None
-    logits, rows = _known_rows()
-    draws = compiled.Draws(rows, with_sums=True, threads=1)
-    draws.add(logits, 0)
+    known = KnownRows.make()
+    draws = compiled.Draws(known.rows, with_sums=True, threads=1)
+    draws.add(known.logits, 0)
     if not _accept("compiled code", _draws_known(draws.result())):
         return None
     log.info("compiled the draw in %.1f s", time.monotonic() - began)
@@ -186,15 +196,29 @@ def _compiled() -> type[Draws] | None:
 
 
 @cache
+def card_draw(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    """`card_draw.draw_on_card`, if Triton is installed and it draws the known tokens on this device."""
+    if device.type != "cuda":
+        return None
+    try:
+        from p2prl.models.seeded_draw import card_draw as kernels
+    except ImportError:
+        log.warning("Triton is not installed: each token waits for the card")
+        return None
+    return kernels.draw_on_card if kernels.is_right_on(device) else None
+
+
+@cache
 def _draws_on(device: str) -> bool:
     """Whether torch operations on this device draw the known tokens; otherwise logits are copied to the CPU."""
-    logits, rows = _known_rows()
-    made = on_device.scan(torch.from_numpy(logits).to(device), rows, with_sums=True)
+    known = KnownRows.make()
+    made = on_device.scan(torch.from_numpy(known.logits).to(device), known.rows, with_sums=True)
     return _accept(device, _draws_known(made) and on_device.is_accurate_on(device))
 
 
 def _draws_known(made: Scan) -> bool:
-    wanted = every_token.scan(*_known_rows(), with_sums=True)
+    known = KnownRows.make()
+    wanted = every_token.scan(known.logits, known.rows, with_sums=True)
     return np.array_equal(made.tokens, wanted.tokens) and np.array_equal(made.best, wanted.best)
 
 
@@ -202,15 +226,3 @@ def _accept(name: str, is_right: bool) -> bool:
     if not is_right:
         log.warning("the draw on %s is not the defined one: a slower way is used", name)
     return is_right
-
-
-def _known_rows() -> tuple[Floats, RowSettings]:
-    """Rows with equal logits, close ones and spread ones, some of them infinite."""
-    tokens = np.arange(_KNOWN_VOCABULARY, dtype=np.int64)
-    logits = np.stack([tokens * 0, tokens * 40_503 % 9973, tokens * 30_011 % 7919, tokens * 31_337 % 5]).astype(
-        np.float32
-    )
-    logits[2:, ::7] = -np.inf
-    seeds = np.arange(4, dtype=np.int64) * 0x1234_5678_9ABC_DEF
-    temperatures = np.array([1.0, 1e3, 7e-2, 1e-7], dtype=np.float32)
-    return logits, RowSettings(temperatures, row_states(seeds, seeds % 97))

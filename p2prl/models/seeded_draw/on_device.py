@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from p2prl.models.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2, Indices, noise_of
+from p2prl.models.seeded_draw.known_rows import critical_hashes
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
 
 _SLACK = 1e-3
@@ -48,9 +49,7 @@ def scan(logits: Tensor, rows: RowSettings, *, with_sums: bool) -> Scan:
 
 def is_accurate_on(device: str) -> bool:
     """Whether this device's float32 arithmetic keeps the approximate noise well within the slack."""
-    ends = np.arange(1 << 12, dtype=np.uint32)
-    sample = np.arange(0, 1 << 32, 65_537, dtype=np.uint64).astype(np.uint32)
-    hashes = np.concatenate([ends, ~ends, ends + np.uint32((1 << 31) - (1 << 11)), sample])
+    hashes = critical_hashes()
     made = _noise(torch.from_numpy(hashes.view(np.int32)).to(device)).cpu().numpy()
     return bool((np.abs(made - noise_of(hashes)) < _SLACK / 2).all())
 

@@ -30,7 +30,7 @@ from p2prl.models.replay_statistics import TokenScores, judge_group
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.sampling import sample_all
 from p2prl.models.scorer_port import Scorer
-from p2prl.models.seeded_draw.draw import _draws_on, draw_with_logprobs
+from p2prl.models.seeded_draw.draw import _draws_on, card_draw, draw_with_logprobs
 from p2prl.models.slot_decoder import SlotDecoder
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
@@ -47,6 +47,9 @@ from p2prl.models.weight_layout import (
 from tests.unit.models.small_decoders import gemma2, gpt2, wide_qwen2
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+if torch.cuda.is_available():
+    from p2prl.models.seeded_draw.card_draw import draw_on_card
 
 CARD, CPU = torch.device("cuda"), torch.device("cpu")
 BUILDERS: dict[str, Callable[[], Any]] = {"qwen2": wide_qwen2, "gpt2": gpt2, "gemma2": gemma2}
@@ -146,6 +149,7 @@ def test_a_confined_worker_computes_on_the_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_draw_on_the_card_is_the_defined_one(dtype: torch.dtype, vocabulary: int) -> None:
     assert _draws_on(CARD.type), "the card's own arithmetic is close enough: no slow way is taken"
+    assert card_draw(CARD) is draw_on_card, "no token waits for the card"
     generator = torch.Generator().manual_seed(vocabulary)
     logits = (3 * torch.randn(12, vocabulary, generator=generator)).to(dtype)
     logits[1:3, ::3] = -torch.inf
@@ -158,6 +162,29 @@ def test_a_draw_on_the_card_is_the_defined_one(dtype: torch.dtype, vocabulary: i
     assert tokens.tolist() == wanted.tolist()
     picked = torch.log_softmax(scaled.double(), dim=-1).gather(1, wanted[:, None])[:, 0]
     assert logprobs.tolist() == pytest.approx(picked.tolist(), abs=1e-4)
+
+
+def test_a_captured_draw_takes_what_its_tensors_hold_then() -> None:
+    vocabulary, count = 5000, 64
+    generator = torch.Generator().manual_seed(5)
+    logits = 4 * torch.randn(3, count, vocabulary, generator=generator)
+    logits[1, ::2] = 1e8  # ties
+    temperatures, seeds = torch.full((count,), 0.7), torch.arange(count) * 0x1234_5678_9ABC_DEF
+    held, positions = logits[0].to(CARD), torch.zeros(count, dtype=torch.int64, device=CARD)
+    rows = (temperatures.to(CARD), seeds.to(CARD), positions)
+    draw_on_card(held, *rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens, logprobs = draw_on_card(held, *rows)
+    for step, part in enumerate(logits):
+        held.copy_(part)
+        positions.fill_(step)
+        graph.replay()
+        scaled = part / temperatures[:, None]
+        wanted = (scaled + gumbel(seeds, torch.full((count, 1), step), vocabulary)[:, 0]).argmax(dim=-1)
+        assert tokens.tolist() == wanted.tolist()
+        picked = torch.log_softmax(scaled.double(), dim=-1).gather(1, wanted[:, None])[:, 0]
+        assert logprobs.tolist() == pytest.approx(picked.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", list(BUILDERS))
