@@ -74,6 +74,8 @@ class PolicyModel:
         """The version of the policy in the model, for spans."""
         self.loads = 0
         """Policies loaded so far: keys and values computed before the last load are another policy's."""
+        self.moves = 0
+        """Times that the weights' memory was given back: what knows their addresses is out of date after each."""
         self._has_policy = True
         self._freed = FreedWeights()
         self._weights_in_use = threading.Lock()
@@ -113,6 +115,7 @@ class PolicyModel:
         """Forget the policy and free its memory: nothing is computed until the next one is loaded."""
         with self._weights_in_use:
             self._has_policy = False
+            self.moves += 1
             self._freed.free(self.model)
 
     def check_ready(self, requests: Sequence[GenerationRequest]) -> None:

@@ -100,8 +100,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         """Columns allocated."""
         self.rows = 0
         """Rows allocated."""
-        self._first_cells_N = torch.empty(0, dtype=torch.int64)
-        """Index of the first column of rows, counted over all rows."""
+        self._first_cells_R = torch.empty(0, dtype=torch.int64)
+        """Index of the first column of each row, counted over all rows. It stays where it is until the cache moves."""
 
     @property
     def token_bytes(self) -> int:
@@ -126,13 +126,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.columns = max(columns, min(spare_columns, most_columns))
         for layer in self.layers:
             layer.reserve(self.rows, self.columns)
-        self._first_cells_N = torch.empty(0, dtype=torch.int64)
+        self._first_cells_R = torch.empty(0, dtype=torch.int64)
 
     def begin_step(self, positions_N: Tensor, width: int) -> None:
         """The next forward pass writes the first rows at these columns, and attends to `width` columns."""
-        if self._first_cells_N.shape != positions_N.shape:
-            self._first_cells_N = torch.arange(len(positions_N), device=positions_N.device) * self.columns
-        self._step.cells_N, self._step.width = self._first_cells_N + positions_N, width
+        if len(self._first_cells_R) != self.rows:
+            self._first_cells_R = torch.arange(self.rows, device=positions_N.device) * self.columns
+        self._step.cells_N, self._step.width = self._first_cells_R[: len(positions_N)] + positions_N, width
 
     def fill(self, slots: Sequence[int], computed: DynamicCache, owners: Sequence[int]) -> None:
         """Write rows `owners` of a cache that was computed in one pass into `slots`."""

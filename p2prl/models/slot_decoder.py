@@ -2,15 +2,22 @@
 
 A completion joins with the keys and values of all its tokens but the last, which is decoded together with the newest
 tokens of the others. One that had to leave for lack of memory joins again in the same way, with the tokens it has.
+
+On a CUDA card steps are recorded (`p2prl/models/decode_graph.py`), and tokens are taken one step behind: the card
+computes the next ones while the host looks at the last. Rows that have ended by then are decoded once in vain.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from p2prl.errors import IntegrityError
+from p2prl.models.decode_graph import LEAST_WIDTH, CaptureError, DecodeGraphs, recorder_for
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampled_row import RowDraws, SampledRow
 from p2prl.models.slot_model import SlotModel
@@ -21,17 +28,28 @@ _JOIN_SHARE = 0.125
 _COMPACT_SHARE = 0.75
 """With an empty queue, rows that ended are dropped once no more than this share is still being sampled."""
 
+log = logging.getLogger("p2prl.models")
+
 
 class SlotDecoder:
     """Decodes with `policy`."""
 
-    def __init__(self, policy: PolicyModel) -> None:
+    def __init__(self, policy: PolicyModel, *, capture: bool = True) -> None:
+        """`capture` is whether to record steps where the device can."""
         self._policy = policy
         self._model = SlotModel(policy)
+        recorder = recorder_for(policy) if capture else None
+        self._graphs = None if recorder is None else DecodeGraphs(policy, self._model, recorder)
+        self._running: tuple[Callable[[], tuple[list[int], list[float]]], int] | None = None
+        """The step whose tokens were not taken yet, and the policy's version in it."""
+        self._taken = 0
+        """Tokens taken since the last call of `step`."""
         self._rows: list[SampledRow] = []  # by cache row
         self._draws = RowDraws(())
         self._tokens_N = self._positions_N = self._advance_N = torch.empty(0, dtype=torch.int64)
-        self._longest = 0
+        self._longest = self._most_tokens = 0
+        self._count = 0
+        """Rows of a recorded step, with those that fill the bucket."""
         self._most_rows = 0
         """Rows that fit the memory, as the last call of `admit` said."""
 
@@ -47,6 +65,13 @@ class SlotDecoder:
         when memory runs out.
         """
         self._most_rows = limit
+        if self._admit(queue, limit, is_certain=self._running is None):
+            return
+        self._take()
+        self._admit(queue, limit, is_certain=True)
+
+    def _admit(self, queue: deque[SampledRow], limit: int, *, is_certain: bool) -> bool:
+        """Take and drop rows; False when there is something to do and a step is running."""
         holes = [slot for slot, row in enumerate(self._rows) if row.ended]
         left = len(self._rows) - len(holes)
         free = max(0, limit - left)
@@ -55,7 +80,9 @@ class SlotDecoder:
         else:
             joining = []
         if not joining and left > _COMPACT_SHARE * len(self._rows):
-            return
+            return True
+        if not is_certain:
+            return False
         rows = [*self._rows, *joining[len(holes) :]]
         slots = [*holes[: len(joining)], *range(len(self._rows), len(rows))]
         for slot, row in zip(slots, joining, strict=True):
@@ -63,20 +90,64 @@ class SlotDecoder:
         # Joining rows are in the first holes, so none of them is moved. Rows that ended must not be widened below.
         self._close(rows, holes[len(joining) :])
         if joining:
-            self._reserve(rows)
+            self._reserve(rows, max(row.size for row in rows))
             self._fill(rows, slots, joining)
         for row in joining:
             queue.popleft()
             row.load = self._policy.loads
         self._use(rows)
+        return True
 
     def step(self) -> int:
-        """Sample one token of each row that has not ended; return their number."""
+        """Sample tokens of rows that have not ended; return how many there are since the last call."""
+        if self._graphs is not None:
+            try:
+                return self._step_captured(self._graphs)
+            except CaptureError as error:
+                log.warning("decoding goes on without CUDA graphs: %s", error)
+                self._take()
+                self._graphs = None
+                self._use(self._rows)
+        taken, self._taken = self._taken, 0
+        return taken + self._step_plain()
+
+    def _step_captured(self, graphs: DecodeGraphs) -> int:
+        behind = int(self._running is not None)
+        launched = None
+        if any(not row.ended and len(row.token_ids) + behind < row.request.max_new_tokens for row in self._rows):
+            width = self._width(self._longest, self._most_tokens)
+            if width > self._model.columns:
+                self._reserve(self._rows, self._longest)
+            launched = graphs.launch(self._count, width), self._policy.version
+            self._longest += 1
+        self._take()
+        self._running = launched
+        taken, self._taken = self._taken, 0
+        return taken
+
+    def _take(self) -> None:
+        """Append the tokens of the step that is running. `IntegrityError` when a logit is not a number."""
+        if self._running is None or self._graphs is None:
+            return
+        (arrived, version), self._running = self._running, None
+        tokens, logprobs = arrived()
+        alive = [place for place, row in enumerate(self._rows) if not row.ended]
+        if not all(math.isfinite(logprobs[place]) for place in alive):
+            raise IntegrityError("the policy gives logits that are not numbers")
+        for place in alive:
+            self._rows[place].add(tokens[place], logprobs[place], version)
+        self._taken += len(alive)
+        ended = [place for place in alive if self._rows[place].ended]
+        if ended:
+            self._graphs.stop(ended)
+            self._longest = 1 + max((row.size for row in self._rows if not row.ended), default=0)
+
+    def _step_plain(self) -> int:
         alive = sum(self._draws.alive)
         if not alive:
             return 0
         if self._longest > self._model.columns:
-            self._reserve(self._rows)
+            self._reserve(self._rows, self._longest)
         logits_NV = self._model.logits(self._tokens_N, self._positions_N, self._longest)
         self._tokens_N = self._draws.sample(logits_NV, self._policy.version)
         self._longest += 1
@@ -88,27 +159,46 @@ class SlotDecoder:
 
     def drop_rows(self) -> None:
         """Drop all rows; the cache's memory stays."""
+        self._running, self._taken = None, 0
         self._use([])
 
     def clear(self) -> None:
         """Drop all rows and the cache."""
         self.drop_rows()
+        if self._graphs is not None:
+            self._graphs.drop()
         self._model.clear()
 
     def _use(self, rows: list[SampledRow]) -> None:
         device = self._policy.device
         self._rows = rows
+        self._longest = max((row.size for row in rows), default=0)
+        if self._graphs is not None:
+            self._most_tokens = max((row.most_tokens for row in rows), default=0)
+            self._count = min(self._bucket(len(rows)), self._model.rows)
+            if rows:
+                self._graphs.use(rows)
+            return
         self._draws = RowDraws(rows)
         self._tokens_N = torch.tensor([row.last_token for row in rows], dtype=torch.int64, device=device)
         self._positions_N = torch.tensor([row.size - 1 for row in rows], dtype=torch.int64, device=device)
-        self._advance_N = torch.ones_like(self._positions_N)
-        self._longest = max((row.size for row in rows), default=0)
+        self._advance_N = torch.tensor(self._draws.alive, dtype=torch.int64, device=device)
 
-    def _reserve(self, rows: Sequence[SampledRow]) -> None:
-        """Make the cache hold these rows with one more token each."""
+    def _reserve(self, rows: Sequence[SampledRow], longest: int) -> None:
+        """Make the cache hold these rows with one more token each, the longest of `longest` with it."""
         most = max(row.most_tokens for row in rows)
-        longest = max(row.size for row in rows)
-        self._model.reserve(len(rows), longest, most_rows=self._most_rows, most_columns=most)
+        width = self._width(longest, most)
+        self._model.reserve(self._bucket(len(rows)), width, most_rows=self._most_rows, most_columns=most)
+
+    def _bucket(self, rows: int) -> int:
+        """Rows of a recorded step: a power of two, within what fits the memory."""
+        return rows if self._graphs is None else max(rows, min(_next_power_of_two(rows), self._most_rows))
+
+    def _width(self, longest: int, most: int) -> int:
+        """Columns of a recorded step: a power of two, or those of the longest completion at its limit."""
+        if self._graphs is None:
+            return longest
+        return max(longest, min(_next_power_of_two(max(longest, LEAST_WIDTH)), most))
 
     def _fill(self, rows: Sequence[SampledRow], slots: Sequence[int], joining: Sequence[SampledRow]) -> None:
         """Compute what joining rows need, or copy it from a row with the same prompt and policy."""
@@ -140,3 +230,7 @@ class SlotDecoder:
         for source, target in zip(sources, targets, strict=True):
             rows[target] = rows[source]
         del rows[keep:]
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -42,6 +42,8 @@ class SlotModel:
         self._policy = policy
         self._cache = SlotCache(policy.config.num_hidden_layers)
         self._masks = _Masks(policy)
+        self.moves = 0
+        """Times that the cache's memory was replaced."""
 
     @property
     def token_bytes(self) -> int:
@@ -60,11 +62,15 @@ class SlotModel:
 
     def clear(self) -> None:
         """Give back the cache's memory."""
+        self.moves += 1
         self._cache = SlotCache(self._policy.config.num_hidden_layers)
 
     def reserve(self, rows: int, columns: int, *, most_rows: int, most_columns: int) -> None:
         """See `SlotCache.reserve`."""
+        held = (self.rows, self.columns)
         self._cache.reserve(rows, columns, most_rows=most_rows, most_columns=most_columns)
+        self.moves += held != (self.rows, self.columns)
+        self._masks.reserve(self._cache.columns)
 
     def fill(self, slots: Sequence[int], sequences: Sequence[tuple[int, ...]]) -> None:
         """Compute keys and values of sequences and put them into cache rows; of equal ones only once."""
@@ -118,10 +124,13 @@ class _Masks:
         self._shown = torch.zeros_like(self._hidden)
         self._columns = torch.empty(0, dtype=torch.int64, device=policy.device)
 
+    def reserve(self, width: int) -> None:
+        """Masks are at most this wide. What they are made from stays where it is until this grows."""
+        if width > len(self._columns):
+            self._columns = torch.arange(width, device=self._columns.device)
+
     def visible(self, positions_N: Tensor, width: int) -> Mask:
         """Mask of rows whose newest token is at these positions, over columns 0 … `width` − 1."""
-        if width > len(self._columns):
-            self._columns = torch.arange(2 * width, device=self._columns.device)
         columns_L, positions_N111 = self._columns[:width], positions_N[:, None, None, None]
         ahead = columns_L > positions_N111
         if self._window is None:

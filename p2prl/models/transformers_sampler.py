@@ -48,16 +48,20 @@ class TransformersSampler:
         memory_bytes: int | None = None,
         max_batch_tokens: int = DEFAULT_BATCH_TOKENS,
         most_rows: int = MOST_ROWS,
+        capture: bool = True,
     ) -> None:
         """`memory_bytes` is the most memory to use, weights included. `max_batch_tokens` bounds the batches of models
-        that are not decoded in slots."""
+        that are not decoded in slots. `capture` is whether to decode with CUDA graphs on a CUDA card."""
         self._policy = policy
         self._memory_bytes = memory_bytes
         self._most_rows = most_rows
+        self._capture = capture
         self._tickets = itertools.count()
         self._queued: deque[SampledRow] = deque()
         self._batches = BatchDecoder(policy, max_batch_tokens=max_batch_tokens)
         self._decoder: _Decoder = self._batches
+        self._watched: dict[Ticket, SampledRow] = {}
+        """Rows whose end is to be told by this step, or by the next one if memory runs out in this one."""
         self._limit: RowLimit | None = None
         """None until the first policy was there to choose the decoder with."""
         self._most_tokens = 1
@@ -117,6 +121,7 @@ class TransformersSampler:
     def cancel(self) -> None:
         """See `Sampler.cancel`."""
         self._queued.clear()
+        self._watched.clear()
         self._decoder.drop_rows()
 
     def sleep(self) -> None:
@@ -132,12 +137,14 @@ class TransformersSampler:
     def _step(self) -> StepResult:
         if self._limit is None:
             self._choose_decoder()
+        self._watched |= {row.ticket: row for row in self._decoding()}  # some end before others join
         self._decoder.admit(self._queued, self._rows_allowed())
-        rows = self._decoding()
+        self._watched |= {row.ticket: row for row in self._decoding()}
         tokens = self._decoder.step()
+        rows, self._watched = self._watched, {}
         if self._limit is not None:
             self._limit.stepped()
-        return StepResult(tokens, tuple((row.ticket, row.generation()) for row in rows if row.ended))
+        return StepResult(tokens, tuple((row.ticket, row.generation()) for row in rows.values() if row.ended))
 
     def _choose_decoder(self) -> None:
         check = check_slots(self._policy)
@@ -151,7 +158,7 @@ class TransformersSampler:
                 most_rows=self._most_rows,
             )
             if check.works:
-                self._decoder = SlotDecoder(self._policy)
+                self._decoder = SlotDecoder(self._policy, capture=self._capture)
 
     def _rows_allowed(self) -> int:
         if self._limit is None:

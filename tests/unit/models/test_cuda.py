@@ -202,7 +202,7 @@ def test_the_sampler_draws_what_its_own_logits_demand(dtype: str, kind: str, mon
 
     monkeypatch.setattr(sampled_row, "draw_with_logprobs", checked)
     monkeypatch.setattr(sampled_row, "_SMALL", 0)
-    sampler = TransformersSampler(policy_on(CARD, dtype, kind))
+    sampler = TransformersSampler(policy_on(CARD, dtype, kind), capture=False)
     made = sample_all(sampler, requests_of(temperature=0.8))
     assert isinstance(sampler._decoder, SlotDecoder)
     assert len(drawn) >= sum(len(each.token_ids) for each in made) > 16

@@ -1,0 +1,126 @@
+"""Decoding with CUDA graphs on a card: the tokens of decoding without, through swaps, sleep, joins and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import Generation, GenerationRequest
+from p2prl.models.sampling import sample_all
+from p2prl.models.slot_decoder import SlotDecoder
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.transformers_scorer import TransformersScorer
+from p2prl.models.weight_layout import flatten, layout_of
+from tests.unit.models.test_cuda import BUILDERS, CARD, DTYPES, changed, policy_on, requests_of, scores
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+
+def pair(policy: PolicyModel, **options: Any) -> tuple[TransformersSampler, TransformersSampler]:
+    """A sampler with graphs and one without."""
+    return TransformersSampler(policy, **options), TransformersSampler(policy, capture=False, **options)
+
+
+def graphs(sampler: TransformersSampler) -> int:
+    """Steps recorded; -1 when the sampler does without."""
+    decoder = sampler._decoder
+    assert isinstance(decoder, SlotDecoder)
+    return -1 if decoder._graphs is None else decoder._graphs.count
+
+
+def tokens(made: Sequence[Generation]) -> list[tuple[int, ...]]:
+    return [each.token_ids for each in made]
+
+
+def uneven_requests(count: int = 72) -> list[GenerationRequest]:
+    """Completions that end at different times, many by a stop token."""
+    stops = frozenset(range(0, 299, 40))
+    return [
+        replace(request, max_new_tokens=3 + 11 * i % 90, stop_ids=stops if i % 3 else frozenset())
+        for i, request in enumerate(requests_of(count))
+    ]
+
+
+@pytest.mark.parametrize("kind", list(BUILDERS))
+def test_rows_that_join_and_leave_get_the_tokens_of_plain_decoding(kind: str) -> None:
+    captured, plain = pair(policy_on(CARD, "float32", kind), most_rows=20)
+    made, wanted = (sample_all(sampler, uneven_requests()) for sampler in (captured, plain))
+    assert tokens(made) == tokens(wanted)
+    for one, other in zip(made, wanted, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert one.finished == other.finished
+    assert graphs(captured) > 0
+    assert graphs(plain) == -1
+
+
+def test_sixteen_bits_are_as_near_to_the_scorer_as_without_graphs() -> None:
+    policy = policy_on(CARD, "bfloat16")
+    requests = requests_of(64, tokens=48)
+    off = []
+    for sampler in pair(policy):
+        found = scores(TransformersScorer(policy), requests, sample_all(sampler, requests))
+        off.append((found.margins > 0).mean())
+    assert off[0] <= off[1] + 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_graph_samples_the_policy_that_is_there(dtype: str) -> None:
+    """Through swaps in mid-flight, which keep the graphs, and through sleep, which drops them."""
+    policy = policy_on(CARD, dtype)
+    layout = layout_of(policy.model, dtype)
+    first = bytes(flatten(policy.model, layout))
+    second = bytes(changed(first, dtype, 0.5))
+    requests = [replace(request, stop_ids=frozenset()) for request in requests_of(16, tokens=30)]
+
+    def sampled(sampler: TransformersSampler) -> list[Generation]:
+        steps = 0
+
+        def swap(_: int) -> None:
+            nonlocal steps
+            steps += 1
+            if steps in (7, 15):
+                sampler.swap(sampler.stage(second if steps == 7 else first, steps))
+
+        return sample_all(sampler, requests, on_step=swap)
+
+    captured, plain = pair(policy)
+    sample_all(captured, requests)
+    kept = graphs(captured)
+    made = sampled(captured)
+    assert graphs(captured) == kept
+    policy.load(first)
+    # Tokens come one step later than without graphs, so a swap after a step concerns the one after the next.
+    assert [version for _, version in made[0].spans][-2:] == [7, 15]
+    start = made[0].spans[-2][0]
+    policy.load(first)
+    alone = sample_all(plain, requests)
+    assert [each.token_ids[:start] for each in alone] == [each.token_ids[:start] for each in made]
+    assert tokens(alone) != tokens(made), "the second policy sampled something else"
+    captured.sleep()
+    captured.swap(captured.stage(first, 20))
+    again = sample_all(captured, requests)
+    assert tokens(again) == tokens(alone)
+    assert graphs(captured) > 0
+
+
+def test_a_model_that_reads_from_the_card_is_decoded_without_graphs() -> None:
+    policy = policy_on(CARD, "float32")
+    wanted = sample_all(TransformersSampler(policy, capture=False), requests_of())
+
+    def read(module: Any, inputs: Any, output: Tensor) -> None:
+        assert float(output.sum()) == float(output.sum())
+
+    hook = policy.model.model.layers[0].mlp.register_forward_hook(read)
+    reading = TransformersSampler(policy)
+    assert tokens(sample_all(reading, requests_of())) == tokens(wanted)
+    assert graphs(reading) == -1
+    hook.remove()
+    after = TransformersSampler(policy)
+    assert tokens(sample_all(after, requests_of())) == tokens(wanted)
+    assert graphs(after) > 0, "a recording that failed spoils none that follow"
