@@ -23,8 +23,9 @@ from torch import Tensor
 from p2prl.errors import MachineError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Ticket
+from p2prl.models.start_stages import tell_stage
 from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws
-from p2prl.models.vllm_library import VLLM_ERRORS, hidden_bars, import_vllm, let_modules_be_scanned, own_random_state
+from p2prl.models.vllm_library import VLLM_ERRORS, bars_as_stages, import_vllm, let_modules_be_scanned, own_random_state
 from p2prl.models.vllm_processors import runner_v1, runner_v2
 from p2prl.models.weight_layout import TORCH_DTYPES
 from p2prl.protocol.digests import chunk_digest
@@ -70,14 +71,16 @@ class VllmEngine:
 
     def __init__(self, run: RunModel, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions) -> None:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
+        tell_stage("vLLM: reading its code")
         import_vllm()
-        with own_random_state(), hidden_bars(), warnings.catch_warnings():
+        with own_random_state(), bars_as_stages(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about its own code
             try:
                 from vllm.v1.engine.llm_engine import LLMEngine
 
                 config = _configuration(run, draws, device=device, dtype=dtype, options=options)
                 let_modules_be_scanned()
+                tell_stage("vLLM: compiling the model and measuring its memory; a minute or more the first time")
                 self._engine: Any = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except VLLM_ERRORS as error:
                 raise _unable(error) from error

@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.models.start_stages import tell_stage
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the draw and the weights are shared with this process
@@ -93,17 +94,28 @@ def own_random_state() -> Iterator[None]:
 
 
 @contextmanager
-def hidden_bars() -> Iterator[None]:
-    """Keep vLLM's progress bars off the screen. They ignore its log level, and some of them TQDM_DISABLE too."""
+def bars_as_stages() -> Iterator[None]:
+    """Keep vLLM's progress bars off the screen, and tell what they say as stages of the start.
+
+    They ignore its log level, and those that pass `disable` themselves ignore TQDM_DISABLE too.
+    """
     from tqdm.std import tqdm
 
     begin = tqdm.__init__
 
-    def begin_hidden(bar: Any, *args: Any, **settings: Any) -> None:
-        begin(bar, *args, **settings | {"disable": True})
+    def begin_hidden(bar: Any, iterable: Any = None, *args: Any, **settings: Any) -> None:
+        counted = None if iterable is None else _counted(iterable, settings.get("desc"))
+        begin(bar, counted, *args, **settings | {"disable": True})
 
     tqdm.__init__ = begin_hidden
     try:
         yield
     finally:
         tqdm.__init__ = begin
+
+
+def _counted(items: Iterable[Any], name: str | None) -> Iterator[Any]:
+    of = f" of {len(items)}" if isinstance(items, Sized) else ""
+    for number, item in enumerate(items, 1):
+        tell_stage(f"vLLM: {name or 'starting'}, {number}{of}")
+        yield item

@@ -13,7 +13,7 @@ import torch
 
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import GenerationRequest
-from p2prl.models.vllm_library import hidden_bars, import_vllm
+from p2prl.models.vllm_library import bars_as_stages, import_vllm
 
 _GPU_SHARE = 0.4
 """Share of a GPU's memory: another engine is measured beside it."""
@@ -39,7 +39,7 @@ class BareVllm:
         settings: dict[str, Any] = {"gpu_memory_utilization": _GPU_SHARE}
         if device.type == "cpu":
             settings = {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES, "block_size": 32}
-        with TemporaryDirectory() as directory, hidden_bars():
+        with TemporaryDirectory() as directory, bars_as_stages():
             (Path(directory) / "config.json").write_text(json.dumps(run.settings()))
             settings |= {"model": directory, "load_format": "dummy", "skip_tokenizer_init": True, "dtype": dtype}
             settings |= {"max_model_len": context, "max_num_seqs": sequences, "disable_log_stats": True}
