@@ -158,7 +158,7 @@ def _drawn(logits_NV: Tensor, rows: DrawRows, version: int) -> _StepDraws:
     if logits_NV.device.type != "cuda":
         return _StepDraws(version, tokens_N, logprobs_N)
     copies = tokens_N.to("cpu", non_blocking=True), logprobs_N.to("cpu", non_blocking=True)  # pinned
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return _StepDraws(version, *copies, copied=event)
 

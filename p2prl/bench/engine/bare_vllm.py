@@ -5,15 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from p2prl.models.run_model import RunModel
+from p2prl.models.pretrained import LoadedModel
+from p2prl.models.run_files import export_run_files
+from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.sampler_port import GenerationRequest
+from p2prl.models.tiny_models import tiny_model
+from p2prl.models.vllm_engine import VllmOptions
 from p2prl.models.vllm_library import bars_as_stages, import_vllm
+from p2prl.models.vllm_sampler import VllmSampler
+from p2prl.models.weight_layout import flatten, layout_of
+
+BARE_VLLM = "vllm alone"
+"""Name of bare vLLM in tables."""
 
 _GPU_SHARE = 0.4
 """Share of a GPU's memory: another engine is measured beside it."""
@@ -61,3 +71,28 @@ class BareVllm:
         while self._engine.has_unfinished_requests():
             tokens += sum(len(output.outputs[0].token_ids) for output in self._engine.step() if output.finished)
         return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StartedVllm:
+    """The sampler on vLLM with a policy, and vLLM alone, in one process."""
+
+    sampler: VllmSampler
+    bare: BareVllm
+
+
+def start_vllm(model: Any, *, device: torch.device, dtype: str, context: int, rows: int) -> StartedVllm:
+    """Start both for a transformers model, each with a share of the memory of a GPU.
+
+    `context` tokens and `rows` completions at most. `ConfigError` without vLLM, `MachineError` when it cannot run it.
+    """
+    layout = layout_of(model, dtype)
+    files = export_run_files(LoadedModel(model=model, tokenizer=tiny_model().tokenizer))
+    run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
+    memory = _CPU_CACHE_BYTES + 2 * layout.size_bytes
+    if device.type == "cuda":
+        memory = int(_GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    options = VllmOptions(memory_bytes=memory, context=context, sequences=rows)
+    sampler = VllmSampler(run, device=device, dtype=dtype, options=options)
+    sampler.swap(sampler.stage(bytes(flatten(model, layout)), 0))
+    return StartedVllm(sampler, BareVllm(run, device, dtype, context=context, sequences=rows))
