@@ -2,10 +2,11 @@
 
     python -m scripts.check_vllm --model 29M --out docs/benchmarks/vllm.md
 
-Exactness: every token replays with the transformers scorer. Speed: tokens per CPU second (per second on a GPU) of the
+Exactness: completions are replayed from the same weight bytes by the transformers scorer, on the same device, and
+judged as a learner does; in float32 no token may differ. Speed: tokens per CPU second (per second on a GPU) of the
 sampler and of vLLM's own sampling, in turns in one process. Swaps: policies change between steps while completions are
-in flight; every completion is replayed with the policies that its spans name. The model's weights are random, and its
-logits are spread as widely as a trained model's, so that a wrong policy shows.
+in flight; every completion is judged by the policies that its spans name. The model's weights are random, of gain 1,
+and its logits are spread as widely as a trained model's, so that a wrong policy shows.
 """
 
 from __future__ import annotations
@@ -13,19 +14,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import Qwen2Config
 
+from p2prl.bench.engine.bare_vllm import BareVllm
 from p2prl.models.device import choose_device
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import LoadedModel
@@ -35,10 +34,11 @@ from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.vllm_engine import VllmOptions
-from p2prl.models.vllm_library import import_vllm
 from p2prl.models.vllm_sampler import VllmSampler
 from p2prl.models.weight_layout import flatten, layout_of
-from p2prl.testing.mixed_replay import differing_tokens
+from p2prl.testing.judged_groups import GROUP, judge, replayed
+from p2prl.testing.mixed_replay import mixed_scores
+from p2prl.testing.spread_models import spread_model
 
 SHAPES = {
     "1M": {"vocab_size": 4_096, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -47,9 +47,6 @@ SHAPES = {
     "0.5B": {"vocab_size": 151_936, "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14},
 }
 """Qwen2 models with tied embeddings, by their number of weights."""
-
-SPREAD = 5.0
-"""Standard deviation of the logits."""
 
 ENOUGH = 0.95
 """Smallest share of bare vLLM's speed."""
@@ -65,8 +62,14 @@ class Policies:
     """A run, and some policies for it."""
 
     run: RunModel
-    models: dict[int, Any]
+    dtype: str
     weights: dict[int, bytes]
+
+    def held(self, policy: int, device: torch.device) -> PolicyModel:
+        """A policy as its bytes say, in the run's type."""
+        model = PolicyModel(self.run.build(device=device, dtype=self.dtype), self.run.layout)
+        model.load(self.weights[policy])
+        return model
 
 
 def main() -> int:
@@ -83,25 +86,28 @@ def main() -> int:
     parser.add_argument("--only", choices=("exact", "speed", "swaps"), help="run one check")
     parser.add_argument("--out", type=Path, help="Markdown file to write")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     device = choose_device(arguments.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
     policies = make_policies(arguments.model, arguments.dtype, count=3 if arguments.only in (None, "swaps") else 1)
     memory = CACHE_BYTES + 8 * policies.run.layout.parameters  # float32 weights, twice
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory * 2 // 5
     options = VllmOptions(memory_bytes=memory, context=CONTEXT)
     sampler = VllmSampler(policies.run, device=device, dtype=arguments.dtype, options=options)
-    bare = BareVllm(policies.run, device, arguments.dtype) if arguments.only in (None, "speed") else None
+    bare = (
+        BareVllm(policies.run, device, arguments.dtype, context=CONTEXT) if arguments.only in (None, "speed") else None
+    )
     ok = True
     lines: list[str] = []
     checks: dict[str, Callable[[], tuple[bool, str]]] = {
-        "exact": lambda: check_exact(sampler, policies, arguments.tokens),
-        "swaps": lambda: check_swaps(sampler, policies, arguments.swaps),
+        "exact": lambda: check_exact(sampler, policies, arguments.tokens, device),
+        "swaps": lambda: check_swaps(sampler, policies, arguments.swaps, device),
     }
     if bare is not None:
         batches = [int(batch) for batch in arguments.batches.split(",")]
         checks["speed"] = lambda: check_speed(
-            sampler, bare, policies, batches=batches, repeats=arguments.repeats, new=arguments.new
+            sampler, bare, policies, device, batches=batches, repeats=arguments.repeats, new=arguments.new
         )
     for name, check in checks.items():
         if arguments.only in (None, name):
@@ -120,65 +126,44 @@ def make_policies(name: str, dtype: str, *, count: int) -> Policies:
     heads = shape["num_attention_heads"]
     grown = {"intermediate_size": 3 * shape["hidden_size"], "num_key_value_heads": 2 if heads % 2 == 0 else 1}
     config = Qwen2Config(tie_word_embeddings=True, max_position_embeddings=4_096, **grown, **shape)
-    models = {i: _random_model(config, seed=seed) for i, seed in list(enumerate((0, 1, 0)))[:count]}
+    models = {i: spread_model(config, seed=seed) for i, seed in list(enumerate((0, 1, 0)))[:count]}
     with torch.no_grad():
         for parameter in models[2].parameters() if count > 2 else ():
             parameter.mul_(1 + 0.02 * torch.randn_like(parameter))
     layout = layout_of(models[0], dtype)
     files = export_run_files(LoadedModel(model=models[0], tokenizer=tiny_model().tokenizer))
     run = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
-    return Policies(run, models, {i: bytes(flatten(model, layout)) for i, model in models.items()})
-
-
-def _random_model(config: Any, *, seed: int) -> Any:
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-    embedding = model.get_input_embeddings().weight
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1 and parameter is not embedding:
-                parameter.mul_(8.0)  # or the residual stream stays the embedding, and a tied head repeats each token
-        embedding.mul_(SPREAD / model(input_ids=torch.arange(16)[None]).logits.std())
-    return model
+    return Policies(run, dtype, {i: bytes(flatten(model, layout)) for i, model in models.items()})
 
 
 def requests(count: int, *, new: int, first_seed: int) -> list[GenerationRequest]:
-    """Requests with prompts of 8 to 103 tokens, at two temperatures."""
+    """Requests with prompts of 8 to 103 tokens, at a temperature a group."""
     return [
         GenerationRequest(
             prompt_ids=tuple((seed * 7_919 + 31 * j) % PROMPT_WORDS for j in range(8 + 37 * seed % 96)),
             seed=seed * 0x9E37_79B9_7F4A_7C15 % 2**63,
             max_new_tokens=new,
-            temperature=1.0 if seed % 2 else 0.6,
+            temperature=1.0 if (seed - first_seed) // GROUP % 2 else 0.6,
             stop_ids=frozenset({STOP}),
         )
         for seed in range(first_seed, first_seed + count)
     ]
 
 
-def check_exact(sampler: VllmSampler, policies: Policies, tokens: int) -> tuple[bool, str]:
-    """Sample `tokens` tokens, and replay each with the transformers scorer."""
-    scorer = TransformersScorer(PolicyModel(policies.models[0], policies.run.layout))
+def check_exact(sampler: VllmSampler, policies: Policies, tokens: int, device: torch.device) -> tuple[bool, str]:
+    """Sample `tokens` tokens, and judge them by the transformers scorer."""
+    scorer = TransformersScorer(policies.held(0, device))
     sampler.swap(sampler.stage(policies.weights[0], 0))
-    count = differing = 0
-    worst_margin = worst_logprob = 0.0
+    asked, rows = [], []
     for first in itertools.count(1, 32):
-        asked = requests(32, new=256, first_seed=first)
-        made = sample(sampler, asked)
-        for replayed, generation in zip(scorer.replay(asked, [a.token_ids for a in made]), made, strict=True):
-            count += len(generation.token_ids)
-            differing += sum(margin > 0 for margin in replayed.margins)
-            worst_margin = max(worst_margin, *replayed.margins)
-            changes = (abs(a - b) for a, b in zip(replayed.logprobs, generation.logprobs, strict=True))
-            worst_logprob = max(worst_logprob, *changes)
-        if count >= tokens:
+        more = requests(32, new=256, first_seed=first)
+        asked += more
+        rows += replayed(scorer, more, sample(sampler, more))
+        if sum(len(row.margins) for row in rows) >= tokens:
             break
-    text = (
-        f"Exactness: {differing} of {count:,} tokens differ from the replay (largest margin {worst_margin:.1e}); "
-        f"log-probs differ by at most {worst_logprob:.1e}."
-    )
-    exact = sampler.engine_class.dtype == "float32"
-    return differing == 0 or not exact, text
+    result = judge(rows, asked, dtype=policies.dtype, layers=scorer.layers)
+    passed = not result.rejected and (result.differing == 0 or policies.dtype != "float32")
+    return passed, f"Exactness: {result}"
 
 
 def sample(sampler: VllmSampler, asked: list[GenerationRequest]) -> list[Generation]:
@@ -190,51 +175,19 @@ def sample(sampler: VllmSampler, asked: list[GenerationRequest]) -> list[Generat
     return [ended[ticket] for ticket in tickets]
 
 
-class BareVllm:
-    """vLLM with its own sampling, otherwise set up like the sampler's engine.
-
-    Never closed: closing an engine ends the process group that all engines of a process use.
-    """
-
-    def __init__(self, run: RunModel, device: torch.device, dtype: str) -> None:
-        vllm = import_vllm()
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        self._params = vllm.SamplingParams
-        self._names = itertools.count()
-        settings: dict[str, Any] = {"gpu_memory_utilization": 0.4}
-        if device.type == "cpu":
-            settings = {"enforce_eager": True, "kv_cache_memory_bytes": CACHE_BYTES, "block_size": 32}
-        with TemporaryDirectory() as directory:
-            (Path(directory) / "config.json").write_text(json.dumps(run.settings()))
-            settings |= {"model": directory, "load_format": "dummy", "skip_tokenizer_init": True, "dtype": dtype}
-            arguments = EngineArgs(max_model_len=CONTEXT, max_num_seqs=256, disable_log_stats=True, **settings)
-            self._engine: Any = LLMEngine.from_engine_args(arguments)
-
-    def run(self, asked: list[GenerationRequest], *, logprobs: int | None) -> int:
-        """Sample as many tokens as asked for."""
-        for request in asked:
-            params = self._params(
-                temperature=request.temperature,
-                max_tokens=request.max_new_tokens,
-                ignore_eos=True,
-                detokenize=False,
-                logprobs=logprobs,
-            )
-            self._engine.add_request(str(next(self._names)), {"prompt_token_ids": list(request.prompt_ids)}, params)
-        tokens = 0
-        while self._engine.has_unfinished_requests():
-            tokens += sum(len(output.outputs[0].token_ids) for output in self._engine.step() if output.finished)
-        return tokens
-
-
 def check_speed(
-    sampler: VllmSampler, bare: BareVllm, policies: Policies, *, batches: list[int], repeats: int, new: int
+    sampler: VllmSampler,
+    bare: BareVllm,
+    policies: Policies,
+    device: torch.device,
+    *,
+    batches: list[int],
+    repeats: int,
+    new: int,
 ) -> tuple[bool, str]:
     """Tokens per second of the sampler and of bare vLLM, in turns."""
     sampler.swap(sampler.stage(policies.weights[0], 0))
-    clock = time.process_time if sampler.engine_class.device == "cpu" else time.perf_counter
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     unit = "CPU second" if clock is time.process_time else "second"
     lines = [
         f"| batch | tokens per {unit} | bare vLLM | of bare | bare with log-probs | of that |",
@@ -253,7 +206,7 @@ def check_speed(
                 if name == "sampler":
                     tokens = sum(len(made.token_ids) for made in sample(sampler, asked))
                 else:
-                    tokens = bare.run(asked, logprobs=0 if name == "with log-probs" else None)
+                    tokens = bare.sample(asked, logprobs=0 if name == "with log-probs" else None)
                 if repeat:  # the first warms up
                     rates[name].append(tokens / (clock() - begun))
         ours, alone, scored = (statistics.median(values) for values in rates.values())
@@ -264,36 +217,41 @@ def check_speed(
     return ok, "\n".join(lines)
 
 
-def check_swaps(sampler: VllmSampler, policies: Policies, swaps: int) -> tuple[bool, str]:
-    """Swap policies every few steps while completions are in flight, and replay every completion by its spans."""
-    asked = requests(4 * swaps, new=96, first_seed=1)
+def check_swaps(sampler: VllmSampler, policies: Policies, swaps: int, device: torch.device) -> tuple[bool, str]:
+    """Swap policies every few steps while completions are in flight, and judge every completion by its spans."""
+    asked = requests(GROUP * -(-4 * swaps // GROUP), new=96, first_seed=1)
     sampler.swap(sampler.stage(policies.weights[0], 0))
-    waiting = dict(zip(sampler.submit(asked), asked, strict=True))
-    ended: list[tuple[GenerationRequest, Generation]] = []
+    waiting = sampler.submit(asked)
+    ended: dict[int, Generation] = {}
     seconds: list[float] = []
     in_flight = []
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     for version in itertools.count(1):
         for _ in range(1 + version % 7):
-            ended += [(waiting.pop(ticket), made) for ticket, made in sampler.step().ended]
-        if version > swaps or not waiting:
+            ended.update(sampler.step().ended)
+        if version > swaps or not sampler.in_flight:
             break
         staged = sampler.stage(policies.weights[version % len(policies.weights)], version)
         in_flight.append(sampler.in_flight)
-        begun = time.process_time()
+        begun = clock()
         sampler.swap(staged)
-        seconds.append(time.process_time() - begun)
+        seconds.append(clock() - begun)
     while sampler.in_flight:
-        ended += [(waiting.pop(ticket), made) for ticket, made in sampler.step().ended]
-    by_version = {version: policies.models[version % len(policies.models)] for version in range(version + 1)}
-    tokens = sum(len(made.token_ids) for _, made in ended)
-    differing = sum(differing_tokens(by_version, request, made) for request, made in ended)
-    mixed = sum(len(made.spans) > 1 for _, made in ended)
+        ended.update(sampler.step().ended)
+    made = [ended[ticket] for ticket in waiting]
+    held = {policy: policies.held(policy, device).model for policy in policies.weights}
+    by_version = {version: held[version % len(held)] for version in range(len(seconds) + 1)}
+    rows = [mixed_scores(by_version, *pair) for pair in zip(asked, made, strict=True)]
+    layers = held[0].config.num_hidden_layers
+    result = judge(rows, asked, dtype=policies.dtype, layers=layers)
+    mixed = sum(len(each.spans) > 1 for each in made)
     text = (
         f"Swaps: {len(seconds)} with {min(in_flight)} to {max(in_flight)} completions in flight, every known answer "
-        f"right, {statistics.median(seconds):.2f} CPU seconds each; {differing} of {tokens:,} tokens of {len(ended)} "
-        f"completions ({mixed} of several policies) differ from a replay by their spans."
+        f"right, {statistics.median(seconds):.2f} s each; {mixed} of {len(made)} completions of several policies. "
+        f"{result}"
     )
-    return len(seconds) == swaps and mixed > 0 and differing == 0, text
+    passed = not result.rejected and (result.differing == 0 or policies.dtype != "float32")
+    return len(seconds) == swaps and mixed > 0 and passed, text
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ AUTO = "auto"
 """Stands for the fastest engine that is installed."""
 
 DEFAULT_ENGINE = "transformers"
-_VLLM = "vllm"
+VLLM = "vllm"
 
 
 class SamplerBuilder(Protocol):
@@ -44,7 +44,7 @@ ENGINES: Registry[SamplerBuilder] = Registry(
     kind="engine",
     builtin={
         DEFAULT_ENGINE: "p2prl.models.transformers_sampler:build_sampler",
-        _VLLM: "p2prl.models.vllm_sampler:build_sampler",
+        VLLM: "p2prl.models.vllm_sampler:build_sampler",
     },
 )
 
@@ -63,7 +63,7 @@ def choose_engine(name: str, device: torch.device) -> ChosenEngine:
     """The engine that `name` or `AUTO` stands for on this device. `ConfigError` when it is not installed."""
     if name != AUTO:
         ENGINES.get(name)
-        if name == _VLLM:
+        if name == VLLM:
             import_vllm()
         return ChosenEngine(name, "as asked with --engine")
     if device.type != "cuda":
@@ -72,7 +72,7 @@ def choose_engine(name: str, device: torch.device) -> ChosenEngine:
         import_vllm()
     except ConfigError:
         return ChosenEngine(DEFAULT_ENGINE, "as vLLM, the fastest on CUDA, is not installed")
-    return ChosenEngine(_VLLM, "as the fastest on CUDA", fallback=DEFAULT_ENGINE)
+    return ChosenEngine(VLLM, "as the fastest on CUDA", fallback=DEFAULT_ENGINE)
 
 
 def build_sampler(

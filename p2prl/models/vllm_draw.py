@@ -1,11 +1,14 @@
-"""The seeded draw inside vLLM: logits processors that compute the run's own draw and let no other token win.
+"""The seeded draw inside vLLM: the run's own draw, which lets no other token win.
 
-vLLM's own seeds cannot serve: its noise changes with the backend and the release. The processor draws the token from
-the logits (`p2prl/models/seeded_draw/`), raises that one logit above all others, and vLLM takes it greedily. The
-log-prob, at the sampling temperature and without the noise, is computed on the way: vLLM's are at temperature 1.
+vLLM's own seeds cannot serve: its noise changes with the backend and the release. The token is drawn from the logits
+(`p2prl/models/seeded_draw/`), its logit is raised above all others, and vLLM takes it greedily. The log-prob, at the
+sampling temperature and without the noise, is computed on the way: vLLM's are at temperature 1.
 
-vLLM has two model runners with different interfaces. The first passes changes of the batch (`runner_v1`). The second,
-its default on CUDA, passes the batch of every step (`runner_v2`).
+vLLM hands over the logits of every row of a step (`p2prl/models/vllm_processors.py`), also those whose token it then
+discards. So a draw counts only when vLLM reports its token.
+
+On CUDA nothing here waits for the device: tokens and log-probs travel to pinned memory behind the step that computes
+them, and are read once vLLM reports the token, one step later.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from p2prl.models.sampler_port import Ticket
-from p2prl.models.seeded_draw.draw import draw_with_logprobs
+from p2prl.models.seeded_draw.draw import card_draw, draw_with_logprobs
 
 ARGUMENTS = "p2prl"
 """The key of a request's `DrawArguments` in vLLM's `SamplingParams.extra_args`."""
@@ -50,12 +55,50 @@ class DrawnToken:
         return math.isfinite(self.logprob)
 
 
+@dataclass(frozen=True, slots=True)
+class DrawRows:
+    """Rows to draw in one step, in the order of their logits; arrays of N."""
+
+    tickets: Sequence[Ticket]
+    seeds: npt.NDArray[np.int64]
+    temperatures: npt.NDArray[np.float32]
+    positions: npt.NDArray[np.int64]
+    """Positions of the tokens within their completions."""
+
+    @classmethod
+    def of(cls, arguments: Sequence[DrawArguments], sampled: Sequence[int]) -> DrawRows:
+        """Rows of requests that `sampled` tokens were drawn for before."""
+        return cls(
+            [of.ticket for of in arguments],
+            np.array([of.seed for of in arguments], np.int64),
+            np.array([of.temperature for of in arguments], np.float32),
+            np.array([of.first + count for of, count in zip(arguments, sampled, strict=True)], np.int64),
+        )
+
+
+@dataclass(slots=True)
+class _StepDraws:
+    """Draws of one step, on their way from the device."""
+
+    version: int
+    tokens_N: Tensor
+    logprobs_N: Tensor
+    copied: Any = None
+    """CUDA's event behind the copies to this memory; None where the draw itself waited."""
+    _read: tuple[list[int], list[float]] | None = None
+
+    def at(self, row: int) -> DrawnToken:
+        if self._read is None:
+            if self.copied is not None:
+                self.copied.synchronize()
+            self._read = self.tokens_N.tolist(), self.logprobs_N.tolist()
+        tokens, logprobs = self._read
+        return DrawnToken(tokens[row], logprobs[row], self.version)
+
+
 @dataclass(slots=True)
 class Draws:
-    """What the processor of one engine has drawn, until the sampler takes it.
-
-    vLLM also draws for rows it then discards, such as unfinished prompts, so a draw counts only when vLLM reports it.
-    """
+    """What the processor of one engine has drawn, until the sampler takes it."""
 
     version: int = -1
     """The policy in the engine."""
@@ -65,27 +108,27 @@ class Draws:
 
     logits: Tensor | None = None
 
-    _drawn: dict[Ticket, dict[int, DrawnToken]] = field(default_factory=dict)
+    _drawn: dict[Ticket, dict[int, tuple[_StepDraws, int]]] = field(default_factory=dict)
+    """By request and position: the step and the row in it."""
 
-    def draw(self, logits_NV: Tensor, arguments: Sequence[DrawArguments], positions: Sequence[int]) -> None:
-        """Draw one token a row, and raise its logit above all others in place.
+    def expect(self, ticket: Ticket) -> None:
+        """Keep the draws of a request from now on, until it is forgotten."""
+        self._drawn.setdefault(ticket, {})
 
-        `positions` are the rows' positions within their completions.
-        """
-        for row, of in enumerate(arguments):
-            if of.ticket == self.watched:
-                self.logits = logits_NV[row].clone()
-        seeds_N = torch.tensor([of.seed for of in arguments], dtype=torch.int64)
-        temperatures_N = torch.tensor([of.temperature for of in arguments])
-        tokens_N, logprobs_N = draw_with_logprobs(logits_NV, temperatures_N, seeds_N, torch.tensor(positions))
-        logits_NV.scatter_(1, tokens_N[:, None], torch.finfo(logits_NV.dtype).max)
-        drawn = zip(arguments, positions, tokens_N.tolist(), logprobs_N.tolist(), strict=True)
-        for of, position, token, logprob in drawn:
-            self._drawn.setdefault(of.ticket, {})[position] = DrawnToken(token, logprob, self.version)
+    def draw(self, logits_NV: Tensor, rows: DrawRows) -> None:
+        """Draw one token a row, and raise its logit above all others in place."""
+        if self.watched is not None and self.watched in rows.tickets:
+            self.logits = logits_NV[rows.tickets.index(self.watched)].clone()
+        step = _drawn(logits_NV, rows, self.version)
+        for row, (ticket, position) in enumerate(zip(rows.tickets, rows.positions.tolist(), strict=True)):
+            kept = self._drawn.get(ticket)  # none of a request that ended while this step was prepared
+            if kept is not None:
+                kept[position] = step, row
 
     def take(self, ticket: Ticket, position: int) -> DrawnToken | None:
         """The last draw at this position of a completion, once."""
-        return self._drawn.get(ticket, {}).pop(position, None)
+        found = self._drawn.get(ticket, {}).pop(position, None)
+        return None if found is None else found[0].at(found[1])
 
     def answer(self, ticket: Ticket) -> Tensor:
         """The logits (V,) of the watched request."""
@@ -104,68 +147,30 @@ class Draws:
         self.watched = self.logits = None
 
 
-def runner_v1(draws: Draws) -> type[Any]:
-    """The logits processor for vLLM's first model runner, which writes to `draws`."""
-    from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
-
-    class SeededDraw(LogitsProcessor):  # type: ignore[misc]  # vLLM is optional, so mypy does not see the base class
-        """Follows the rows of vLLM's batch, and draws for each."""
-
-        def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-            del vllm_config, device, is_pin_memory
-            self._rows: dict[int, tuple[DrawArguments, list[int]]] = {}
-
-        def is_argmax_invariant(self) -> bool:
-            return False
-
-        def update_state(self, batch_update: Any | None) -> None:
-            """Apply removals, additions and moves of rows, in this order."""
-            if batch_update is None:
-                return
-            for row in batch_update.removed:
-                self._rows.pop(row, None)
-            for row, params, _, output_ids in batch_update.added:  # output_ids grows as vLLM decodes
-                self._rows[row] = params.extra_args[ARGUMENTS], output_ids
-            for source, target, direction in batch_update.moved:
-                moved, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
-                if moved is not None:
-                    self._rows[target] = moved
-                if replaced is not None and direction is MoveDirectionality.SWAP:
-                    self._rows[source] = replaced
-
-        def apply(self, logits: Tensor) -> Tensor:
-            rows = [self._rows[row] for row in range(len(logits))]
-            draws.draw(logits, [of for of, _ in rows], [of.first + len(ids) for of, ids in rows])
-            return logits
-
-    return SeededDraw
+def _drawn(logits_NV: Tensor, rows: DrawRows, version: int) -> _StepDraws:
+    """Draw, and raise the logits that won."""
+    if (on_card := card_draw(logits_NV.device)) is not None:
+        tokens_N, logprobs_N = on_card(logits_NV, *_settings_on(logits_NV.device, rows))
+    else:
+        settings = (torch.from_numpy(each) for each in (rows.temperatures, rows.seeds, rows.positions))
+        tokens_N, logprobs_N = draw_with_logprobs(logits_NV, *settings)
+    logits_NV.scatter_(1, tokens_N[:, None], torch.finfo(logits_NV.dtype).max)
+    if logits_NV.device.type != "cuda":
+        return _StepDraws(version, tokens_N, logprobs_N)
+    copies = tokens_N.to("cpu", non_blocking=True), logprobs_N.to("cpu", non_blocking=True)  # pinned
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return _StepDraws(version, *copies, copied=event)
 
 
-def runner_v2(draws: Draws) -> type[Any]:
-    """The logits processor for vLLM's second model runner, which writes to `draws`."""
-    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
-
-    class SeededDraw(LogitsProcessor):  # type: ignore[misc]  # vLLM is optional, so mypy does not see the base class
-        """Knows requests by their slot; a row of a step names its slot."""
-
-        def __init__(self, vllm_config: Any, req_states: Any) -> None:
-            super().__init__(vllm_config, req_states)
-            self._prompt_len = req_states.prompt_len.np
-            self._slots: dict[int, DrawArguments] = {}
-
-        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-            self._slots[req_idx] = sampling_params.extra_args[ARGUMENTS]
-            return True
-
-        def apply(self, logits: Tensor, ctx: Any) -> Tensor:
-            slots = ctx.idx_mapping_np.tolist()
-            arguments = [self._slots[slot] for slot in slots]
-            lengths = ctx.seq_lens_upper_bound_np[: len(slots)].tolist()  # exact without speculative decoding
-            # Before the end of its prompt a row predicts nothing: vLLM discards that draw.
-            sampled = [
-                max(0, length - int(self._prompt_len[slot])) for slot, length in zip(slots, lengths, strict=True)
-            ]
-            draws.draw(logits, arguments, [of.first + count for of, count in zip(arguments, sampled, strict=True)])
-            return logits
-
-    return SeededDraw
+def _settings_on(device: torch.device, rows: DrawRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Temperatures, seeds and positions on the device, by one copy that nobody waits for."""
+    count = len(rows.seeds)
+    packed = torch.empty(20 * count, dtype=torch.uint8, pin_memory=True)
+    parts = packed.numpy()
+    parts[: 8 * count].view(np.int64)[:] = rows.seeds
+    parts[8 * count : 16 * count].view(np.int64)[:] = rows.positions
+    parts[16 * count :].view(np.float32)[:] = rows.temperatures
+    there = packed.to(device, non_blocking=True)
+    seeds_N, positions_N = there[: 16 * count].view(torch.int64).view(2, count)
+    return there[16 * count :].view(torch.float32), seeds_N, positions_N

@@ -7,6 +7,7 @@ weights. Policies arrive through its weight-transfer interface (`p2prl/models/vl
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import warnings
@@ -22,8 +23,10 @@ from torch import Tensor
 from p2prl.errors import MachineError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Ticket
-from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws, runner_v1, runner_v2
-from p2prl.models.vllm_library import VLLM_ERRORS, import_vllm, let_modules_be_scanned, own_random_state
+from p2prl.models.start_stages import tell_stage
+from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws
+from p2prl.models.vllm_library import VLLM_ERRORS, bars_as_stages, import_vllm, let_modules_be_scanned, own_random_state
+from p2prl.models.vllm_processors import runner_v1, runner_v2
 from p2prl.models.weight_layout import TORCH_DTYPES
 from p2prl.protocol.digests import chunk_digest
 
@@ -68,14 +71,16 @@ class VllmEngine:
 
     def __init__(self, run: RunModel, draws: Draws, *, device: torch.device, dtype: str, options: VllmOptions) -> None:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
+        tell_stage("vLLM: reading its code")
         import_vllm()
-        with own_random_state(), warnings.catch_warnings():
+        with own_random_state(), bars_as_stages(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of vLLM about its own code
             try:
                 from vllm.v1.engine.llm_engine import LLMEngine
 
                 config = _configuration(run, draws, device=device, dtype=dtype, options=options)
                 let_modules_be_scanned()
+                tell_stage("vLLM: compiling the model and measuring its memory; a minute or more the first time")
                 self._engine: Any = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             except VLLM_ERRORS as error:
                 raise _unable(error) from error
@@ -84,6 +89,9 @@ class VllmEngine:
         self.cache_tokens: int = config.cache_config.kv_cache_size_tokens or self.context
         """Tokens whose keys and values fit the memory at once."""
         self._sleeps: bool = config.model_config.enable_sleep_mode
+        self._numbers = itertools.count()
+        self._tickets: dict[str, Ticket] = {}
+        """Of the requests in flight, by vLLM's names for them."""
 
     def add(
         self,
@@ -98,7 +106,6 @@ class VllmEngine:
         """Queue a request, before all others if it is urgent. Requests share cached prompts if their `salt` agrees."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
             temperature=0.0,
@@ -106,25 +113,45 @@ class VllmEngine:
             stop_token_ids=list(stop_ids),
             ignore_eos=True,
             detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
             extra_args={ARGUMENTS: arguments},
         )
-        prompt = tokens_input(list(prompt_ids), cache_salt=salt)
-        self._engine.add_request(str(arguments.ticket), prompt, params, priority=-1 if urgent else 0)
+        # A name is used once: a step in flight may still report a token of a request that was aborted and queued again.
+        name = f"{arguments.ticket}.{next(self._numbers)}"
+        request = self._engine.input_processor.process_inputs(
+            name,
+            tokens_input(list(prompt_ids), cache_salt=salt),
+            params,
+            supported_tasks=self._engine.get_supported_tasks(),
+            priority=-1 if urgent else 0,
+        )
+        # Without vLLM's output processor, which costs more of a step than the scheduler: tokens need no text.
+        self._engine.engine_core.add_request(request)
+        self._tickets[name] = arguments.ticket
 
     def abort(self, tickets: Iterable[Ticket]) -> None:
         """Drop requests."""
-        self._engine.abort_request([str(ticket) for ticket in tickets])
+        dropped = set(tickets)
+        names = [name for name, ticket in self._tickets.items() if ticket in dropped]
+        for name in names:
+            del self._tickets[name]
+        self._engine.engine_core.abort_requests(names)
 
     def step(self) -> list[EngineOutput]:
-        """Compute one step of what is queued. `MachineError` when vLLM fails, as without memory."""
+        """Compute one step of what is queued. `MachineError` when vLLM fails, as without memory.
+
+        On CUDA it starts that step and returns the tokens of the one before, so the first returns none.
+        """
         try:
-            outputs = self._engine.step()
+            made = self._engine.engine_core.get_output().outputs
         except VLLM_ERRORS as error:
             raise _unable(error) from error
-        return [
-            EngineOutput(int(output.request_id), output.outputs[0].token_ids, output.finished) for output in outputs
-        ]
+        outputs = []
+        for output in made:
+            ended = output.finish_reason is not None
+            ticket = self._tickets.pop(output.request_id, None) if ended else self._tickets.get(output.request_id)
+            if ticket is not None:
+                outputs.append(EngineOutput(ticket, output.new_token_ids, ended))
+        return outputs
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Replace all weights in place, also after `sleep`. Keys and values of requests in flight stay."""
@@ -140,8 +167,15 @@ class VllmEngine:
     def sleep(self) -> bool:
         """Free the device memory until `load`; nothing may be in flight. False where vLLM cannot, as on a CPU."""
         if self._sleeps:
+            self._finish_steps()
             self._engine.sleep(level=2)
         return self._sleeps
+
+    def _finish_steps(self) -> None:
+        """Wait for what the device still computes, whose memory is about to be freed."""
+        core = self._engine.engine_core.engine_core
+        while core.batch_queue:
+            self.step()
 
     def close(self) -> None:
         """Free everything."""
@@ -191,7 +225,7 @@ def _configuration(run: RunModel, draws: Draws, *, device: torch.device, dtype: 
         "max_num_seqs": options.sequences + 1,  # one for the known answer
         "enable_prefix_caching": True,  # the completions of a group share their prompt
         "scheduling_policy": "priority",
-        "async_scheduling": False,  # each draw waits for the device
+        "async_scheduling": False,
         "weight_transfer_config": WeightTransferConfig(backend=register_backend()),
         "disable_log_stats": True,
     }
@@ -207,17 +241,31 @@ def _configuration(run: RunModel, draws: Draws, *, device: torch.device, dtype: 
         settings |= {
             "gpu_memory_utilization": min(options.memory_bytes or usable, usable) / total,
             "enable_sleep_mode": True,
+            "async_scheduling": True,  # the next step is prepared while the device computes this one
+            "compilation_config": {"cudagraph_capture_sizes": _graph_sizes(options.sequences)},
             "hf_overrides": {"head_dtype": "float32"},  # summed in float32 without a copy of the weights
         }
     else:
         raise MachineError(f"vLLM does not run on {device.type}", remedy="Join with --engine transformers.")
     config = EngineArgs(**settings).create_engine_config()
+    if settings["async_scheduling"] and not config.use_v2_model_runner:  # the first runner's rows are a step behind
+        config = EngineArgs(**settings | {"async_scheduling": False}).create_engine_config()
     if config.model_config.using_transformers_backend():  # it would change transformers' classes for this process
         raise _unable("it has no implementation of this architecture")
     if device.index is not None:
         config.device_config.device = device
     config.model_config.logits_processors = [(runner_v2 if config.use_v2_model_runner else runner_v1)(draws)]
     return config
+
+
+def _graph_sizes(sequences: int) -> list[int]:
+    """Numbers of tokens that vLLM captures a step for; others run as the next larger one.
+
+    Twenty instead of its fifty: capturing takes seconds at every start, and a decode of few rows reads weights above
+    all, so the rows that fill up to the next size cost little. Above `sequences` come steps that also read prompts.
+    """
+    sizes = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 128))
+    return sorted({sequences, *(size for size in sizes if size <= 2 * sequences)})
 
 
 def _cpu_cache_bytes(run: RunModel, itemsize: int, options: VllmOptions) -> int:

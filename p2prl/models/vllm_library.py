@@ -7,19 +7,22 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, MachineError
+from p2prl.models.start_stages import tell_stage
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the draw and the weights are shared with this process
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled at the start, and no token of ours is drawn by it
+    "TRITON_F32_DEFAULT": "ieee",  # or attention in float32 rounds to 10 bits, and its tokens do not replay
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",  # listen on this machine only
     "KMP_BLOCKTIME": "0",  # Intel's OpenMP would spin between steps
 }
@@ -67,6 +70,17 @@ def let_modules_be_scanned() -> None:
         ffi.lib._fntab.setdefault("__dict__", {})
 
 
+def require_exact_products(device: torch.device) -> None:
+    """`MachineError` where vLLM's attention would round float32: of its kernels only Triton's take float32 on CUDA."""
+    from p2prl.models.triton_precision import multiplies_exactly
+
+    if not multiplies_exactly(device):
+        raise MachineError(
+            "vLLM rounds this run's float32 to 10 bits on this card (TF32), so that its tokens would be rejected",
+            remedy="Join with --engine transformers, or unset TRITON_F32_DEFAULT if you have set it.",
+        )
+
+
 @contextmanager
 def own_random_state() -> Iterator[None]:
     """Undo that vLLM seeds every generator of the process with a constant."""
@@ -77,3 +91,31 @@ def own_random_state() -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+@contextmanager
+def bars_as_stages() -> Iterator[None]:
+    """Keep vLLM's progress bars off the screen, and tell what they say as stages of the start.
+
+    They ignore its log level, and those that pass `disable` themselves ignore TQDM_DISABLE too.
+    """
+    from tqdm.std import tqdm
+
+    begin = tqdm.__init__
+
+    def begin_hidden(bar: Any, iterable: Any = None, *args: Any, **settings: Any) -> None:
+        counted = None if iterable is None else _counted(iterable, settings.get("desc"))
+        begin(bar, counted, *args, **settings | {"disable": True})
+
+    tqdm.__init__ = begin_hidden
+    try:
+        yield
+    finally:
+        tqdm.__init__ = begin
+
+
+def _counted(items: Iterable[Any], name: str | None) -> Iterator[Any]:
+    of = f" of {len(items)}" if isinstance(items, Sized) else ""
+    for number, item in enumerate(items, 1):
+        tell_stage(f"vLLM: {name or 'starting'}, {number}{of}")
+        yield item

@@ -23,7 +23,7 @@ from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeigh
 from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.models.vllm_draw import DrawArguments
 from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions
-from p2prl.models.vllm_library import import_vllm
+from p2prl.models.vllm_library import import_vllm, require_exact_products
 from p2prl.models.vllm_policy import VllmPolicy
 from p2prl.protocol.rollout_group import EngineClass
 
@@ -77,8 +77,11 @@ class VllmSampler:
 
     def __init__(self, run: RunModel, *, device: torch.device, dtype: str, options: VllmOptions) -> None:
         """`ConfigError` without vLLM, `MachineError` when it cannot run the model here."""
-        check_draw(device, run.skeleton.config.get_text_config().vocab_size)
         version = import_vllm().__version__
+        if device.type == "cuda" and dtype == "float32":
+            require_exact_products(device)
+        # On the device with its number, as logits have it: no step may compile, or wait for the device.
+        check_draw(torch.empty(0, device=device).device, run.skeleton.config.get_text_config().vocab_size)
         self._class = EngineClass(engine="vllm", version=version, dtype=dtype, device=device_class(device))
         self._policy = VllmPolicy(run, device=device, dtype=dtype, options=options)
         use_exact_arithmetic()  # last: vLLM sets some of it by its own variables

@@ -6,33 +6,63 @@ completions are in flight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.models.gumbel_noise import gumbel
+from p2prl.models.replay_statistics import TokenScores
 from p2prl.models.sampler_port import Generation, GenerationRequest
+from p2prl.models.seeded_draw.draw import margins
 
 
 @torch.inference_mode()
 def differing_tokens(models: Mapping[int, Any], request: GenerationRequest, generation: Generation) -> int:
     """Tokens of `generation` that `models`, transformers models by version, would not have drawn with its spans."""
     ids = generation.token_ids
-    starts = [start for start, _ in generation.spans]
-    if starts[0] != 0:
+    if generation.spans[0][0] != 0:
         return len(ids)
+    differing = 0
+    for start, logits_TV in _stretches(models, request, generation):
+        end = start + len(logits_TV)
+        noise_TV = gumbel(torch.tensor([request.seed]), torch.arange(start, end)[None], logits_TV.shape[1])[0]
+        drawn_T = (logits_TV.float().cpu() / request.temperature + noise_TV).argmax(dim=-1)
+        differing += int((drawn_T != torch.tensor(ids[start:end])).sum())
+    return differing
+
+
+@torch.inference_mode()
+def mixed_scores(models: Mapping[int, Any], request: GenerationRequest, generation: Generation) -> TokenScores:
+    """What a learner would judge of `generation`, by its spans; on the models' device."""
+    parts = []
+    for start, logits_TV in _stretches(models, request, generation):
+        count = len(logits_TV)
+        ids = torch.tensor(generation.token_ids[start : start + count])
+        temperatures, seeds = torch.full((count,), request.temperature), torch.full((count,), request.seed)
+        scored = margins(logits_TV, temperatures, seeds, torch.arange(start, start + count), ids)
+        sizes = logits_TV.float().square().mean(dim=-1).sqrt() / request.temperature
+        parts.append([part.double().cpu().numpy() for part in (*scored, sizes)])
+    below, logprobs, best, sizes_T = (np.concatenate(part) for part in zip(*parts, strict=True))
+    claimed = np.asarray(generation.logprobs, np.float64)
+    return TokenScores(margins=below, logprobs=logprobs, best_logprobs=best, sizes=sizes_T, claimed=claimed)
+
+
+def _stretches(
+    models: Mapping[int, Any], request: GenerationRequest, generation: Generation
+) -> Iterator[tuple[int, Tensor]]:
+    """First token and logits (T, V) of every span."""
+    ids = generation.token_ids
+    starts = [start for start, _ in generation.spans]
     cache: DynamicCache | None = None
-    fed, differing = list(request.prompt_ids), 0
+    fed = list(request.prompt_ids)
     for (start, version), end in zip(generation.spans, [*starts[1:], len(ids)], strict=True):
         model = models[version]
         cache = cache or DynamicCache(config=model.config)
         fed += ids[max(0, start - 1) : end - 1]
-        logits_TV = model(input_ids=torch.tensor([fed]), past_key_values=cache).logits[0, start - end :]
-        positions_1T = torch.arange(start, end)[None]
-        noise_TV = gumbel(torch.tensor([request.seed]), positions_1T, logits_TV.shape[1])[0]
-        drawn_T = (logits_TV.float() / request.temperature + noise_TV).argmax(dim=-1)
-        differing += int((drawn_T != torch.tensor(ids[start:end])).sum())
+        fed_1L = torch.tensor([fed], device=model.device)
+        yield start, model(input_ids=fed_1L, past_key_values=cache).logits[0, start - end :]
         fed = []
-    return differing

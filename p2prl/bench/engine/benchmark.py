@@ -1,15 +1,16 @@
-"""The engine benchmark: completions of one length by the product's sampler and by transformers' `generate`.
+"""The engine benchmark: completions of one length by the product's samplers and by the bare libraries.
 
-All get the same prompts and sample the same number of tokens at temperature 1; `generate` with a static cache, and on
-CUDA with compiled steps, as transformers has it. On CUDA the product samples with CUDA graphs, and without. Sides
-alternate, and medians count: of processor time on a CPU, of wall time elsewhere. The row with random lengths is sampled
-as a volunteer does it: groups of eight, submitted when its `Agent` says so.
+All get the same prompts and sample the same number of tokens at temperature 1: transformers' `generate` with a static
+cache, and on CUDA with compiled steps, as transformers has it; the transformers sampler, on CUDA with graphs and
+without; and on CUDA, where it is installed, vLLM with its own sampling and the sampler on it. Sides alternate, and
+medians count: of processor time on a CPU, of wall time elsewhere. The row with random lengths is sampled as a volunteer
+does it: groups of eight, submitted when its `Agent` says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from p2prl.bench.device_time import CPU, Spent, median, timed
+from p2prl.bench.engine.bare_vllm import BARE_VLLM, BareVllm, start_vllm
 from p2prl.bench.engine.random_lengths import LengthsBenchConfig, slots_at_work
 from p2prl.bench.random_models import CONTEXT, SHAPES, VOCABULARY, random_model
 from p2prl.errors import require
@@ -24,6 +26,7 @@ from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.models.seeded_draw.draw import draw
+from p2prl.models.start_stages import stages_told
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
 
@@ -40,6 +43,8 @@ class EngineBenchConfig:
     repeats: int = 5
     dtype: str = "float32"
     device: torch.device = CPU
+    vllm: bool = False
+    """Adds vLLM, which is to be installed; it starts in half a minute or more, twice."""
     compiled: bool = True
     """Whether `generate` may compile its steps. It does so on CUDA, for a minute or more a batch size."""
     lengths: LengthsBenchConfig | None = None
@@ -69,31 +74,42 @@ class EngineRow:
     tokens_per_s: float
     """Of wall time."""
     of_bare: float | None = None
-    """Speed over that of the bare library, in the same run: by processor time on a CPU, by wall time elsewhere."""
+    """Speed over that of the library it is built on, alone in the same run: by processor time on a CPU, by wall time
+    elsewhere."""
     noise_of_step: float | None = None
     """Share of a decoding step spent on the seeded draw, by the same clock."""
     slots_at_work: float | None = None
     """With random lengths: tokens over steps times the most completions in flight at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One engine, and how it samples completions of prompts."""
+
+    engine: str
+    bare: str
+    """Engine that it is compared with; itself for a bare library."""
+    sample: Callable[[Tensor], None]
+
+
 def run_engine_bench(
     config: EngineBenchConfig, *, on_progress: Callable[[str, float], None] | None = None
 ) -> list[EngineRow]:
-    """Rows by model and batch size: the bare library, then the product's engine; then the one with random lengths."""
+    """Rows by model, batch size and engine, a bare library before what is built on it; then random lengths."""
     rows: list[EngineRow] = []
     for number, name in enumerate(config.models):
-        samplers = _samplers(_model(name, config), config)
-        # Its own model: the sampler changes the attention of the one it has.
-        bare = _model(name, config)
+
+        def tell(text: str, share: float, name: str = name, number: int = number) -> None:
+            if on_progress is not None:
+                on_progress(f"{name}, {text}", (number + share) / len(config.models))
+
+        samplers = _samplers(name, config)
+        sides = _sides(samplers, name, config, tell)
         for place, batch in enumerate(config.batches):
-            if on_progress is not None:
-                done = number + place / (len(config.batches) + 1)
-                on_progress(f"{name}, {batch} rows", done / len(config.models))
-            rows += _compared(samplers, bare, name, batch, config)
-        del bare
+            tell(f"{batch} rows", place / (len(config.batches) + 1))
+            rows += _compared(sides, name, batch, config)
         if config.lengths is not None and number == 0:
-            if on_progress is not None:
-                on_progress(f"{name}, random lengths", (number + 0.75) / len(config.models))
+            tell("random lengths", 0.75)
             rows.append(_with_random_lengths(next(iter(samplers.values())), name, config, config.lengths))
     return rows
 
@@ -102,45 +118,61 @@ def _model(name: str, config: EngineBenchConfig) -> Any:
     return random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, device=config.device, seed=config.seed)
 
 
-def _samplers(model: Any, config: EngineBenchConfig) -> dict[str, Sampler]:
-    """The product's samplers by their names in the table, the one it uses first."""
-    policy = PolicyModel(model, layout_of(model, config.dtype))
-    name = policy.engine_class.engine
-    samplers: dict[str, Sampler] = {name: TransformersSampler(policy)}
-    if config.device.type == "cuda":
-        samplers[f"{name}, no graphs"] = TransformersSampler(policy, capture=False)
-    return samplers
+def _samplers(name: str, config: EngineBenchConfig) -> dict[str, Sampler]:
+    """The transformers samplers by what they are called, each with a model of its own, whose attention it changes."""
+
+    def build(*, capture: bool) -> Sampler:
+        model = _model(name, config)
+        return TransformersSampler(PolicyModel(model, layout_of(model, config.dtype)), capture=capture)
+
+    if config.device.type != "cuda":
+        return {"transformers": build(capture=False)}
+    return {"transformers": build(capture=True), "transformers, no graphs": build(capture=False)}
 
 
-def _compared(
-    samplers: Mapping[str, Sampler], bare: Any, name: str, batch: int, config: EngineBenchConfig
-) -> list[EngineRow]:
+def _sides(
+    samplers: Mapping[str, Sampler], name: str, config: EngineBenchConfig, tell: Callable[[str, float], None]
+) -> list[_Side]:
+    bare = _model(name, config)
+    sides = [_Side("generate", "generate", lambda prompts: _generate(bare, prompts.to(config.device), config))]
+    ours = {engine: (sampler, "generate") for engine, sampler in samplers.items()}
+    if config.vllm:
+        with stages_told(lambda text: tell(text, 0.0)):
+            vllm = start_vllm(
+                bare, device=config.device, dtype=config.dtype, context=_context(config), rows=max(config.batches)
+            )
+        sides.append(_Side(BARE_VLLM, BARE_VLLM, lambda prompts: _sample_bare(vllm.bare, prompts, config.tokens)))
+        ours["vllm"] = vllm.sampler, BARE_VLLM
+    for engine, (sampler, of) in ours.items():
+        sides.append(_Side(engine, of, partial(_sample, sampler, tokens=config.tokens)))
+    return sides
+
+
+def _context(config: EngineBenchConfig) -> int:
+    return config.prompt_tokens + config.tokens
+
+
+def _compared(sides: Sequence[_Side], name: str, batch: int, config: EngineBenchConfig) -> list[EngineRow]:
     generator = torch.Generator().manual_seed(config.seed)
     prompts = torch.randint(0, config.vocabulary, (batch, config.prompt_tokens), generator=generator)
-    on_device = prompts.to(config.device)
-    sides: list[Callable[[], None]] = [
-        lambda: _generate(bare, on_device, config),
-        *(partial(_sample, sampler, prompts, config.tokens) for sampler in samplers.values()),
-    ]
-    bare_spent, *spent = _alternating(sides, config.repeats, config.device)
-    tokens = batch * config.tokens
-    row = EngineRow(
-        engine="generate", model=name, dtype=config.dtype, batch=batch, of_bare=1.0, **_speeds(tokens, bare_spent)
-    )
+    times = _alternating([partial(side.sample, prompts) for side in sides], config.repeats, config.device)
+    spent = dict(zip([side.engine for side in sides], times, strict=True))
     draw_s = _draw_s(batch, config)
-    return [
-        row,
-        *(
-            replace(
-                row,
-                engine=engine,
-                of_bare=bare_spent.on(config.device) / each.on(config.device),
-                noise_of_step=draw_s * config.tokens / each.on(config.device),
-                **_speeds(tokens, each),
-            )
-            for engine, each in zip(samplers, spent, strict=True)
-        ),
-    ]
+    rows = []
+    for side in sides:
+        own = spent[side.engine]
+        is_bare = side.bare == side.engine
+        row = EngineRow(
+            engine=side.engine,
+            model=name,
+            dtype=config.dtype,
+            batch=batch,
+            of_bare=spent[side.bare].on(config.device) / own.on(config.device),
+            noise_of_step=None if is_bare else draw_s / (own.on(config.device) / config.tokens),
+            **_speeds(batch * config.tokens, own),
+        )
+        rows.append(row)
+    return rows
 
 
 def _speeds(tokens: int, spent: Spent) -> dict[str, Any]:
@@ -168,15 +200,22 @@ def _generate(model: Any, prompts: Tensor, config: EngineBenchConfig) -> None:
     assert made.shape[1] == prompts.shape[1] + config.tokens
 
 
-def _sample(sampler: Sampler, prompts: Tensor, tokens: int) -> None:
-    requests = [
+def _requests(prompts: Tensor, tokens: int) -> list[GenerationRequest]:
+    return [
         GenerationRequest(
             prompt_ids=tuple(prompt), seed=number, max_new_tokens=tokens, temperature=1.0, stop_ids=frozenset()
         )
         for number, prompt in enumerate(prompts.tolist())
     ]
-    made = sample_all(sampler, requests)
+
+
+def _sample(sampler: Sampler, prompts: Tensor, *, tokens: int) -> None:
+    made = sample_all(sampler, _requests(prompts, tokens))
     assert all(len(generation.token_ids) == tokens for generation in made)
+
+
+def _sample_bare(vllm: BareVllm, prompts: Tensor, tokens: int) -> None:
+    assert vllm.sample(_requests(prompts, tokens)) == prompts.shape[0] * tokens
 
 
 def _draw_s(batch: int, config: EngineBenchConfig) -> float:

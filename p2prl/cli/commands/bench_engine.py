@@ -42,6 +42,8 @@ def bench_engine(
 ) -> None:
     """Measure tokens a second of the sampler and of `generate`, on one CPU thread (of processor time) or on a GPU.
 
+    On CUDA the sampler is measured with graphs and without, and if vLLM is installed, vLLM alone and with our draw.
+
     With --pairs, sample with one engine and replay with another: honest groups must pass, an edited token be found.
     """
     if pairs:
@@ -52,6 +54,7 @@ def bench_engine(
     from p2prl.bench.engine.benchmark import EngineBenchConfig, run_engine_bench
     from p2prl.bench.engine.random_lengths import LengthsBenchConfig
     from p2prl.models.device import choose_device, device_class, use_threads
+    from p2prl.models.engine_registry import AUTO, VLLM, choose_engine
 
     began = time.monotonic()
     chosen = choose_device(device)
@@ -63,6 +66,7 @@ def bench_engine(
         dtype=dtype,
         device=chosen,
         compiled=compiled,
+        vllm=chosen.type == "cuda" and choose_engine(AUTO, chosen).name == VLLM,
         repeats=repeats,
         lengths=None if one_length else LengthsBenchConfig(),
         seed=seed,

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.worker_session import (
     StatusFile,
@@ -83,7 +85,7 @@ def join_run(
             link,
             worker,
             VolunteerConfig(agent=AgentConfig(slots_in_flight=slots)),
-            prepare=shown_prepare(_wrapping(prepare, wrap_sampler), view),
+            prepare=shown_prepare(screen.around(_wrapping(prepare, wrap_sampler)), view),
             base=start.base,
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
@@ -144,6 +146,21 @@ class _Screen:
         self.on_plan: list[Callable[[DiskPlan], None]] = []
         """Get the shares of the disk once they are settled."""
         self._speed = SmoothRate()
+        self._told: list[str] | None = None  # while the engine is prepared
+
+    def around(self, prepare: Prepare[SamplingTools]) -> Prepare[SamplingTools]:
+        """Wrap `prepare` to keep in the status which engine samples, and why."""
+
+        def known(manifest: RunManifest, files: Mapping[str, Path]) -> SamplingTools:
+            told = self._told = []
+            tools = prepare(manifest, files)
+            self._told = None
+            computes = tools.sampler.engine_class
+            reason = self._engine.reason if computes.engine == self._engine.name else " ".join(told)
+            self.status.keep(engine={**asdict(computes), "reason": reason})
+            return tools
+
+        return known
 
     def introduce(self, manifest: RunManifest) -> int:
         """Show the run before any of it is downloaded; returns the disk for the network process."""
@@ -167,6 +184,8 @@ class _Screen:
     def tell(self, text: str) -> None:
         """A message for the owner."""
         say(text)
+        if self._told is not None:
+            self._told.append(text)
         self._events.notice(text)
 
     def on_progress(self, progress: Progress) -> None:

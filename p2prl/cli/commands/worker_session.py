@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.errors import ConfigError, MachineError
+from p2prl.models.start_stages import stages_told
 from p2prl.plain_text import counted
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _STATUS_PERIOD_S = 1.0
 
+_LOADING = "loading the engine"
+
 T = TypeVar("T")
 
 
@@ -37,9 +41,13 @@ class StatusFile:
 
     def __init__(self, worker: WorkerFolder, link: JoinLink, role: str) -> None:
         self._path = worker.run_directory(link.run) / "status.json"
-        self._common = {"role": role, "run": link.name, "peer": worker.identity.peer_id}
+        self._common: dict[str, Any] = {"role": role, "run": link.name, "peer": worker.identity.peer_id}
         self._next_at = 0.0
         self.document: dict[str, Any] = dict(self._common)
+
+    def keep(self, **facts: Any) -> None:
+        """Have every further state hold these facts."""
+        self._common |= facts
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Write the newest state, at most once a second."""
@@ -56,11 +64,12 @@ class StatusFile:
 
 
 def shown_prepare(prepare: Prepare[T], view: LiveView) -> Prepare[T]:
-    """Wrap `prepare` to show a startup phase."""
+    """Wrap `prepare` to show a startup phase, and the stages of an engine that takes its time."""
 
     def shown(manifest: RunManifest, files: Mapping[str, Path]) -> T:
-        view.phase("loading the engine")
-        return prepare(manifest, files)
+        view.phase(_LOADING)
+        with stages_told(partial(view.phase, _LOADING)):
+            return prepare(manifest, files)
 
     return shown
 

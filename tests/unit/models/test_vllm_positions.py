@@ -12,7 +12,7 @@ from p2prl.models.cache_room import CacheRoom
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StepResult, Ticket
 from p2prl.models.sampling import sample_all
-from p2prl.models.vllm_draw import DrawArguments, Draws
+from p2prl.models.vllm_draw import DrawArguments, DrawRows, Draws
 from p2prl.models.vllm_engine import EngineOutput
 from p2prl.models.vllm_sampler import VllmSampler
 
@@ -37,13 +37,14 @@ class FlatEngine:
         stop_ids: Iterable[int],
     ) -> None:
         del prompt_ids, salt
+        self.draws.expect(arguments.ticket)
         self.open[arguments.ticket] = arguments, [], max_tokens, frozenset(stop_ids)
 
     def step(self) -> list[EngineOutput]:
         outputs = []
         for ticket, (arguments, made, most, stops) in list(self.open.items()):
             logits = LOGITS.clone()
-            self.draws.draw(logits, [arguments], [arguments.first + len(made)])
+            self.draws.draw(logits, DrawRows.of([arguments], [len(made)]))
             made.append(int(logits.argmax()))
             ended = made[-1] in stops or len(made) == most
             if ended:

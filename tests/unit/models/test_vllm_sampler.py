@@ -14,79 +14,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.models import vllm_policy, vllm_weights
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import export_run_files
-from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.sampling import sample_all
-from p2prl.models.tiny_models import tiny_model
 from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws, runner_v2
+from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, Draws
 from p2prl.models.vllm_engine import VllmOptions
+from p2prl.models.vllm_processors import runner_v2
 from p2prl.models.vllm_sampler import VllmSampler
-from p2prl.models.weight_layout import flatten, layout_of
 from p2prl.models.weight_reader import WeightReader
 from p2prl.testing.mixed_replay import differing_tokens
+from tests.unit.models.vllm_runs import (
+    CONTEXT,
+    LAYOUT,
+    MODELS,
+    SEQUENCES,
+    STOPS,
+    VOCABULARY,
+    WEIGHTS,
+    model,
+    requests,
+    run_model,
+)
 
 pytestmark = [
     pytest.mark.extra,
     pytest.mark.timeout(300),  # importing vLLM alone takes up to half a minute
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
-
-VOCABULARY, SEQUENCES, CONTEXT = 512, 8, 160
-STOPS = frozenset(range(0, VOCABULARY, 40))
-
-
-def model(seed: int) -> Any:
-    """A model with a tied head, whose logits are spread like a trained model's."""
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng(devices=()), torch.no_grad():
-        torch.manual_seed(seed)
-        made = Qwen2ForCausalLM(config).eval()
-        for parameter in made.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8.0)
-        made.model.embed_tokens.weight.mul_(4.0 / made(input_ids=torch.arange(16)[None]).logits.std())
-    return made
-
-
-MODELS = {version: model(version) for version in range(3)}
-LAYOUT = layout_of(MODELS[0], "float32")
-WEIGHTS = {version: bytes(flatten(made, LAYOUT)) for version, made in MODELS.items()}
-
-
-def run_model() -> RunModel:
-    files = export_run_files(LoadedModel(model=MODELS[0], tokenizer=tiny_model().tokenizer))
-    return read_run_model(files, layout_digest=LAYOUT.digest, weight_bytes=LAYOUT.size_bytes, dtype="float32")
-
-
-def requests(count: int, *, new: int = 40, stop_ids: frozenset[int] = STOPS) -> list[GenerationRequest]:
-    return [
-        GenerationRequest(
-            prompt_ids=tuple((5 * i // 2 + 3 * j) % VOCABULARY for j in range(3 + 40 * (i // 2 % 3))),
-            seed=(i + 1) * 0xFEDC_BA98_7654_321 % 2**63,
-            max_new_tokens=new + i % 3,
-            temperature=1.0 if i % 2 else 0.6,
-            stop_ids=stop_ids,
-        )
-        for i in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -245,12 +204,13 @@ def test_the_second_runner_draws_by_slot_and_length() -> None:
         vocab_size=VOCABULARY,
         all_token_ids=unused,
         prompt_len=prompt_len,
-        prefill_len=unused,
+        prefill_len=SimpleNamespace(np=np.array([9, 4, 7, 5])),
         total_len=unused,
     )
     draws = Draws(version=5)
     processor = runner_v2(draws)(None, state)
     given = [DrawArguments(ticket=t, seed=t * 977, temperature=0.5 + t, first=3 * (t == 2)) for t in range(4)]
+    assert not processor.add_request(0, SamplingParams.for_sampler_warmup())
     assert processor.add_request(1, SamplingParams(extra_args={ARGUMENTS: given[3]}))  # the slot's request before
     for slot, arguments in ((2, given[0]), (1, given[1]), (3, given[2])):
         assert processor.add_request(slot, SamplingParams(extra_args={ARGUMENTS: arguments}))
@@ -266,9 +226,12 @@ def test_the_second_runner_draws_by_slot_and_length() -> None:
         pos=torch.from_numpy(lengths[:3] - 1),
         seq_lens_upper_bound_np=lengths,
     )
-    forced = processor.apply(logits.clone(), context).argmax(dim=-1).tolist()
-    # Positions: 3 from before + 11 − 5 sampled; the first token of 4; none yet of 6 in a prompt of 7.
-    for row, (arguments, position) in enumerate(((given[2], 9), (given[1], 0), (given[0], 0))):
+    made = processor.apply(logits.clone(), context)
+    forced = made.argmax(dim=-1).tolist()
+    # None of a chunk of 6 tokens of a prompt of 7. Positions: 3 from before + 11 − 5 sampled; the first token of 4.
+    assert torch.equal(made[2], logits[2])
+    assert draws.take(given[0].ticket, 0) is None
+    for row, (arguments, position) in enumerate(((given[2], 9), (given[1], 0))):
         scaled = logits[row] / arguments.temperature
         noise = gumbel(torch.tensor([arguments.seed]), torch.tensor([[position]]), VOCABULARY)[0, 0]
         drawn = draws.take(arguments.ticket, position)
