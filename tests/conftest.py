@@ -36,6 +36,7 @@ SLOW = (
     "unit/house/test_light_distribution.py",
     "unit/house/test_packaging.py",
     "unit/learner/test_crash_recovery.py",
+    "unit/models/test_golden_shapes.py",
     "unit/models/test_vllm_sampler.py",
     "unit/models/test_warm_start.py",
     "unit/tasks/sandbox/test_hostile_answers.py",
