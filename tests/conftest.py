@@ -30,6 +30,7 @@ SLOW = (
     "property/test_patches_words.py",
     "unit/bench/",
     "unit/cli/commands/test_export_run.py",
+    "unit/confinement/test_package_folders.py",
     "unit/confinement/test_probes.py",
     "unit/cli/test_metrics_glossary.py",
     "unit/house/test_examples.py",

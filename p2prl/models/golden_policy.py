@@ -28,7 +28,7 @@ and adapters by their use."""
 _SPREAD = 4.0
 """Deviation of the logits, about that of a small language model."""
 
-_ADAPTED = 0.5
+_ADAPTED = 0.25
 """Deviation of what an adapter adds to the output of its matrix, as a part of that output's."""
 
 _VALUE_DEVIATION = 0.577
@@ -64,8 +64,7 @@ def _gains(run: RunModel, revision: int) -> dict[str, float]:
     weights = {id(end.weight) for end in ends if end is not None}
     embeddings = {name for name, tensor in run.skeleton.state_dict(keep_vars=True).items() if id(tensor) in weights}
     gains = {spec.name: _SPREAD for spec in matrices if spec.name in embeddings}
-    if run.lora is not None:
-        added = _ADAPTED * run.lora.rank / run.lora.alpha
+    if run.lora is not None and (added := _ADAPTED * run.lora.rank / run.lora.alpha) != 1.0:
         gains |= {spec.name: added for spec in matrices if ".lora_B." in spec.name}
     return gains
 

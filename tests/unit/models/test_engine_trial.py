@@ -104,7 +104,7 @@ WRONG: dict[str, Change | None] = {"other tokens": lambda logits: logits.roll(1,
 
 
 def test_a_sound_engine_is_used_and_nothing_else_is_built(run: RunModel, engines: Any) -> None:
-    seen, told = engines(lambda logits: logits), []
+    seen, told = engines(lambda logits: logits), list[str]()
     assert isinstance(built(run, AUTO, told), OtherSampler)
     assert seen.built == ["other"]
     assert len(told) == 1
@@ -113,7 +113,7 @@ def test_a_sound_engine_is_used_and_nothing_else_is_built(run: RunModel, engines
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_an_engine_taken_by_default_that_errs_is_replaced(kind: str, run: RunModel, engines: Any) -> None:
-    seen, told = engines(WRONG[kind]), []
+    seen, told = engines(WRONG[kind]), list[str]()
     assert isinstance(built(run, AUTO, told), TransformersSampler)
     assert seen.built == ["other", "transformers"]
     assert seen.alive_beside_transformers == 0, "its memory is free before the other needs it"

@@ -92,7 +92,7 @@ def test_sound_engine_passes_whatever_side_is_as_long_as_the_vocabulary(clash: s
     assert result.noise < 0.05
 
 
-@pytest.mark.parametrize(("vocabulary", "rank"), [(128, 8), (100, 2)])
+@pytest.mark.parametrize(("vocabulary", "rank"), [(128, 8), (100, 64)])
 def test_run_of_adapters_passes_however_they_are_scaled(vocabulary: int, rank: int) -> None:
     loaded = deep_llama(vocabulary)
     lora = plan_lora(loaded.model, rank=rank)
