@@ -17,7 +17,8 @@ import torch
 from p2prl.errors import P2PRLError
 from p2prl.models.device import choose_device, device_class, open_device
 from p2prl.models.engine_registry import build_sampler, choose_engine
-from p2prl.models.golden_groups import GOLDEN_FILE, make_golden
+from p2prl.models.golden_creation import make_golden
+from p2prl.models.golden_groups import GOLDEN_FILE
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.self_test import self_test

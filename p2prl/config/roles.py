@@ -29,7 +29,8 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.models.attention import use_attention
 from p2prl.models.device import choose_device, repeat_exactly, use_threads
-from p2prl.models.engine_registry import ChosenEngine, build_sampler
+from p2prl.models.engine_registry import ChosenEngine
+from p2prl.models.engine_trial import build_tested_sampler
 from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.models.local_base import flatten_local_base
@@ -37,7 +38,6 @@ from p2prl.models.pass_evaluation import evaluation_sets
 from p2prl.models.policy_directory import load_policy
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.run_model import RunModel, confined_tokenizer_reader, read_run_model
-from p2prl.models.self_test import self_test
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
@@ -74,20 +74,24 @@ def prepare_sampling(
 
     The engine computes in the run's compute dtype: in any other, an honest peer's tokens would not replay.
     `memory_bytes` is the most memory it may use, weights included. `on_notice` gets a message if an engine is replaced,
-    and the result of the engine's self-test. `launch_tokenizer` starts the process of the run's tokenizer, where this
-    one may start none. `MachineError` when the engine's results are wrong.
+    and the result of the self-test. `launch_tokenizer` starts the process of the run's tokenizer, where this one may
+    start none. `MachineError` when the results of the machine are wrong, or those of the engine it asked for.
     """
     model = _read_model(manifest, files, launch_tokenizer)
     data = downloaded_data(manifest, files, scores=False, runs_scorer=False)
-    dtype, notice = manifest.engine_dtype, on_notice
     with ExitStack() as unfinished:
         work = GroupWork(manifest, run, model.codec(), data.tasks)
         unfinished.callback(work.close)
         work.check_prompts()
-        sampler = build_sampler(engine, model, device=device, dtype=dtype, memory_bytes=memory_bytes, on_notice=notice)
-        tested = self_test(model, sampler, dtype=dtype, temperature=manifest.sampling.temperature)
-        if tested is not None and notice is not None:
-            notice(tested.message)
+        sampler = build_tested_sampler(
+            engine,
+            model,
+            device=device,
+            dtype=manifest.engine_dtype,
+            temperature=manifest.sampling.temperature,
+            memory_bytes=memory_bytes,
+            on_notice=on_notice or (lambda _: None),
+        )
         unfinished.pop_all()
     return SamplingTools(sampler, work)
 

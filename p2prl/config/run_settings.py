@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.device import choose_device
-from p2prl.models.golden_groups import golden_files
+from p2prl.models.golden_creation import golden_files
 from p2prl.models.lora import ADAPTER_FOLDER, add_lora, draw_first_adapters, plan_lora, save_adapters
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
@@ -192,7 +193,7 @@ def _fill(
     loaded.model.save_pretrained(new / "model", safe_serialization=True)
     loaded.tokenizer.save_pretrained(new / "model")
     lora = _first_adapters(loaded.model, plan, new / "model" / ADAPTER_FOLDER)
-    files = _run_files(loaded, plan, lora)
+    files = _run_files(loaded, plan, lora, on_progress, tell)
     (new / "files").mkdir()
     for name, data in files.items():
         (new / "files" / name).write_bytes(data)
@@ -238,11 +239,24 @@ def _first_adapters(model: Any, plan: RunPlan, folder: Path) -> LoraSpec | None:
     return lora
 
 
-def _run_files(loaded: LoadedModel, plan: RunPlan, lora: LoraSpec | None) -> dict[str, bytes]:
+def _run_files(
+    loaded: LoadedModel,
+    plan: RunPlan,
+    lora: LoraSpec | None,
+    on_progress: Callable[[str, float], None],
+    tell: Callable[[str], None],
+) -> dict[str, bytes]:
     """The files of the run, golden groups included."""
     files = export_run_files(loaded)
-    layout = layout_of(loaded.model, plan.dtype)
-    return files | golden_files(files, layout, temperature=plan.temperature, lora=lora)
+    return files | golden_files(
+        files,
+        layout_of(loaded.model, plan.dtype),
+        dtype=plan.compute_dtype or plan.dtype,
+        temperature=plan.temperature,
+        lora=lora,
+        on_progress=partial(on_progress, "making the self-test of volunteers"),
+        on_notice=tell,
+    )
 
 
 def _new_run(folder: Folder, loaded: LoadedModel, plan: RunPlan) -> NewRun:

@@ -32,6 +32,7 @@ def confine_calculator(*, memory_bytes: int) -> tuple[str, ...]:
     `memory_bytes` is address space beyond what it has now. Call it when everything is imported.
     """
     layers = [LIMITS]
+    readable = tuple(readable_paths())  # before the namespace, in which this user has no home any more
     in_use = address_space_meter()()
     if in_use:
         limit(resource.RLIMIT_AS, in_use + memory_bytes)
@@ -45,7 +46,7 @@ def confine_calculator(*, memory_bytes: int) -> tuple[str, ...]:
             layers.append(CAPABILITIES)
         linux.forbid_tracing()
         if linux.landlock_version():
-            linux.landlock_restrict(linux.landlock_ruleset(linux.Access(readable=tuple(readable_paths()))))
+            linux.landlock_restrict(linux.landlock_ruleset(linux.Access(readable=readable)))
             layers.append(LANDLOCK)
         architecture = ARCHITECTURES.get(platform.machine())
         if architecture is not None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from p2prl.confinement import linux
+from p2prl.confinement.package_folders import package_paths
 
-_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _LIBRARY_FOLDERS = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo"),
     *(os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)),
@@ -30,13 +30,10 @@ ALL_LAYERS = (LANDLOCK, SECCOMP, NAMESPACE, CAPABILITIES, LIMITS)
 
 
 def readable_paths() -> Iterator[Path]:
-    """Files and folders that a confined process may read: the interpreter, its packages and the libraries they load.
-
-    Never a whole entry of `sys.path`: that may be a project's folder, which can hold a run with its keys.
-    """
+    """Files and folders that a confined process may read: the interpreter, its packages and the libraries they load."""
     paths = sysconfig.get_paths()
-    yield from (Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    yield from (Path(entry) for entry in sys.path if Path(entry).name in _PACKAGE_FOLDERS)
+    yield from (Path(paths[name]) for name in ("stdlib", "platstdlib"))
+    yield from package_paths()
     package = Path(__file__).resolve().parents[1]
     yield package
     yield from (link.resolve() for link in package.iterdir() if link.is_symlink())

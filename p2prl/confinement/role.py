@@ -16,6 +16,7 @@ from pathlib import Path
 from p2prl.confinement import linux, macos
 from p2prl.confinement.host_calls import open_filter, role_filter
 from p2prl.confinement.layers import limit, readable_paths, succeeds
+from p2prl.confinement.package_folders import check_packages
 from p2prl.confinement.role_files import network_access, open_access, role_access
 from p2prl.confinement.seccomp_filter import ARCHITECTURES
 from p2prl.user_home import user_home
@@ -84,6 +85,7 @@ def confine_files(own: Path, readable: tuple[Path, ...] = (), *, is_open: bool =
     """First step of a role, in its only thread: its own folder, Python's packages and devices; limits.
 
     `own` exists. `readable` is what its owner named besides; `is_open` keeps programs, TCP and caches for its engine.
+    `ConfigError` when a package that a role needs lies where it may not read.
     """
     limit(resource.RLIMIT_CORE, 0)
     _lower_soft(resource.RLIMIT_NOFILE, OPEN_FILES)
@@ -98,6 +100,8 @@ def confine_files(own: Path, readable: tuple[Path, ...] = (), *, is_open: bool =
     linux.forbid_new_privileges()
     succeeds(linux.drop_capabilities)
     access = (open_access if is_open else role_access)(own, readable)
+    if linux.landlock_version():
+        check_packages(access.readable)
     return Protection(files=_landlock(access), is_open=is_open)
 
 

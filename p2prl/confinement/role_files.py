@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from p2prl.confinement.layers import readable_paths
 from p2prl.confinement.linux import Access
+from p2prl.confinement.package_folders import module_paths, package_folders
 from p2prl.user_home import user_home
 
 PLUGIN_GROUPS = ("p2prl.engines", "p2prl.losses", "p2prl.tasks", "p2prl.transports")
@@ -79,13 +79,12 @@ def open_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
     home = user_home()
     caches = () if home is None else tuple(home / name for name in _CACHES)
     prefixes = tuple(Path(prefix) / "bin" for prefix in (sys.prefix, sys.base_prefix))
-    installed = tuple(path for path in access.readable if "packages" in path.name)
     return replace(
         access,
         writable=(own, *caches, Path("/dev/shm")),  # noqa: S108  # where torch shares tensors
         sockets=(own,),
         readable=(*access.readable, *_below("/etc", _NETWORK_ETC), Path("/proc")),
-        programs=(*map(Path, _PROGRAMS), *prefixes, *installed),
+        programs=(*map(Path, _PROGRAMS), *prefixes, *package_folders()),
         tcp=True,
     )
 
@@ -105,15 +104,9 @@ def network_access(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Acce
 
 
 def plugin_packages() -> Iterator[Path]:
-    """Packages of entry points, which an editable installation may have in a project's folder."""
+    """Packages of entry points, also those in a folder that holds other files."""
     names = {plugin.module.partition(".")[0] for group in PLUGIN_GROUPS for plugin in entry_points(group=group)}
-    for name in sorted(names):
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
-        if spec is not None:
-            yield from map(Path, spec.submodule_search_locations or ([spec.origin] if spec.origin else []))
+    yield from module_paths(sorted(names))
 
 
 def _library_path() -> Iterator[Path]:

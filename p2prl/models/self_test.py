@@ -6,14 +6,14 @@ It tells a machine's owner what would otherwise come to light after a night of r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import numpy as np
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.golden_groups import GOLDEN_FILE, GoldenGroups, GoldenRow, read_golden
-from p2prl.models.golden_policy import MOST_BYTES, policy_weights
+from p2prl.models.golden_policy import BY_USE, MOST_BYTES, golden_weights, is_tame
 from p2prl.models.noise_baselines import NoiseEvidence
 from p2prl.models.replay_noise import noise_scale, widest_scale
 from p2prl.models.replay_statistics import TokenScores, judge_group
@@ -25,7 +25,10 @@ from p2prl.protocol.rejection_reasons import RejectionReason
 _ROUNDS = 4
 """Times that completions are begun again behind a token that differs. In bfloat16 one token in fifty may."""
 
-_ADVICE = "Undo any overclock, of the memory above all, try another driver version, or use --device cpu."
+ADVICE = "Undo any overclock, of the memory above all, try another driver version, or use --device cpu."
+"""What the owner of a machine that errs can do."""
+
+NOTHING_SENT = "Nothing has been sent, so nothing counts against you."
 
 
 class SelfTestVerdict(Enum):
@@ -35,6 +38,8 @@ class SelfTestVerdict(Enum):
     NOISY = auto()
     """Outside the widest band of the run's dtype, though some class explains it: refused, and never a fault."""
     WRONG = auto()
+    UNDECIDED = auto()
+    """Nothing: the run's golden policy magnifies rounding, and this machine's results differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +55,54 @@ class SelfTest:
     differing: int
 
     @property
+    def symptom(self) -> str:
+        """Predicate of a machine or an engine that does not fit."""
+        if self.verdict is SelfTestVerdict.NOISY:
+            return (
+                f"computes with a noise of {self.noise:.1g} logits, more than the {self.allowed:.1g} of this run's "
+                "number type"
+            )
+        return (
+            f"computes other results than the learner: {self.differing} of {self.tokens} known tokens differ, far "
+            "beyond rounding"
+        )
+
+    @property
     def message(self) -> str:
         """One or two sentences for the machine's owner. `MachineError` when its results are wrong."""
         if self.verdict is SelfTestVerdict.FITS:
             return f"Self-test passed: noise of {self.noise:.1g} logits; up to {self.allowed:.1g} is accepted."
         if self.verdict is SelfTestVerdict.NOISY:
+            return f"Self-test: this machine {self.symptom}, so most of its work would be refused. {ADVICE}"
+        if self.verdict is SelfTestVerdict.UNDECIDED:
             return (
-                f"Self-test: this machine computes with a noise of {self.noise:.1g} logits, more than the "
-                f"{self.allowed:.1g} of this run's number type, so most of its work would be refused. {_ADVICE}"
+                "Self-test: nothing can be said. An older version of this program made this run's known completions, "
+                "and in a model of this shape they differ on sound machines too."
             )
-        raise MachineError(
-            f"this machine computes other results than the learner: {self.differing} of {self.tokens} known tokens "
-            "differ, far beyond rounding",
-            remedy=f"{_ADVICE} Nothing has been sent, so nothing counts against you.",
-        )
+        raise MachineError(f"this machine {self.symptom}", remedy=f"{ADVICE} {NOTHING_SENT}")
 
 
 def self_test(run: RunModel, sampler: Sampler, *, dtype: str, temperature: float) -> SelfTest | None:
     """Test the sampler of a run that computes in `dtype`; it holds no policy of the run afterwards.
 
-    None when the run ships no golden groups, or they do not fit this engine. `RemoteProtocolError` when they are
-    damaged.
+    None when the run ships no golden groups, or they do not fit this engine, or a later version of this program made
+    them. `RemoteProtocolError` when they are damaged.
     """
     raw = run.files.get(GOLDEN_FILE)
     if raw is None or run.layout.size_bytes > MOST_BYTES:
         return None
     config = run.skeleton.config.get_text_config()
     golden = read_golden(raw, vocabulary=config.vocab_size, temperature=temperature)
-    weights = policy_weights(run.layout, config.vocab_size)
+    if golden.revision > BY_USE:
+        return None
+    weights = golden_weights(run, golden.revision)
     try:
-        return run_self_test(sampler, golden, weights, run_dtype=dtype, layers=config.num_hidden_layers)
+        tested = run_self_test(sampler, golden, weights, run_dtype=dtype, layers=config.num_hidden_layers)
     except ConfigError:  # longer than the context that fits this engine
         return None
+    if tested.verdict is not SelfTestVerdict.FITS and not is_tame(run, golden.revision):
+        return replace(tested, verdict=SelfTestVerdict.UNDECIDED)
+    return tested
 
 
 def run_self_test(sampler: Sampler, golden: GoldenGroups, weights: Weights, *, run_dtype: str, layers: int) -> SelfTest:

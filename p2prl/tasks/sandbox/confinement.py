@@ -57,6 +57,7 @@ def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
     `codes` are further files that may be read: the researchers' own scorers.
     """
     layers = [LIMITS]
+    readable = (*readable_paths(), _RANDOM, *codes)  # before the namespace, in which this user has no home any more
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     program, ruleset = b"", -1
@@ -69,7 +70,7 @@ def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
             layers.append(CAPABILITIES)
         linux.forbid_tracing()
         if linux.landlock_version():
-            access = linux.Access(readable=(*readable_paths(), _RANDOM, *codes))
+            access = linux.Access(readable=readable)
             linux.landlock_restrict(linux.landlock_ruleset(access))
             ruleset = linux.landlock_ruleset(access)
             layers.append(LANDLOCK)

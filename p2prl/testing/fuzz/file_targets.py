@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.golden_groups import GOLDEN_FILE, GoldenGroups, golden_files, read_golden
+from p2prl.models.golden_creation import golden_files
+from p2prl.models.golden_groups import GOLDEN_FILE, GoldenGroups, read_golden
 from p2prl.models.noise_baselines import NoiseBaselines, NoiseEvidence
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_file_checks import check_config, json_file, read_end_tokens
@@ -55,7 +56,7 @@ def file_targets(world: VectorWorld, loaded: LoadedModel, folder: Path) -> Itera
     yield from _weights(loaded.model)
     yield _patch()
     yield from _run_files(files, layout.digest, layout.size_bytes, vocabulary)
-    golden = golden_files(files, layout, temperature=1.0)[GOLDEN_FILE]
+    golden = golden_files(files, layout, dtype="bfloat16", temperature=1.0)[GOLDEN_FILE]
     yield Target(
         name="golden.json",
         decode=partial(read_golden, vocabulary=vocabulary, temperature=1.0),

@@ -23,7 +23,9 @@ PLAN = RunPlan(name="golden", goal="test", task="chain4", model=None, temperatur
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("p2prl.config.run_settings.warm_start", lambda *_, **__: None)
-    init_run(tmp_path / "golden", PLAN, settings="", on_progress=lambda *_: None)
+    stages: list[tuple[str, float]] = []
+    init_run(tmp_path / "golden", PLAN, settings="", on_progress=lambda *stage: stages.append(stage))
+    assert [share for stage, share in stages if "self-test" in stage] == [0.0, 0.5, 1.0]
     return tmp_path / "golden"
 
 

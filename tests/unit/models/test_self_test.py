@@ -13,15 +13,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from p2prl.errors import MachineError, RemoteProtocolError
-from p2prl.models.golden_groups import (
-    GOLDEN_FILE,
-    MAX_GOLDEN_BYTES,
-    GoldenGroups,
-    golden_files,
-    make_golden,
-    read_golden,
-)
-from p2prl.models.golden_policy import policy_weights
+from p2prl.models.golden_creation import golden_files, make_golden
+from p2prl.models.golden_groups import GOLDEN_FILE, MAX_GOLDEN_BYTES, GoldenGroups, read_golden
+from p2prl.models.golden_policy import BY_SIDE, BY_USE, golden_weights, policy_weights
 from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.pretrained import LoadedModel
@@ -49,7 +43,7 @@ def llama() -> LoadedModel:
 def run_of(loaded: LoadedModel, dtype: str) -> RunModel:
     layout = layout_of(loaded.model, dtype)
     files = export_run_files(loaded)
-    files |= golden_files(files, layout, temperature=TEMPERATURE)
+    files |= golden_files(files, layout, dtype=dtype, temperature=TEMPERATURE)
     return read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype=dtype)
 
 
@@ -135,6 +129,14 @@ def test_run_without_golden_groups_is_not_tested(run: RunModel) -> None:
     assert self_test(bare, TransformersSampler(policy), dtype=dtype_of(run), temperature=TEMPERATURE) is None
 
 
+def test_completions_of_a_later_version_are_not_judged() -> None:
+    run = run_of(tiny_model(seed=1), "float32")
+    later = _edited(run, lambda document: _set(document, "revision", value=BY_USE + 1))
+    policy = PolicyModel(run.build(device=CPU, dtype="float32"), run.layout)
+    run = replace(run, files={**run.files, GOLDEN_FILE: later})
+    assert self_test(run, TransformersSampler(policy), dtype="float32", temperature=TEMPERATURE) is None
+
+
 # --- the file --------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +159,7 @@ def test_file_is_small_and_the_same_every_time(run: RunModel) -> None:
 def test_margins_are_distances_of_noisy_logits(run: RunModel) -> None:
     """Against the model itself: gumbel noise added to its own logits gives the file's tokens and margins."""
     policy = PolicyModel(run.build(device=CPU, dtype="float32"), run.layout)
-    policy.load(policy_weights(run.layout, 18))
+    policy.load(golden_weights(run, BY_SIDE))
     row = golden_of(run).rows[3]
     ids = torch.tensor([[*row.prompt, *row.tokens]])
     with torch.inference_mode():
@@ -197,11 +199,13 @@ EDITS = {
     "no candidate": ("rows", 0, 2, 0, 1),
     "no position": ("rows", 0, 2),
     "temperature": ("temperature",),
+    "revision": ("revision",),
     "name": ("other",),
 }
 VALUES = {
     "token": 18, "negative token": -1, "prompt": 18, "empty prompt": [], "no rows": [], "seed": -1, "best": 0.5,
-    "margin": -0.5, "logprob": 0.5, "size": -1.0, "no candidate": [], "no position": [], "temperature": 1.0, "name": 1,
+    "margin": -0.5, "logprob": 0.5, "size": -1.0, "no candidate": [], "no position": [], "temperature": 1.0,
+    "revision": -1, "name": 1,
 }  # fmt: skip
 
 
@@ -229,7 +233,7 @@ def test_golden_policy_is_the_same_in_every_dtype() -> None:
     values = {}
     for dtype in TORCH_DTYPES:
         layout = layout_of(model, dtype)
-        raw = policy_weights(layout, 18)
+        raw = policy_weights(layout, {"transformer.wte.weight": 4.0})
         words = np.frombuffer(raw, dtype=NUMPY_WORDS[dtype])
         values[dtype] = torch.from_numpy(words.copy().view(np.uint8)).view(TORCH_DTYPES[dtype]).float()
     assert torch.equal(values["float32"], values["bfloat16"])
@@ -246,7 +250,7 @@ def test_matrices_have_unit_gain_and_vectors_are_neutral() -> None:
             TensorSpec("norm.bias", "float32", (64,)),
         )
     )
-    raw = np.frombuffer(policy_weights(layout, 100), dtype="<f4")
+    raw = np.frombuffer(policy_weights(layout, {"embedding": 4.0}), dtype="<f4")
     embedding, matrix, rest = np.split(raw, [6400, 6_006_400])
     assert matrix.std() * 2000**0.5 == pytest.approx(1.0, rel=0.42)
     assert embedding.std() * 64**0.5 == pytest.approx(4.0, rel=0.42)
