@@ -1,4 +1,4 @@
-"""How far the weights of stale completions spread, by length: ratios per token against ratios of whole completions.
+"""Spread of the weights of stale completions, by length: ratios per token against ratios of whole completions.
 
     python -m scripts.weight_spread
 

@@ -23,7 +23,8 @@ BASELINE = ("grpo", ON_POLICY)
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """An on-policy run on the same seeds, and the share of its reward that the method loses.
+    """An on-policy run on the same seeds, and the share of its reward that the method loses; many fields because it is
+    part of a row of a table.
 
     Errors are standard errors over seeds, each seed compared with the base on that seed; None for one seed. A loss is
     None where the base earns nothing.

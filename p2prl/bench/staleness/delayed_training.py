@@ -58,7 +58,7 @@ class _Batch:
 
 
 class DelayedTraining:
-    """Several seeds of one method, trained update by update."""
+    """Several seeds of one method, trained update by update; many attributes because they are the run's whole state."""
 
     def __init__(
         self,

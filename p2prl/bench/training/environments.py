@@ -129,6 +129,11 @@ class Environment:
         return (32, 128) if self.is_long else (256, 1024)
 
     @property
+    def evaluate_every(self) -> int:
+        """Updates between evaluations, unless a plan says otherwise: at least two for each phase of a moving task."""
+        return 20 if self.schedule is None else max(1, min(16, self.schedule.period // 2))
+
+    @property
     def begin_token(self) -> int:
         """Precedes every prompt."""
         return len(self.symbols)
@@ -205,7 +210,7 @@ def environment_by_name(name: str) -> Environment:
     """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked.
 
     `NAME@WIDTHxLAYERS` is the task with a decoder of another size, heads of 24 and feed-forward layers of four times
-    the width: `chain4@96x3`. `NAME:PERIOD` is a moving task that changes every so many updates: `arrive8:64@96x3`.
+    the width: `chain4@96x3`. `NAME:PERIOD` is a moving task that changes every PERIOD updates: `arrive8:64@96x3`.
     """
     sized = _SIZED.fullmatch(name)
     if sized is not None:

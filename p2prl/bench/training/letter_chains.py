@@ -1,4 +1,4 @@
-"""Chains of lettered steps whose skills or rule change while a policy trains, so that it never stands still.
+"""Chains of lettered steps whose skills or rule change while a policy trains, so that it does not come to rest.
 
 A letter maps a digit to a digit. Small letters are right from the start; capital ones are the skills: demonstrations
 mostly apply an older map, so the warm start does too. `arrive8` and `arrive40` ask one more skill in each of six

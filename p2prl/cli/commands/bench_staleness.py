@@ -62,6 +62,23 @@ _Rate = Annotated[
     float | None,
     typer.Option("--lr", help="AdamW's learning rate. Default: 0.0005, and 0.000125 with --steady-state."),
 ]
+_Updates = Annotated[
+    int, typer.Option("--updates", min=12, help="Updates per run, a multiple of those between evaluations.")
+]
+_Task = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        help="chain4, walk12, strict8, split4 or march512; arrive8, flip8 or arrive40, which change while they are "
+        "learned: NAME:PERIOD in updates; NAME@WIDTHxLAYERS for another size.",
+    ),
+]
+_StepS = Annotated[
+    float | None,
+    typer.Option("--step-s", help="Seconds an update takes, for distributions in seconds. Default: none."),
+]
+_Out = Annotated[Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")]
+_Check = Annotated[bool, typer.Option("--check", help="Also run and check the acceptance criteria.")]
 _Every = Annotated[
     int | None,
     typer.Option(
@@ -90,30 +107,16 @@ def bench_staleness(
     methods: _Methods = "default, grpo+amsgrad, grpo, gepo+amsgrad",
     delays: _Delays = "const:0, lognorm:64, weibull:256, const:64, const:128",
     seeds: _Seeds = None,
-    updates: Annotated[
-        int, typer.Option("--updates", min=12, help="Updates per run, a multiple of those between evaluations.")
-    ] = 200,
+    updates: _Updates = 200,
     evaluate_every: _Every = None,
     group_size: _Size = 8,
     prompts: _Prompts = 0,
     learning_rate: _Rate = None,
-    task: Annotated[
-        str,
-        typer.Option(
-            "--task",
-            help="chain4, walk12, strict8, split4 or march512; arrive8, flip8 or arrive40, which change while they are "
-            "learned: NAME:PERIOD in updates; NAME@WIDTHxLAYERS for another size.",
-        ),
-    ] = "chain4",
+    task: _Task = "chain4",
     task_file: _TaskFile = None,
-    step_s: Annotated[
-        float | None,
-        typer.Option("--step-s", help="Seconds an update takes, for distributions in seconds. Default: none."),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")
-    ] = Path("runs/bench-staleness"),
-    check: Annotated[bool, typer.Option("--check", help="Also run and check the acceptance criteria.")] = False,
+    step_s: _StepS = None,
+    out: _Out = Path("runs/bench-staleness"),
+    check: _Check = False,
     sweep: _Sweep = False,
     steady_state: _SteadyState = False,
     device: _Device = "cpu",
@@ -133,7 +136,6 @@ def bench_staleness(
     name = task if task_file is None else offer_task_file(task_file)
     environment = environment_by_name(name)
     usual, final = environment.evaluated_prompts
-    period = environment.schedule.period if environment.schedule else 0
     usual_rate = STEADY_LEARNING_RATE if steady_state else LEARNING_RATE
     config = StalenessConfig(
         methods=expanded(listed(methods)),
@@ -145,7 +147,7 @@ def bench_staleness(
         plan=TrainingPlan(
             updates=updates,
             learning_rate=usual_rate if learning_rate is None else learning_rate,
-            evaluate_every=evaluate_every or min(16, period // 2) or 20,
+            evaluate_every=evaluate_every or environment.evaluate_every,
             evaluation_prompts=usual,
             final_prompts=final,
             group_size=group_size,
