@@ -130,8 +130,17 @@ class Environment:
 
     @property
     def evaluate_every(self) -> int:
-        """Updates between evaluations, unless a plan says otherwise: at least two for each phase of a moving task."""
-        return 20 if self.schedule is None else max(1, min(16, self.schedule.period // 2))
+        """Updates between evaluations, unless a plan says otherwise: at most 16 on a moving task, and each phase has two
+        where its updates can be divided so."""
+        if self.schedule is None:
+            return 20
+        period = self.schedule.period
+        return max(each for each in range(1, 17) if period % each == 0 and (each == 1 or 2 * each <= period))
+
+    @property
+    def updates(self) -> int:
+        """Updates of a run, unless a plan says otherwise: six periods of a moving task."""
+        return 200 if self.schedule is None else 6 * self.schedule.period
 
     @property
     def begin_token(self) -> int:

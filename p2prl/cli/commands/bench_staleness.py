@@ -63,7 +63,13 @@ _Rate = Annotated[
     typer.Option("--lr", help="AdamW's learning rate. Default: 0.0005, and 0.000125 with --steady-state."),
 ]
 _Updates = Annotated[
-    int, typer.Option("--updates", min=12, help="Updates per run, a multiple of those between evaluations.")
+    int | None,
+    typer.Option(
+        "--updates",
+        min=12,
+        help="Updates per run, a multiple of those between evaluations. Default: 200; of a task that moves, six "
+        "periods.",
+    ),
 ]
 _Task = Annotated[
     str,
@@ -84,7 +90,7 @@ _Every = Annotated[
     typer.Option(
         "--evaluate-every",
         min=1,
-        help="Updates between evaluations. Default: 20; of a task that moves 16, or half a shorter period.",
+        help="Updates between evaluations. Default: 20; of a task that moves at most 16.",
     ),
 ]
 _Size = Annotated[
@@ -107,7 +113,7 @@ def bench_staleness(
     methods: _Methods = "default, grpo+amsgrad, grpo, gepo+amsgrad",
     delays: _Delays = "const:0, lognorm:64, weibull:256, const:64, const:128",
     seeds: _Seeds = None,
-    updates: _Updates = 200,
+    updates: _Updates = None,
     evaluate_every: _Every = None,
     group_size: _Size = 8,
     prompts: _Prompts = 0,
@@ -145,7 +151,7 @@ def bench_staleness(
         task=name,
         step_s=step_s,
         plan=TrainingPlan(
-            updates=updates,
+            updates=updates or environment.updates,
             learning_rate=usual_rate if learning_rate is None else learning_rate,
             evaluate_every=evaluate_every or environment.evaluate_every,
             evaluation_prompts=usual,

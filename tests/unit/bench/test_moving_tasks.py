@@ -132,3 +132,11 @@ def test_phases_are_tasks_of_one_name() -> None:
     for name, moving in MOVING_TASKS.items():
         assert {phase.name for phase in moving.phases} == {name} == {moving.spec.name}
         assert all(isinstance(phase, LetterChain) for phase in moving.phases)
+
+
+def test_every_phase_has_two_evaluations_and_a_run_six_periods() -> None:
+    for period, every in ((32, 16), (64, 16), (50, 10), (5, 1), (1, 1), (7, 1), (24, 12)):
+        environment = environment_by_name(f"arrive8:{period}")
+        assert (environment.evaluate_every, environment.updates) == (every, 6 * period)
+        TrainingPlan(updates=environment.updates, evaluate_every=environment.evaluate_every)
+    assert (environment_by_name("chain4").evaluate_every, environment_by_name("chain4").updates) == (20, 200)
