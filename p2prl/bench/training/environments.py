@@ -130,8 +130,8 @@ class Environment:
 
     @property
     def evaluate_every(self) -> int:
-        """Updates between evaluations, unless a plan says otherwise: at most 16 on a moving task, and each phase has two
-        where its updates can be divided so."""
+        """Updates between evaluations, unless a plan says otherwise: at most 16 on a moving task, so that each
+        phase has two where its updates can be divided so."""
         if self.schedule is None:
             return 20
         period = self.schedule.period
