@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from p2prl.bench.staleness.learning_speed import area
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting, version_of
 from p2prl.bench.staleness.seed_log import SeedResult
@@ -22,7 +23,8 @@ BASELINE = ("grpo", ON_POLICY)
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """An on-policy run on the same seeds, and the share of its reward that the method loses.
+    """An on-policy run on the same seeds, and the share of its reward that the method loses; many fields because it is
+    part of a row of a table.
 
     Errors are standard errors over seeds, each seed compared with the base on that seed; None for one seed. A loss is
     None where the base earns nothing.
@@ -40,6 +42,11 @@ class Base:
     greedy_loss: float | None
     """1 − greedy reward / the base's."""
     greedy_loss_error: float | None
+    area: float | None
+    """Area under greedy over the same updates as the row's; see `learning_speed.area`."""
+    area_loss: float | None
+    """1 − the row's area / the base's."""
+    area_loss_error: float | None
 
 
 def base_of(
@@ -48,17 +55,24 @@ def base_of(
     found: Sequence[SeedResult],
     *,
     evaluations: int = FINAL_EVALUATIONS,
+    area_from: int = 0,
 ) -> Base | None:
     """The comparison of `found` with a base on the same seeds in the same order; None when it lacks one of them.
 
-    All figures are means over the last `evaluations`.
+    All figures are means over the last `evaluations`, but for areas, which begin at update `area_from`.
     """
     if [result.seed for result in base_results] != [result.seed for result in found]:
         return None
     environment = environment_by_name(base.task)
     own_rate = parse_method(base.method, max_completion_tokens=environment.max_new_tokens).additions.get("lr")
-    loss, loss_error = _loss(found, base_results, "sampled", evaluations)
-    greedy_loss, greedy_loss_error = _loss(found, base_results, "greedy", evaluations)
+
+    def ends(results: Sequence[SeedResult], measure: str) -> list[float]:
+        return [result.last_of(measure, evaluations) for result in results]
+
+    loss, loss_error = _loss(ends(found, "sampled"), ends(base_results, "sampled"))
+    greedy_loss, greedy_loss_error = _loss(ends(found, "greedy"), ends(base_results, "greedy"))
+    areas, own_areas = areas_of(base_results, area_from), areas_of(found, area_from)
+    area_loss, area_loss_error = _loss(own_areas, areas) if areas and own_areas else (None, None)
     return Base(
         method=base.method,
         learning_rate=base.learning_rate if own_rate is None else own_rate,
@@ -70,7 +84,17 @@ def base_of(
         loss_error=loss_error,
         greedy_loss=greedy_loss,
         greedy_loss_error=greedy_loss_error,
+        area=fmean(areas) if areas else None,
+        area_loss=area_loss,
+        area_loss_error=area_loss_error,
     )
+
+
+def areas_of(results: Sequence[SeedResult], start: int) -> list[float]:
+    """Area under greedy from update `start` on, for each seed; empty where a run ends before."""
+    areas = [area(result.curve("greedy"), start) for result in results]
+    known = [each for each in areas if each is not None]
+    return known if len(known) == len(areas) else []
 
 
 def best_on_policy(results: ResultFile, task: str, plan: TrainingPlan, seeds: Sequence[int]) -> Setting | None:
@@ -91,7 +115,7 @@ def _comparable(setting: Setting, plan: TrainingPlan) -> bool:
         version = version_of(setting.task, setting.method)
     except ConfigError:  # a loss of a package that is no longer installed
         return False
-    names = ("updates", "evaluate_every", "evaluation_prompts", "final_prompts")
+    names = ("updates", "evaluate_every", "evaluation_prompts", "final_prompts", "group_size", "prompts")
     return setting.version == version and all(getattr(setting, name) == getattr(plan, name) for name in names)
 
 
@@ -100,17 +124,11 @@ def _mean(found: Sequence[SeedResult], measure: str, evaluations: int = FINAL_EV
     return fmean(result.last_of(measure, evaluations) for result in found)
 
 
-def _loss(
-    found: Sequence[SeedResult], base: Sequence[SeedResult], measure: str, evaluations: int
-) -> tuple[float | None, float | None]:
-    pairs = [
-        (own.last_of(measure, evaluations), other.last_of(measure, evaluations))
-        for own, other in zip(found, base, strict=True)
-    ]
+def _loss(found: Sequence[float], base: Sequence[float]) -> tuple[float | None, float | None]:
+    """The share of the base's figures that is lost, and its standard error; each seed is compared with itself."""
     # A hard seed is hard for every method, so comparing per seed removes most of that noise.
-    shares = [1 - own / other for own, other in pairs if other]
-    total = sum(other for _, other in pairs)
+    shares = [1 - own / other for own, other in zip(found, base, strict=True) if other]
     return (
-        1 - sum(own for own, _ in pairs) / total if shares else None,
+        1 - sum(found) / sum(base) if shares else None,
         stdev(shares) / len(shares) ** 0.5 if len(shares) > 1 else None,
     )

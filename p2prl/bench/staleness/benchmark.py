@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from p2prl.bench.staleness.acceptance import CRITERIA_TASK, Verdict, judge, runs_needed
 from p2prl.bench.staleness.banded_training import BandedTraining
 from p2prl.bench.staleness.bases import BASELINE, ON_POLICY
 from p2prl.bench.staleness.charts import plot_curves
+from p2prl.bench.staleness.comparisons import Comparison, comparisons_of
+from p2prl.bench.staleness.comparisons import as_markdown as comparisons_as_markdown
 from p2prl.bench.staleness.delay_laws import is_steady, parse_law, steady_updates
 from p2prl.bench.staleness.delayed_training import DelayedTraining
 from p2prl.bench.staleness.methods import parse_method
@@ -23,6 +27,8 @@ from p2prl.bench.training.environments import Environment, environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import UNWRITABLE, require_first_seed, warm_start_of
 from p2prl.errors import ConfigError, MachineError, require
+
+CPU = torch.device("cpu")
 
 Run = tuple[str, str, str, TrainingPlan]
 """Task, method, delay law and plan."""
@@ -52,6 +58,8 @@ class StalenessConfig:
     """Also run the cases of the acceptance criteria, and judge them."""
     sweep: bool = False
     """Choose each method's learning rate and clip on `sweep.DEVELOPMENT_SEEDS`, and report on the seeds above."""
+    device: torch.device = CPU
+    """The batches of every run are computed on it. Results are continued on any."""
     steady_state: bool = False
     """Accept only plans of at least five times as many updates as the longest delay of every law."""
 
@@ -116,6 +124,8 @@ class StalenessReport:
     """Empty unless requested."""
     choices: list[Choice] = field(default_factory=list)
     """Settings chosen by the sweep; empty without one."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    """The first method against the others, paired by seed."""
 
 
 def run_staleness(
@@ -123,11 +133,13 @@ def run_staleness(
 ) -> StalenessReport:
     """Run the cases missing from `out/results.jsonl` and write `staleness.csv`, `.md` and `.png` beside it.
 
-    On-policy GRPO and every method on policy are always run, because losses are relative to them. `on_progress`
+    Every method on policy, and on-policy GRPO on tasks that do not move, are always run, because losses are relative to
+    them. `on_progress`
     receives the stage and the fraction of all work done. After an interruption the next call continues after the last
     finished batch of seeds. With a sweep, `out/sweep.json` records the choices before the reporting runs begin.
     """
     results, tell = ResultFile(out / "results.jsonl"), on_progress or (lambda *_: None)
+    runner = _Runner(results=results, out=out, device=config.device)
     methods, delays, choices, swept = list(config.methods), config.delay_texts(), list[Choice](), 0.0
     on_policy = methods
     if config.sweep:
@@ -139,13 +151,14 @@ def run_staleness(
         )
         ahead = len(methods) * (len(delays) + 2) * config.seeds
         swept = (tuned := len(sweep.runs(results, methods)) * len(DEVELOPMENT_SEEDS)) / (tuned + ahead)
-        _run_sweep(results, sweep, methods, out, lambda stage, share: tell(f"sweep: {stage}", swept * share))
+        _run_sweep(runner, sweep, methods, lambda stage, share: tell(f"sweep: {stage}", swept * share))
         choices = [sweep.choose(results, method) for method in methods]
         settle(out / "sweep.json", sweep, choices)
         methods = [choice.chosen for choice in choices]
         on_policy = [*methods, *(choice.on_policy for choice in choices)]
+    moves = environment_by_name(config.task).schedule is not None
     pairs = [
-        BASELINE,
+        *(() if moves else (BASELINE,)),
         *((method, ON_POLICY) for method in on_policy),
         *itertools.product(methods, delays),
     ]
@@ -153,35 +166,40 @@ def run_staleness(
     if config.check:
         reported += [(CRITERIA_TASK, *run) for run in runs_needed()]
     seeds = config.seed_range
-    _run_missing(results, reported, seeds, out, lambda stage, share: tell(stage, swept + (1 - swept) * share))
-    shown = list(dict.fromkeys((BASELINE[0], *on_policy, *methods)))
-    rows = rows_of(results, config.task, shown, list(dict.fromkeys((ON_POLICY, *delays))), config.plan, seeds)
-    _write(results, config, rows, out)
-    return StalenessReport(rows=rows, verdicts=judge(results, seeds) if config.check else [], choices=choices)
+    runner.run_missing(reported, seeds, lambda stage, share: tell(stage, swept + (1 - swept) * share))
+    shown = list(dict.fromkeys((*(() if moves else BASELINE[:1]), *on_policy, *methods)))
+    laws = list(dict.fromkeys((ON_POLICY, *delays)))
+    rows = rows_of(results, config.task, shown, laws, config.plan, seeds)
+    compared = comparisons_of(results, config.task, methods, laws, config.plan, seeds)
+    _write(results, config, rows, compared, out)
+    return StalenessReport(
+        rows=rows, verdicts=judge(results, seeds) if config.check else [], choices=choices, comparisons=compared
+    )
 
 
-def _run_sweep(
-    results: ResultFile, sweep: SweepPlan, methods: Sequence[str], out: Path, tell: Callable[[str, float], None]
-) -> None:
+def _run_sweep(runner: _Runner, sweep: SweepPlan, methods: Sequence[str], tell: Callable[[str, float], None]) -> None:
     """Run the sweep's settings, and the lower rates that their results ask for."""
     begun, runs = 0.0, list[Run]()
-    while (known := sweep.runs(results, methods)) != runs:
+    while (known := sweep.runs(runner.results, methods)) != runs:
         # Nobody knows how many lower rates follow: each round takes most of what is left.
         runs, room = known, 0.8 * (1 - begun)
 
         def tell_round(stage: str, share: float, begun: float = begun, room: float = room) -> None:
             tell(stage, begun + room * share)
 
-        _run_missing(results, runs, DEVELOPMENT_SEEDS, out, tell_round)
+        runner.run_missing(runs, DEVELOPMENT_SEEDS, tell_round)
         begun += room
     tell("chosen", 1.0)
 
 
-def _write(results: ResultFile, config: StalenessConfig, rows: list[Row], out: Path) -> None:
+def _write(
+    results: ResultFile, config: StalenessConfig, rows: list[Row], compared: list[Comparison], out: Path
+) -> None:
     shown, delays = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("method", "delay"))
     try:
         (out / "staleness.csv").write_text(as_csv(rows), encoding="utf-8")
-        (out / "staleness.md").write_text(as_markdown(rows), encoding="utf-8")
+        text = as_markdown(rows) + "\n" + comparisons_as_markdown(compared)
+        (out / "staleness.md").write_text(text, encoding="utf-8")
         plans = dict.fromkeys(delays, config.plan)
         for name, measure in (("staleness.png", "sampled"), ("staleness_greedy.png", "greedy")):
             chart = out / name
@@ -190,32 +208,42 @@ def _write(results: ResultFile, config: StalenessConfig, rows: list[Row], out: P
         raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
 
 
-def _run_missing(
-    results: ResultFile, runs: Sequence[Run], seeds: Sequence[int], out: Path, on_progress: Callable[[str, float], None]
-) -> None:
-    """Train each run once on every seed without a result; a batch of seeds is kept when it is done."""
-    batches = [
-        (task, method, delay, plan, batch)
-        for task, method, delay, plan in dict.fromkeys(runs)
-        for batch in _batches(results.missing(Setting.of(task, method, delay, plan), seeds), seeds_at_once(task))
-    ]
-    work = sum(plan.updates * len(batch) for *_, plan, batch in batches)
-    done = 0
-    for task, method, delay, plan, batch in batches:
-        stage, size = f"{method} under {delay}, seeds {batch[0]}–{batch[-1]}", plan.updates * len(batch)
+@dataclass(frozen=True, kw_only=True)
+class _Runner:
+    """Runs what is missing from a file of results."""
 
-        def tell(share: float, prefix: str = "", stage: str = stage, before: int = done, size: int = size) -> None:
-            # What comes before the updates has a share of its own.
-            on_progress(prefix + stage, share if prefix else (before + share * size) / work)
+    results: ResultFile
+    out: Path
+    device: torch.device
 
-        tell(0.0)
-        run_batch(results, environment_by_name(task), method, delay, plan, batch, out, tell)
-        done += size
+    def run_missing(self, runs: Sequence[Run], seeds: Sequence[int], on_progress: Callable[[str, float], None]) -> None:
+        """Train each run once on every seed without a result; a batch of seeds is kept when it is done."""
+        batches = [
+            (task, method, delay, plan, batch)
+            for task, method, delay, plan in dict.fromkeys(runs)
+            for batch in _batches(
+                self.results.missing(Setting.of(task, method, delay, plan), seeds), seeds_at_once(task, self.device)
+            )
+        ]
+        work = sum(plan.updates * len(batch) for *_, plan, batch in batches)
+        done = 0
+        for task, method, delay, plan, batch in batches:
+            stage, size = f"{method} under {delay}, seeds {batch[0]}–{batch[-1]}", plan.updates * len(batch)
+
+            def tell(share: float, prefix: str = "", stage: str = stage, before: int = done, size: int = size) -> None:
+                # What comes before the updates has a share of its own.
+                on_progress(prefix + stage, share if prefix else (before + share * size) / work)
+
+            tell(0.0)
+            run_batch(
+                self.results, environment_by_name(task), method, delay, plan, batch, self.out, tell, device=self.device
+            )
+            done += size
 
 
-def seeds_at_once(task: str) -> int:
-    """Seeds of a task that are trained side by side."""
-    return 1 if environment_by_name(task).is_long else SEEDS_AT_ONCE
+def seeds_at_once(task: str, device: torch.device = CPU) -> int:
+    """Seeds of a task that are trained side by side on a device."""
+    return 1 if environment_by_name(task).is_long and device.type == "cpu" else SEEDS_AT_ONCE
 
 
 def _batches(seeds: Sequence[int], size: int) -> list[list[int]]:
@@ -231,9 +259,11 @@ def run_batch(
     seeds: list[int],
     out: Path,
     tell: Callable[..., None],
+    *,
+    device: torch.device = CPU,
 ) -> None:
     """Train one batch of seeds from their warm starts under `out`, and add its results."""
-    for setting, found in train_batch(environment, method, delay, (plan,), seeds, out, tell).items():
+    for setting, found in train_batch(environment, method, delay, (plan,), seeds, out, tell, device=device).items():
         results.add(setting, found)
 
 
@@ -245,6 +275,8 @@ def train_batch(
     seeds: Sequence[int],
     out: Path,
     tell: Callable[..., None],
+    *,
+    device: torch.device = CPU,
 ) -> dict[Setting, list[SeedResult]]:
     """Train one batch of seeds from their warm starts under `out`: results of every plan.
 
@@ -252,7 +284,9 @@ def train_batch(
     """
     parsed = parse_method(method, max_completion_tokens=environment.max_new_tokens)
     longest, *shorter = plans
-    start_MW = warm_start_of(environment, seeds, out, on_step=lambda share: tell(share, "warm start for "))
+    start_MW = warm_start_of(
+        environment, seeds, out, device=device, on_step=lambda share: tell(share, "warm start for ")
+    )
     kind = BandedTraining if "band" in parsed.additions else DelayedTraining
     training = kind(environment, parsed, parse_law(delay), longest, seeds, start_MW)
     lengths = training.run_lengths(shorter, on_progress=tell)

@@ -1,5 +1,5 @@
-"""Laws of delay: a distribution that all samplers share, one by peer, by arrival in bursts, within a group, or none
-but the starting policy.
+"""Laws of delay: a distribution that all samplers share, one by peer, by arrival in bursts, by versions taken every K
+updates, within a group, or none but the starting policy.
 
 Shape legend: M seeds, S samplers.
 """
@@ -20,6 +20,8 @@ STEADY = 5
 """Updates per update of the longest delay from which on a run counts as steady: a fifth of it is start-up."""
 
 _BURST = re.compile(r"burst:([0-9]{1,6})", re.ASCII)
+_PERIODIC = re.compile(r"(stage|block):([0-9]{1,6})", re.ASCII)
+_LAGS = {"stage": 0, "block": 1}
 OFFLINE = "start"
 """The law under which every rollout is the starting policy's: what a delay costs that never ends."""
 
@@ -28,7 +30,7 @@ _UNENDING = 10**6
 
 _REMEDY = (
     "Write a distribution, such as const:64 or lognorm:60:1800s@12.5; peers:LAW/LAW/… with one for each sampler; "
-    "burst:K; within:LAW; or start."
+    "burst:K; stage:K; block:K; within:LAW; or start."
 )
 
 
@@ -43,6 +45,16 @@ class DelayLaw(Protocol):
     @property
     def longest(self) -> int:
         """Longest delay in updates."""
+        ...
+
+    @property
+    def settled(self) -> int:
+        """Update from which on delays are as they stay; 0 offline, where they never are."""
+        ...
+
+    @property
+    def period(self) -> int:
+        """Samplers take only policies whose number of updates is a multiple of this, so no other has to be kept."""
         ...
 
     @property
@@ -69,6 +81,7 @@ class SharedLaw:
     """See `DelayLaw.within_groups`."""
 
     is_offline = False
+    period = 1
 
     @property
     def text(self) -> str:
@@ -79,6 +92,11 @@ class SharedLaw:
     def longest(self) -> int:
         """Longest delay in updates."""
         return self.distribution.longest
+
+    @property
+    def settled(self) -> int:
+        """See `DelayLaw.settled`."""
+        return self.longest
 
     def delay(self, uniform: float, update: int, _sampler: int, /) -> int:
         """See `DelayLaw.delay`; the same for every sampler."""
@@ -95,6 +113,7 @@ class PeerLaw:
     """See `DelayLaw.within_groups`."""
 
     is_offline = False
+    period = 1
 
     @property
     def text(self) -> str:
@@ -106,6 +125,11 @@ class PeerLaw:
     def longest(self) -> int:
         """Longest delay of any sampler."""
         return max(distribution.longest for distribution in self.distributions)
+
+    @property
+    def settled(self) -> int:
+        """See `DelayLaw.settled`."""
+        return self.longest
 
     def delay(self, uniform: float, update: int, sampler: int, /) -> int:
         """See `DelayLaw.delay`."""
@@ -125,11 +149,17 @@ class BurstLaw:
     """Updates between its deliveries, at least 1."""
 
     within_groups = is_offline = False
+    period = 1
 
     @property
     def text(self) -> str:
         """Its text form."""
         return f"burst:{self.away}"
+
+    @property
+    def settled(self) -> int:
+        """See `DelayLaw.settled`: the first delivery."""
+        return self.away
 
     @property
     def longest(self) -> int:
@@ -147,11 +177,54 @@ class BurstLaw:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeriodicLaw:
+    """All samplers take a version every K updates: `stage:K` at once, `block:K` one period late.
+
+    Under `stage:K` ages are 0 … K − 1: the learner waits for a batch of K updates' rollouts and trains through it.
+    Under `block:K` the rollouts of updates K(k + 1) … K(k + 2) − 1 come from the policy of update K·k, so ages are
+    K … 2K − 1: the samplers work on the next batch meanwhile.
+    """
+
+    every: int
+    """K, at least 1."""
+    lag: int
+    """Periods that a version waits before its rollouts are trained on."""
+
+    within_groups = is_offline = False
+
+    @property
+    def text(self) -> str:
+        """Its text form."""
+        return f"{next(name for name, lag in _LAGS.items() if lag == self.lag)}:{self.every}"
+
+    @property
+    def longest(self) -> int:
+        """Delay of a period's last update."""
+        return self.every * (1 + self.lag) - 1
+
+    @property
+    def settled(self) -> int:
+        """See `DelayLaw.settled`: the first period trains on the starting policy's rollouts alone."""
+        return self.every
+
+    @property
+    def period(self) -> int:
+        """See `DelayLaw.period`."""
+        return self.every
+
+    def delay(self, _uniform: float, update: int, _sampler: int, /) -> int:
+        """See `DelayLaw.delay`; neither random nor different between samplers."""
+        return update - self.every * max(0, update // self.every - self.lag)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfflineLaw:
     """Every rollout is the starting policy's."""
 
     text = OFFLINE
     longest = _UNENDING
+    settled = 0
+    period = 1
     within_groups = False
     is_offline = True
 
@@ -166,7 +239,8 @@ def parse_law(text: str, *, step_s: float | None = None) -> DelayLaw:
     A distribution (`staleness_distributions.parse_staleness`) is drawn by each of the four samplers for its quarter of
     the prompts. `peers:A/B/C/D` gives sampler i the i-th distribution. `within:LAW` divides every group among the four
     samplers, two completions each, so that one group mixes four ages; LAW is a distribution or `peers:…`. `burst:K`:
-    see `BurstLaw`; `start`: see `OfflineLaw`. `step_s` is for distributions in seconds.
+    see `BurstLaw`; `stage:K` and `block:K`: see `PeriodicLaw`; `start`: see `OfflineLaw`. `step_s` is for distributions
+    in seconds.
     """
     stripped = text.strip()
     if stripped == OFFLINE:
@@ -177,11 +251,16 @@ def parse_law(text: str, *, step_s: float | None = None) -> DelayLaw:
         if burst is None or int(burst[1]) < 1:
             raise ConfigError(f"{text[:60]!r} is not a delay law", remedy=_REMEDY)
         return BurstLaw(away=int(burst[1]))
+    if name in _LAGS:
+        periodic = _PERIODIC.fullmatch(stripped)
+        if periodic is None or int(periodic[2]) < 1:
+            raise ConfigError(f"{text[:60]!r} is not a delay law", remedy=_REMEDY)
+        return PeriodicLaw(every=int(periodic[2]), lag=_LAGS[name])
     within = name == "within"
     if within:
         name, _, inner = rest.partition(":")
         stripped, rest = rest, inner
-        if name in ("within", "burst"):
+        if name in ("within", "burst", *_LAGS):
             raise ConfigError(f"{text[:60]!r} is not a delay law: {name} cannot stand within", remedy=_REMEDY)
     if name != "peers":
         return SharedLaw(distribution=parse_staleness(stripped, step_s=step_s), within_groups=within)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.bench.staleness.delay_laws import SAMPLERS, DelayLaw
+from p2prl.bench.staleness.measures import TAPERED
 from p2prl.bench.staleness.methods import Method
 from p2prl.bench.staleness.policy_evaluation import evaluate
 from p2prl.bench.staleness.score_norms import score_norms
@@ -35,8 +36,10 @@ RESULT_VERSION = 1
 """Incremented when a change here, or in code all losses share (guards, advantages, aggregation, the decoder, the
 optimizer), affects figures: results of an older version are not reused."""
 
-_GROUP = 8
 _WARMUP_UPDATES = 10
+_TAPER_EVERY = 4
+"""Updates between two looks at what the weights would be on policy, which cost a loss each."""
+
 _SEEDS_PER_RUN = 1 << 40
 _DELAYS, _SAMPLING = range(2)
 """Purposes of the noise; `policy_evaluation` has the next ones."""
@@ -55,7 +58,7 @@ class _Batch:
 
 
 class DelayedTraining:
-    """Several seeds of one method, trained update by update."""
+    """Several seeds of one method, trained update by update; many attributes because they are the run's whole state."""
 
     def __init__(
         self,
@@ -69,6 +72,8 @@ class DelayedTraining:
         for seed in seeds:
             require("seed", seed, 0 <= seed < SEED_LIMIT, f"0 to {SEED_LIMIT - 1}")
         self._environment, self._method, self._delay, self._plan = environment, method, delay, plan
+        self._group, self._device = plan.group_size, start_MW.device
+        self._prompts = plan.prompts_of(environment)
         self._seeds = tuple(seeds)
         self._weights_MW = start_MW.clone().requires_grad_()
         self._average_MW = start_MW.clone()
@@ -80,7 +85,7 @@ class DelayedTraining:
         self._replayable: dict[int, _Batch] = {}
         """Batches that `+replay` will reuse, by update."""
         self._delay_rngs = [np.random.default_rng([seed, _DELAYS]) for seed in seeds]
-        self._logs = {plan: SeedLog(seeds)}
+        self._logs = {plan: SeedLog(seeds, start_MW.device)}
         """A log for every plan that this training carries out."""
 
     def run(self, *, on_progress: Callable[[float], None] | None = None) -> list[SeedResult]:
@@ -104,7 +109,7 @@ class DelayedTraining:
                 or "decay" in self._method.additions
             ):
                 raise LocalProtocolError(f"a run of {plan.updates} updates does not contain one by {other}")
-            self._logs[other] = SeedLog(self._seeds)
+            self._logs[other] = SeedLog(self._seeds, self._device)
         self._evaluate(0)
         for update in range(plan.updates):
             self._update(update)
@@ -118,14 +123,15 @@ class DelayedTraining:
             [self._delay.delay(rng.random(), update, sampler) for sampler in range(SAMPLERS)]
             for rng in self._delay_rngs
         ]
-        count = self._environment.prompts_per_update
+        count, environment = self._prompts, self._environment.at(update)
         prompts = [
-            [self._environment.prompt(seed * _SEEDS_PER_RUN + update * count + i) for i in range(count)]
+            [environment.prompt(seed * _SEEDS_PER_RUN + update * count + i) for i in range(count)]
             for seed in self._seeds
         ]
-        tokens_MBP = torch.tensor([[self._environment.prompt_tokens(p) for p in row] for row in prompts])
+        tokens = [[environment.prompt_tokens(p) for p in row] for row in prompts]
+        tokens_MBP = torch.tensor(tokens, device=self._device)
         completions = self._rollouts(update, delays, tokens_MBP)
-        rewards_MBG = success_rewards(self._environment, prompts, completions)
+        rewards_MBG = success_rewards(environment, prompts, completions).to(self._device)
         batch = _Batch(tokens_MBP=tokens_MBP, completions=completions, rewards_MBG=rewards_MBG, delays=delays)
         loss, factors = self._loss(batch, update)
         replayed = self._replayed(batch, update)
@@ -135,7 +141,7 @@ class DelayedTraining:
         # Seeds share no weights, so each row of the summed loss's gradient belongs to one seed.
         (gradient_MW,) = torch.autograd.grad(loss, self._weights_MW)
         rate = self._method.learning_rate(self._plan) * min(1.0, (update + 1) / _WARMUP_UPDATES)
-        rate_M = rate * torch.tensor(factors)
+        rate_M = rate * torch.tensor(factors, device=self._device)
         norms_M = self._optimizer.step(self._weights_MW.detach(), gradient_MW, number=update + 1, rate_M=rate_M)
         for log in self._logs_of(update):
             log.stepped(norms_M)
@@ -160,37 +166,40 @@ class DelayedTraining:
         kept = min(kept, done / (done + 9))
         self._average_MW.lerp_(self._weights_MW.detach(), 1 - kept)
         sampled_MW = self._average_MW if "published" in additions else self._weights_MW.detach()
-        if not self._delay.is_offline:
+        if not self._delay.is_offline and done % self._delay.period == 0:
             self._history[done] = sampled_MW.clone()
         self._history.pop(done - self._delay.longest - 1, None)
 
     def _rollouts(self, update: int, delays: list[list[int]], tokens_MBP: Tensor) -> Completions:
         """Completions (M, B, G, T): each sampler, with its own old policy, completes a quarter of the prompts or, under
         a law within groups, a quarter of every group."""
-        seeds, within = len(self._seeds), self._delay.within_groups
+        seeds, within, size = len(self._seeds), self._delay.within_groups, self._group
         count = tokens_MBP.shape[1]
+        # Samplers with one policy are one sampler of all prompts: their noise is the same, and a batch is computed
+        # faster than its parts.
+        samplers = SAMPLERS if within or any(min(row) < max(row) for row in delays) else 1
         old_MSW = torch.stack(
-            [self._history[update - delay][index] for index, row in enumerate(delays) for delay in row]
+            [self._history[update - delay][index] for index, row in enumerate(delays) for delay in row[:samplers]]
         )
         if within:
             per_sampler = tokens_MBP.repeat_interleave(SAMPLERS, dim=0)
         else:
-            per_sampler = tokens_MBP.reshape(seeds * SAMPLERS, count // SAMPLERS, -1)
+            per_sampler = tokens_MBP.reshape(seeds * samplers, count // samplers, -1)
         sampled = sample(
             self._environment.shape,
             old_MSW,
             per_sampler,
-            group_size=_GROUP // SAMPLERS if within else _GROUP,
+            group_size=size // SAMPLERS if within else size,
             max_new_tokens=self._environment.max_new_tokens,
             end_token=self._environment.end_token,
             uniforms=seeded_uniforms(self._seeds, _SAMPLING, update),
         )
-        shape = (seeds, count, _GROUP)
+        shape = (seeds, count, size)
 
         def together(values: Tensor) -> Tensor:
             if not within:
                 return values.view(*shape, *values.shape[3:])
-            parts = values.view(seeds, SAMPLERS, count, _GROUP // SAMPLERS, *values.shape[3:])
+            parts = values.view(seeds, SAMPLERS, count, size // SAMPLERS, *values.shape[3:])
             return parts.transpose(1, 2).reshape(*shape, *values.shape[3:])
 
         return Completions(
@@ -208,7 +217,9 @@ class DelayedTraining:
         done = update / self._plan.updates
         losses, factors = [], []
         for index, logprobs_BGT in enumerate(logprobs_MBGT):
-            output, log_ratios_BGT, mask_BGT = self._seed_loss(index, logprobs_BGT, batch)
+            output, rollouts = self._seed_loss(index, logprobs_BGT, batch)
+            mask_BGT = rollouts.mask_BGT
+            log_ratios_BGT = torch.where(mask_BGT, logprobs_BGT.detach() - rollouts.behavior_logprobs_BGT, 0.0)
             sequence_N = log_ratios_BGT.sum(dim=-1).flatten()
             kl = -log_ratios_BGT.sum() / mask_BGT.sum()
             losses.append(output.loss)
@@ -222,12 +233,24 @@ class DelayedTraining:
                     is_offline=min(delays_S) == update > 0,
                 )
             )
-            for log in self._logs_of(update) if logged else ():
-                log.trained(index, output, sequence_N, kl)
+            if logged:
+                seen = update % _TAPER_EVERY == 0
+                tapered = self._tapered(logprobs_BGT.detach(), rollouts, output) if seen else None
+                for log in self._logs_of(update):
+                    log.trained(index, output, sequence_N, kl, tapered)
         return torch.stack(losses).sum(), factors
 
-    def _seed_loss(self, index: int, logprobs_BGT: Tensor, batch: _Batch) -> tuple[LossOutput, Tensor, Tensor]:
-        """One seed's loss, its log-ratios (B, G, T), 0 off the mask, and the mask."""
+    def _tapered(self, logprobs_BGT: Tensor, rollouts: RolloutBatch, output: LossOutput) -> float | None:
+        """Share of failures whose weight the delay has cut below `TAPERED` of what it were on policy; None for none."""
+        fresh = self._method.objective.loss(logprobs_BGT, replace(rollouts, behavior_logprobs_BGT=logprobs_BGT))
+        weights_BG, fresh_BG = (each.weights_BGT.sum(dim=-1) for each in (output, fresh))
+        failures_BG = (rollouts.advantages_BG < 0) & (fresh_BG > 0)
+        if not bool(failures_BG.any()):
+            return None
+        return float((weights_BG < TAPERED * fresh_BG)[failures_BG].double().mean())
+
+    def _seed_loss(self, index: int, logprobs_BGT: Tensor, batch: _Batch) -> tuple[LossOutput, RolloutBatch]:
+        """One seed's loss, and its rollouts."""
         mask_BGT, behavior_BGT = batch.completions.mask_MBGT[index], batch.completions.logprobs_MBGT[index]
         log_ratios_BGT = torch.where(mask_BGT, logprobs_BGT.detach() - behavior_BGT, 0.0)
         norms_BG = None
@@ -238,18 +261,19 @@ class DelayedTraining:
         advantages_BG = self._method.advantages(
             batch.rewards_MBG[index], mask_BGT.sum(dim=-1), log_ratios_BGT.sum(dim=-1), norms_BG
         )
-        delays_S, count = torch.tensor(batch.delays[index]), mask_BGT.shape[0]
+        delays_S = torch.tensor(batch.delays[index], device=self._device)
+        count, size = self._prompts, self._group
         if self._delay.within_groups:
-            staleness_BG = delays_S.repeat_interleave(_GROUP // SAMPLERS).expand(count, _GROUP)
+            staleness_BG = delays_S.repeat_interleave(size // SAMPLERS).expand(count, size)
         else:
-            staleness_BG = delays_S.repeat_interleave(count // SAMPLERS).unsqueeze(1).expand(count, _GROUP)
+            staleness_BG = delays_S.repeat_interleave(count // SAMPLERS).unsqueeze(1).expand(count, size)
         rollouts = RolloutBatch(
             behavior_logprobs_BGT=behavior_BGT,
             mask_BGT=mask_BGT,
             advantages_BG=advantages_BG,
             staleness_BG=staleness_BG,
         )
-        return self._method.objective.loss(logprobs_BGT, rollouts), log_ratios_BGT, mask_BGT
+        return self._method.objective.loss(logprobs_BGT, rollouts), rollouts
 
     def _logs_of(self, update: int) -> list[SeedLog]:
         """Logs of the plans that an update is part of."""
@@ -259,7 +283,10 @@ class DelayedTraining:
         """Evaluate for every plan that asks for it after this many updates."""
         due = [plan for plan in self._logs if update <= plan.updates and update % plan.evaluate_every == 0]
         found = {
-            count: evaluate(self._environment, self._average_MW, self._seeds, update=update, prompts=count)
+            # What the update before trained on is asked, not what comes next.
+            count: evaluate(
+                self._environment.at(max(0, update - 1)), self._average_MW, self._seeds, update=update, prompts=count
+            )
             for count in {plan.prompts_at(update) for plan in due}
         }
         for plan in due:

@@ -20,6 +20,9 @@ PASS_SAMPLES = 16
 PASS_SHARE = 8
 """One in this many evaluation prompts is completed `PASS_SAMPLES` times, which doubles the cost of an evaluation."""
 
+TAPERED = 0.05
+"""A failure counts as tapered away below this share of the weight that it would have on policy."""
+
 _BINS = 10
 """Bins of the calibration error, of equal width."""
 
@@ -53,6 +56,9 @@ class Evaluation:
     """Mean of log q − log p over the batches since the last evaluation, nats a token: distance to the samplers."""
     grad_norm: float = 0.0
     """Median gradient norm before the clip since the last evaluation; 0 at update 0."""
+    failures_below_05: float | None = None
+    """Share of completions of negative advantage, since the last evaluation, whose weight is below .05 of what the
+    same loss would give it on policy; None where there was none, and in older results."""
 
 
 MEASURES = (

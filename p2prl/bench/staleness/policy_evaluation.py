@@ -59,7 +59,7 @@ def _seen(environment: Environment, weights_MW: Tensor, seeds: Sequence[int], co
     greedy = sample(
         environment.shape,
         weights_MW,
-        torch.tensor([[environment.prompt_tokens(p) for p in row] for row in prompts]),
+        torch.tensor([[environment.prompt_tokens(p) for p in row] for row in prompts], device=weights_MW.device),
         group_size=1,
         max_new_tokens=environment.max_new_tokens,
         end_token=environment.end_token,
@@ -89,7 +89,8 @@ def _chunk(
     environment: Environment, weights_MW: Tensor, seeds: Sequence[int], firsts: list[int], update: int, chunk: range
 ) -> list[_Counts]:
     prompts = [[environment.prompt(first + i) for i in chunk] for first in firsts]
-    tokens_MBP = torch.tensor([[environment.prompt_tokens(p) for p in row] for row in prompts])
+    tokens = [[environment.prompt_tokens(p) for p in row] for row in prompts]
+    tokens_MBP = torch.tensor(tokens, device=weights_MW.device)
 
     def completed(rows_MBP: Tensor, size: int, purpose: int) -> Completions:
         return sample(

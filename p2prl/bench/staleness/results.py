@@ -14,7 +14,7 @@ from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.seed_log import SeedResult
 from p2prl.bench.training import warm_start
 from p2prl.bench.training.environments import environment_by_name
-from p2prl.bench.training.training_plan import TrainingPlan
+from p2prl.bench.training.training_plan import GROUP_SIZE, TrainingPlan
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +30,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     final_prompts: int
     version: str = ""
     """Version of the code that affects the figures; results of other versions are not reused."""
+    group_size: int = GROUP_SIZE
+    prompts: int = 0
+    """See `TrainingPlan.prompts`."""
 
     @classmethod
     def of(cls, task: str, method: str, delay: str, plan: TrainingPlan) -> Setting:
@@ -43,6 +46,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             evaluate_every=plan.evaluate_every,
             evaluation_prompts=plan.evaluation_prompts,
             final_prompts=plan.final_prompts,
+            group_size=plan.group_size,
+            prompts=plan.prompts,
             version=version_of(task, method),
         )
 

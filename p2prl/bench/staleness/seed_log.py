@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput
@@ -16,6 +17,7 @@ from p2prl.algorithms.ratios import effective_sample_size
 from p2prl.bench.staleness.collapse import collapsed_at
 from p2prl.bench.staleness.measures import Evaluation, storable
 from p2prl.bench.training.training_plan import FINAL_EVALUATIONS
+from p2prl.models.device import device_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,10 @@ class SeedResult:
     """Mean of log q − log p, nats per token: distance of the samplers' policies from the learner's."""
     kl_max: float
     """The same, at the worst update."""
+    torch: str = ""
+    """Release of torch that the run was made with; empty in older results."""
+    machine: str = ""
+    """Card, or type of processor; empty in older results."""
 
     def curve(self, measure: str) -> tuple[tuple[int, float], ...]:
         """(update, value) of one of `MEASURES`."""
@@ -63,11 +69,12 @@ class SeedResult:
 class SeedLog:
     """Figures of each seed, update by update."""
 
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._seeds = tuple(seeds)
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._seeds, self._machine = tuple(seeds), device_class(device)
         self._evaluations: list[list[Evaluation]] = [[] for _ in seeds]
         self._grad_norms: list[Tensor] = []
         self._figures: list[list[tuple[float, float, float]]] = [[] for _ in seeds]
+        self._tapered: list[list[float | None]] = [[] for _ in seeds]
         self._seen = 0
         """Updates before the last evaluation."""
 
@@ -76,8 +83,14 @@ class SeedLog:
         for index, evaluation in enumerate(evaluations):
             norms = [float(norms_M[index]) for norms_M in self._grad_norms[self._seen :]]
             kls = [kl for _, _, kl in self._figures[index][self._seen :]]
+            tapered = [share for share in self._tapered[index][self._seen :] if share is not None]
             if norms:
-                evaluation = replace(evaluation, grad_norm=storable(median(norms)), kl=storable(fmean(kls)))
+                evaluation = replace(
+                    evaluation,
+                    grad_norm=storable(median(norms)),
+                    kl=storable(fmean(kls)),
+                    failures_below_05=fmean(tapered) if tapered else None,
+                )
             self._evaluations[index].append(evaluation)
         self._seen = len(self._grad_norms)
 
@@ -85,8 +98,11 @@ class SeedLog:
         """Add the gradient norms of one update."""
         self._grad_norms.append(grad_norms_M)
 
-    def trained(self, index: int, output: LossOutput, sequence_log_ratios_N: Tensor, kl: Tensor) -> None:
-        """Add the diagnostics of one seed's batch."""
+    def trained(
+        self, index: int, output: LossOutput, sequence_log_ratios_N: Tensor, kl: Tensor, tapered: float | None
+    ) -> None:
+        """Add the diagnostics of one seed's batch; `tapered`: see `Evaluation.failures_below_05`."""
+        self._tapered[index].append(tapered)
         ess = float(effective_sample_size(sequence_log_ratios_N)) / sequence_log_ratios_N.numel()
         self._figures[index].append((float(output.metrics["weight_max"]), ess, float(kl)))
 
@@ -104,4 +120,6 @@ class SeedLog:
             ess_min=min(map(storable, ess)),
             kl_mean=storable(sum(kl) / len(kl)),
             kl_max=max(map(storable, kl)),
+            torch=str(torch.__version__),  # a class of its own, which no file can hold
+            machine=self._machine,
         )

@@ -10,9 +10,12 @@ from statistics import fmean
 
 import msgspec
 
-from p2prl.bench.staleness.bases import ON_POLICY
+from p2prl.bench.staleness.bases import ON_POLICY, areas_of
+from p2prl.bench.staleness.delay_laws import parse_law
 from p2prl.bench.staleness.methods import parse_method
 from p2prl.bench.staleness.results import ResultFile, Setting
+from p2prl.bench.staleness.seed_log import SeedResult
+from p2prl.bench.training.environments import environment_by_name
 from p2prl.bench.training.training_plan import TrainingPlan
 from p2prl.bench.training.warm_start import UNWRITABLE
 from p2prl.errors import ConfigError, IntegrityError, MachineError
@@ -34,6 +37,7 @@ KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
     (("share", "clip_low", "clip_high"), ((0.02, 0.4, 0.4), (0.2, 0.8, 4.0))),
     (("share",), ((0.02,), (0.2,))),
     (("clip_low", "clip_high", "delta"), ((0.4, 0.4, 4.0), (0.8, 4.0, 8.0))),
+    (("clip_low", "clip_high", "veto"), ((0.4, 0.4, 0.1), (0.8, 4.0, 0.01))),
     (("clip_low", "clip_high"), ((0.4, 0.4), (0.8, 4.0))),
     (("clip",), ((0.4,), (0.8,))),
     (("cap",), ((1.0,), (4.0,))),
@@ -89,7 +93,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str
     greedy: float
-    """Mean greedy reward over the delay laws."""
+    """Mean greedy reward over the delay laws: of the last three evaluations, and of a task that moves the area under
+    the curve."""
     sampled: float
     collapsed: bool
     """Whether any seed collapsed under any law."""
@@ -168,22 +173,28 @@ class SweepPlan:
     def _tried(self, results: ResultFile, settings: Sequence[str], delays: Sequence[str]) -> list[Tried]:
         rows = []
         for setting in settings:
-            found = [
-                result
-                for delay in delays
-                for result in results.of(Setting.of(self.task, setting, delay, self.plan), DEVELOPMENT_SEEDS)
-            ]
+            found, heights = list[SeedResult](), list[float]()
+            for delay in delays:
+                here = results.of(Setting.of(self.task, setting, delay, self.plan), DEVELOPMENT_SEEDS)
+                found += here
+                heights += self._heights(here, delay)
             if len(found) < len(delays) * len(DEVELOPMENT_SEEDS):
                 raise ConfigError(f"{setting} lacks development runs", remedy="Run the sweep again; it continues.")
             rows.append(
                 Tried(
                     method=setting,
-                    greedy=fmean(result.last_of("greedy") for result in found),
+                    greedy=fmean(heights),
                     sampled=fmean(result.last for result in found),
                     collapsed=any(result.collapsed_at is not None for result in found),
                 )
             )
         return rows
+
+    def _heights(self, found: Sequence[SeedResult], delay: str) -> list[float]:
+        """Greedy reward of each seed, as it is chosen by."""
+        if environment_by_name(self.task).schedule is not None:
+            return areas_of(found, parse_law(delay).settled)
+        return [result.last_of("greedy") for result in found]
 
 
 def best_of(tried: Sequence[Tried]) -> str:

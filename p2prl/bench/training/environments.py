@@ -13,6 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from p2prl.bench.training.decoder_shape import DecoderShape
+from p2prl.bench.training.letter_chains import ARRIVE8, ARRIVE40, FLIP8, MovingTask
 from p2prl.bench.training.march512 import MARCH512
 from p2prl.bench.training.split4 import SPLIT4
 from p2prl.bench.training.strict8 import STRICT8
@@ -27,6 +28,12 @@ _SPECIAL_TOKENS = 2
 BENCHMARK_TASKS: Mapping[str, TaskSpec] = MappingProxyType({spec.name: spec for spec in (STRICT8, SPLIT4, MARCH512)})
 """Tasks for benchmarks alone: no run can name one, so peers need not agree on them."""
 
+MOVING_TASKS: Mapping[str, MovingTask] = MappingProxyType({each.spec.name: each for each in (ARRIVE8, FLIP8, ARRIVE40)})
+"""Tasks that change while a policy trains: `NAME:PERIOD`, the updates between changes."""
+
+USUAL_PERIOD = 32
+"""Updates between changes of a moving task named without a period."""
+
 LONG_TOKENS = 128
 """Longer completions are trained and evaluated in smaller batches, or one update would take seconds."""
 
@@ -36,8 +43,23 @@ MOST_PROMPT_SYMBOLS = 1024
 _REMEDY = "Correct the task; “A task” in docs/extending.md has an example."
 
 _SIZED = re.compile(r"(?P<task>.+)@(?P<width>[1-9][0-9]{0,3})x(?P<layers>[1-9][0-9]?)", re.ASCII)
+_PERIODIC = re.compile(r"(?P<task>[^:]+):(?P<period>[1-9][0-9]{0,5})", re.ASCII)
 _HEAD_WIDTH = 24
 """Width of an attention head of a model whose size is given; that of the small models' default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What a moving task asks, by update."""
+
+    moving: MovingTask
+    period: int
+    """Updates between changes."""
+
+    def task_at(self, update: int) -> Task:
+        """The phase asked at an update, counted from 0."""
+        phase, phases = update // self.period, self.moving.phases
+        return phases[phase % len(phases) if self.moving.repeats else min(phase, len(phases) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +82,25 @@ class Environment:
     """Incremented when the task, its scoring or anything above changes: results of an older version are not reused."""
     size: str = ""
     """WIDTHxLAYERS of a decoder that is not the task's own; empty for its own."""
+    schedule: Schedule | None = None
+    """Of a moving task; then `task` is one of its phases."""
     origin: str = ""
     """Digest of the file the task comes from; empty for an installed task. Results of another digest are not reused."""
 
     @property
     def name(self) -> str:
         """The text that `environment_by_name` makes this environment of."""
+        period = f":{self.schedule.period}" if self.schedule else ""
+        return self.task.name + period + (f"@{self.size}" if self.size else "")
+
+    @property
+    def warm_name(self) -> str:
+        """What its warm start depends on of the name: not the period."""
         return f"{self.task.name}@{self.size}" if self.size else self.task.name
+
+    def at(self, update: int) -> Environment:
+        """What is asked at an update: itself, unless the task moves."""
+        return self if self.schedule is None else replace(self, task=self.schedule.task_at(update))
 
     @property
     def is_long(self) -> bool:
@@ -76,17 +110,37 @@ class Environment:
     @property
     def prompts_per_update(self) -> int:
         """Prompts of one learner update under delay, a multiple of the four samplers; 8 completions each."""
+        if self.schedule is not None:
+            return self.schedule.moving.prompts_per_update
         return 4 if self.is_long else 16
 
     @property
     def warm_batch(self) -> int:
         """Demonstrations of one update of the warm start."""
-        return 16 if self.is_long else 128
+        if not self.is_long:
+            return 128
+        return 16 if self.schedule is None else 32
 
     @property
     def evaluated_prompts(self) -> tuple[int, int]:
         """Fresh prompts of an evaluation, and of each of the last ones, unless a plan says otherwise."""
+        if self.schedule is not None:  # the whole curve is reported, not its end
+            return (128, 128) if self.is_long else (256, 256)
         return (32, 128) if self.is_long else (256, 1024)
+
+    @property
+    def evaluate_every(self) -> int:
+        """Updates between evaluations, unless a plan says otherwise: at most 16 on a moving task, so that each
+        phase has two where its updates can be divided so."""
+        if self.schedule is None:
+            return 20
+        period = self.schedule.period
+        return max(each for each in range(1, 17) if period % each == 0 and (each == 1 or 2 * each <= period))
+
+    @property
+    def updates(self) -> int:
+        """Updates of a run, unless a plan says otherwise: six periods of a moving task."""
+        return 200 if self.schedule is None else 6 * self.schedule.period
 
     @property
     def begin_token(self) -> int:
@@ -165,19 +219,29 @@ def environment_by_name(name: str) -> Environment:
     """The environment of the task `name`; ConfigError when there is none, or it cannot be benchmarked.
 
     `NAME@WIDTHxLAYERS` is the task with a decoder of another size, heads of 24 and feed-forward layers of four times
-    the width: `chain4@96x3`.
+    the width: `chain4@96x3`. `NAME:PERIOD` is a moving task that changes every PERIOD updates: `arrive8:64@96x3`.
     """
     sized = _SIZED.fullmatch(name)
     if sized is not None:
         return _resized(environment_by_name(sized["task"]), int(sized["width"]), int(sized["layers"]))
+    periodic = _PERIODIC.fullmatch(name)
+    bare, period = (periodic["task"], int(periodic["period"])) if periodic else (name, USUAL_PERIOD)
+    if bare in MOVING_TASKS:
+        moving = MOVING_TASKS[bare]
+        still = _environment_of(bare, moving.spec)
+        return replace(still, schedule=Schedule(moving=moving, period=period), warm_steps=moving.warm_steps).at(0)
     try:
         spec = BENCHMARK_TASKS.get(name) or task_by_name(name)
     except ConfigError as error:
         if name in TASKS.names():  # a plugin that cannot be loaded
             raise
         fit = [known for known in TASKS.names() if not isinstance(_what_is_trained(task_by_name(known)), str)]
-        remedy = f"Choose one of {', '.join((*fit, *BENCHMARK_TASKS))}."
+        remedy = f"Choose one of {', '.join((*fit, *BENCHMARK_TASKS, *MOVING_TASKS))}."
         raise ConfigError(f"unknown task {name!r}", remedy=remedy) from error
+    return _environment_of(name, spec)
+
+
+def _environment_of(name: str, spec: TaskSpec) -> Environment:
     trained = _what_is_trained(spec)
     if isinstance(trained, str):
         raise ConfigError(
@@ -201,7 +265,7 @@ def environment_by_name(name: str) -> Environment:
             heads=model.heads,
         ),
         result_version=spec.result_version,
-        origin="" if name in BENCHMARK_TASKS else TASKS.origin(name),
+        origin="" if name in BENCHMARK_TASKS or name in MOVING_TASKS else TASKS.origin(name),
     )
 
 
@@ -211,4 +275,8 @@ def _resized(environment: Environment, width: int, layers: int) -> Environment:
             f"a width of {width} is not a multiple of {_HEAD_WIDTH}", remedy="Write a size such as chain4@96x3."
         )
     shape = replace(environment.shape, width=width, feedforward=4 * width, layers=layers, heads=width // _HEAD_WIDTH)
-    return replace(environment, shape=shape, size=f"{width}x{layers}")
+    resized = replace(environment, shape=shape, size=f"{width}x{layers}")
+    if environment.schedule is None:
+        return resized
+    # Adam moves every weight by the rate, so a wider layer's outputs by as many times more.
+    return replace(resized, warm_learning_rate=environment.warm_learning_rate * environment.shape.width / width)

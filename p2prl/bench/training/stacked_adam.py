@@ -44,7 +44,7 @@ class StackedAdam:
         norm_M: Tensor = torch.linalg.vector_norm(gradient_MW, dim=1)
         clipped_MW = gradient_MW * (_CLIP / (norm_M + 1e-6)).clamp(max=1.0).unsqueeze(1)
         if self.amsgrad is not None:
-            rate_M = rate_M * self.amsgrad.factor(norm_M.clamp(max=_CLIP)).to(rate_M.dtype)
+            rate_M = rate_M * self.amsgrad.factor(norm_M.clamp(max=_CLIP)).to(rate_M)
         self.first_MW.lerp_(clipped_MW, 1 - _BETA1)
         self.second_MW.mul_(self.beta2).addcmul_(clipped_MW, clipped_MW, value=1 - self.beta2)
         deviation_MW = (self.second_MW / (1 - self.beta2**number)).sqrt_().add_(_EPSILON)

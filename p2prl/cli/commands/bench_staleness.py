@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,8 +35,8 @@ _Delays = Annotated[
     typer.Option(
         "--delays",
         help="Laws of delay in updates, not in seconds as --delay of p2prl sim: const:K, lognorm:M, weibull:M, exp:M, "
-        "unif:M; in seconds: lognorm:L:Us, weibull:L:Us, const:Ks; by peer: peers:LAW/LAW; in bursts: burst:K; within "
-        "groups: within:LAW; offline: start.",
+        "unif:M; in seconds: lognorm:L:Us, weibull:L:Us, const:Ks; by peer: peers:LAW/LAW; in bursts: burst:K; a "
+        "version every K updates: stage:K, and one period late: block:K; within groups: within:LAW; offline: start.",
     ),
 ]
 _TaskFile = Annotated[
@@ -61,6 +62,47 @@ _Rate = Annotated[
     float | None,
     typer.Option("--lr", help="AdamW's learning rate. Default: 0.0005, and 0.000125 with --steady-state."),
 ]
+_Updates = Annotated[
+    int | None,
+    typer.Option(
+        "--updates",
+        min=12,
+        help="Updates per run, a multiple of those between evaluations. Default: 200; of a task that moves, six "
+        "periods.",
+    ),
+]
+_Task = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        help="chain4, walk12, strict8, split4 or march512; arrive8, flip8 or arrive40, which change while they are "
+        "learned: NAME:PERIOD in updates; NAME@WIDTHxLAYERS for another size.",
+    ),
+]
+_StepS = Annotated[
+    float | None,
+    typer.Option("--step-s", help="Seconds an update takes, for distributions in seconds. Default: none."),
+]
+_Out = Annotated[Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")]
+_Check = Annotated[bool, typer.Option("--check", help="Also run and check the acceptance criteria.")]
+_Every = Annotated[
+    int | None,
+    typer.Option(
+        "--evaluate-every",
+        min=1,
+        help="Updates between evaluations. Default: 20; of a task that moves at most 16.",
+    ),
+]
+_Size = Annotated[
+    int, typer.Option("--group-size", min=4, max=256, help="Completions of a prompt in an update: 8, 16, 64.")
+]
+_Prompts = Annotated[
+    int,
+    typer.Option("--prompts", min=0, help="Prompts of an update; 0: as many as give the task's usual completions."),
+]
+_Device = Annotated[
+    str, typer.Option("--device", help="cpu, cuda or mps. A card is worth it from a million weights on.")
+]
 _Seeds = Annotated[
     int | None,
     typer.Option("--seeds", min=1, help="Seeds per method and law. Default: 5, and 10 with --sweep."),
@@ -71,25 +113,19 @@ def bench_staleness(
     methods: _Methods = "default, grpo+amsgrad, grpo, gepo+amsgrad",
     delays: _Delays = "const:0, lognorm:64, weibull:256, const:64, const:128",
     seeds: _Seeds = None,
-    updates: Annotated[
-        int, typer.Option("--updates", min=60, help="Updates per run, 60 or more, a multiple of 20.")
-    ] = 200,
+    updates: _Updates = None,
+    evaluate_every: _Every = None,
+    group_size: _Size = 8,
+    prompts: _Prompts = 0,
     learning_rate: _Rate = None,
-    task: Annotated[
-        str,
-        typer.Option("--task", help="chain4, walk12, strict8, split4 or march512; NAME@WIDTHxLAYERS for another size."),
-    ] = "chain4",
+    task: _Task = "chain4",
     task_file: _TaskFile = None,
-    step_s: Annotated[
-        float | None,
-        typer.Option("--step-s", help="Seconds an update takes, for distributions in seconds. Default: none."),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for the results; a rerun resumes where it stopped.")
-    ] = Path("runs/bench-staleness"),
-    check: Annotated[bool, typer.Option("--check", help="Also run and check the acceptance criteria.")] = False,
+    step_s: _StepS = None,
+    out: _Out = Path("runs/bench-staleness"),
+    check: _Check = False,
     sweep: _Sweep = False,
     steady_state: _SteadyState = False,
+    device: _Device = "cpu",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -100,11 +136,12 @@ def bench_staleness(
     from p2prl.bench.training.environments import environment_by_name
     from p2prl.bench.training.task_file import offer_task_file
     from p2prl.bench.training.training_plan import LEARNING_RATE, STEADY_LEARNING_RATE, TrainingPlan
-    from p2prl.models.device import use_threads
+    from p2prl.models.device import choose_device, use_threads
 
     began = time.monotonic()
     name = task if task_file is None else offer_task_file(task_file)
-    usual, final = environment_by_name(name).evaluated_prompts
+    environment = environment_by_name(name)
+    usual, final = environment.evaluated_prompts
     usual_rate = STEADY_LEARNING_RATE if steady_state else LEARNING_RATE
     config = StalenessConfig(
         methods=expanded(listed(methods)),
@@ -114,11 +151,15 @@ def bench_staleness(
         task=name,
         step_s=step_s,
         plan=TrainingPlan(
-            updates=updates,
+            updates=updates or environment.updates,
             learning_rate=usual_rate if learning_rate is None else learning_rate,
+            evaluate_every=evaluate_every or environment.evaluate_every,
             evaluation_prompts=usual,
             final_prompts=final,
+            group_size=group_size,
+            prompts=prompts,
         ),
+        device=choose_device(device),
         check=check,
         sweep=sweep,
         steady_state=steady_state,
@@ -139,9 +180,12 @@ def bench_staleness(
 
 
 def _print(report: StalenessReport, out: Path) -> None:
+    from p2prl.bench.staleness.comparisons import as_markdown as comparisons_as_markdown
     from p2prl.bench.staleness.summary import as_markdown
 
     print_table(as_markdown(report.rows))
+    if report.comparisons:
+        print_table(comparisons_as_markdown(report.comparisons))
     for verdict in report.verdicts:
         say(verdict_line(verdict.criterion.text, verdict.criterion.bound, verdict.measured, verdict.met))
     for choice in report.choices:
@@ -158,6 +202,7 @@ def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float
         "learning_rate": config.plan.learning_rate,
         "seeds": list(config.seed_range),
         "results": as_documents(report.rows),
+        "comparisons": [asdict(comparison) for comparison in report.comparisons],
         "sweep": _sweep_document(report.choices) if config.sweep else None,
         "demands": [
             {

@@ -141,3 +141,21 @@ def _kl_cov(p: float, q: float, a: float, case: Case, b: int, i: int, t: int) ->
     pulled = int(np.argmax(covariances(case))) == np.ravel_multi_index((b, i, t), case.p.shape)
     value = -math.exp(p - q) * a
     return value + pulled * abs(p - q), value + pulled * float(np.sign(p - q))
+
+
+def least_before(case: Case, b: int, i: int, t: int) -> float:
+    """The least ratio of the tokens before t on the mask; 1 for none."""
+    return min([math.exp(case.p[b, i, j] - case.q[b, i, j]) for j in range(t) if case.mask[b, i, j]], default=1.0)
+
+
+@per_token("minpro")
+def _minpro(p: float, q: float, a: float, case: Case, b: int, i: int, t: int) -> tuple[float, float]:
+    w = min(math.exp(p - q) * least_before(case, b, i, t), 5.0)
+    return -w * a * p, -w * a
+
+
+@per_token("mu_grpo")
+def _mu_grpo(p: float, q: float, a: float, case: Case, b: int, i: int, t: int) -> tuple[float, float]:
+    if a < 0 and least_before(case, b, i, t) < 0.1:
+        return 0.0, 0.0
+    return ppo_min(math.exp(p - q), a, 0.8, 4.0)

@@ -155,7 +155,7 @@ def test_other_losses_refuse_an_advantage_for_each_token(name: str) -> None:
 DIFFERENTIABLE = [
     *["grpo", "dr_grpo", "dapo", "bnpo", "two_sided", "gspo", "gepo", "gepo_paper", "gepo_plus", "eqp", "m2po"],
     *["decoupled_ppo", "opsm", "dppo", "ppo", "dpo", "reinforce", "asymre"],
-    *["oapl", "luspo", "gmpo", "sapo", "ipo", "m2po_clip", "clip_cov", "kl_cov"],
+    *["oapl", "luspo", "gmpo", "sapo", "ipo", "m2po_clip", "clip_cov", "kl_cov", "mu_grpo"],
 ]
 
 

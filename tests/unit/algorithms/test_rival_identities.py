@@ -213,3 +213,29 @@ def test_ipo_drops_by_probability_whatever_the_sign() -> None:
     assert (bounds[0] == bounds[1]).all()
     assert (bounds[0][case.mask] == (np.abs(np.exp(case.p) - np.exp(case.q)) > 0.3)[case.mask]).all()
     assert 0 < bounds[0].sum() < case.mask.sum()
+
+
+def test_the_first_token_of_minpro_weighs_its_own_ratio_and_a_left_prefix_mutes_the_rest() -> None:
+    policy, batch = random_batch(4, spread=0.3)
+    full = dataclasses.replace(batch, mask_BGT=torch.ones_like(batch.mask_BGT))
+    behavior = full.behavior_logprobs_BGT.clone()
+    behavior[0, 0, 1] = 0.0
+    left = policy.detach().clone()
+    left[0, 0, 1] = -9.0
+    weights = build_loss("minpro").loss(left, dataclasses.replace(full, behavior_logprobs_BGT=behavior)).weights_BGT
+    ratios = (left - behavior).exp()
+    same(weights[..., 0], ratios[..., 0].clamp(max=5.0))
+    assert bool((weights[0, 0, 2:] <= 5 * math.exp(-9)).all())
+    policy, fresh = on_policy(4)
+    same(gradient("minpro", policy, fresh), gradient("cispo", policy, fresh))
+
+
+def test_mu_grpo_without_a_veto_is_grpo_with_its_clip_and_the_veto_spares_successes() -> None:
+    policy, batch = random_batch(5, spread=1.5)
+    plain = gradient("grpo", policy, batch, clip_low=0.8, clip_high=4.0)
+    same(gradient("mu_grpo", policy, batch, veto=0.0), plain)
+    vetoed = gradient("mu_grpo", policy, batch, veto=0.5)
+    same(vetoed[batch.advantages_BG >= 0], plain[batch.advantages_BG >= 0])
+    failures = batch.advantages_BG < 0
+    assert (vetoed[failures] == 0).sum() > (plain[failures] == 0).sum()
+    assert bool(((vetoed == plain) | (vetoed == 0)).all())

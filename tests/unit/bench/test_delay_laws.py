@@ -50,6 +50,34 @@ def test_a_burst_is_a_quarter_of_the_absence_and_one_old_policy(away: int, batch
     assert law.text == f"burst:{away}"
 
 
+@pytest.mark.parametrize("every", [1, 4, 64])
+def test_all_samplers_take_a_version_every_k_updates_at_once_or_one_period_late(every: int) -> None:
+    stage, block = parse_law(f"stage:{every}"), parse_law(f"block:{every}")
+    assert (stage.text, block.text) == (f"stage:{every}", f"block:{every}")
+    updates = range(5 * every)
+    assert [u - stage.delay(0.3, u, 1) for u in updates] == [u // every * every for u in updates]
+    for u in updates:
+        # Rollouts of updates K(k + 1) to K(k + 2) - 1 come from the policy of update K k; the first have the start's.
+        k = u // every - 1
+        assert u - block.delay(0.3, u, 1) == max(0, k) * every
+    ages = [block.delay(0.7, u, 0) for u in updates if u >= every]
+    assert (min(ages), max(ages)) == (every, 2 * every - 1)
+    assert stage.longest == every - 1
+    assert block.longest == max(ages)
+    assert stage.settled == block.settled == stage.period == block.period == every
+    assert {(u - law.delay(0.1, u, 2)) % law.period for law in (stage, block) for u in updates} == {0}
+
+
+@pytest.mark.parametrize(
+    ("text", "settled"),
+    [("const:64", 64), ("const:0", 0), ("lognorm:32", 32), ("burst:8", 8), ("start", 0), ("within:const:5", 5)],
+)
+def test_delays_settle_where_they_are_as_they_stay(text: str, settled: int) -> None:
+    law = parse_law(text)
+    assert law.settled == settled
+    assert law.period == 1
+
+
 def test_within_marks_the_law_and_keeps_its_delays() -> None:
     law = parse_law("within:peers:const:0/const:4")
     assert (law.text, law.longest, law.within_groups) == ("within:peers:const:0/const:4", 4, True)

@@ -160,7 +160,7 @@ def test_a_run_holds_the_results_of_shorter_ones() -> None:
         made.run_lengths([short])
 
 
-@pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4", "start"])
+@pytest.mark.parametrize("delay", ["const:2", "unif:3", "weibull:4", "start", "stage:3", "block:2"])
 def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Record the sampling and the learning weights; the loss's staleness shows the drawn delays."""
     sampled: list[Tensor] = []
@@ -198,8 +198,14 @@ def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pyt
                 assert bool((rows == age).all())
                 assert 0 <= age <= min(update, parse_law(delay).longest)
                 seen.add(age)
-                assert torch.equal(sampled[update][4 * index + sampler], learner[update - age][index])
-    every = {"const:2": {0, 1, 2}, "start": set(range(PLAN.updates))}
+                own = sampled[update].view(2, -1, sampled[update].shape[1])[index]
+                assert torch.equal(own[sampler % len(own)], learner[update - age][index])
+    every = {
+        "const:2": {0, 1, 2},
+        "start": set(range(PLAN.updates)),
+        "stage:3": {0, 1, 2},
+        "block:2": {0, 1, 2, 3},
+    }
     assert seen == every.get(delay, seen)
     assert len(seen) > 2
 

@@ -116,6 +116,26 @@ def test_the_choice_is_the_best_greedy_reward_over_the_laws(tmp_path: Path) -> N
     assert SWEEP.choose(file, "tis").chosen == "tis+lr=0.001"
 
 
+def test_settings_of_a_task_that_moves_are_chosen_by_area(tmp_path: Path) -> None:
+    """The end says the opposite: the first setting learns at once and ends lower."""
+    sweep = dataclasses.replace(SWEEP, task="arrive8:32", delays=("const:8",), max_completion_tokens=11)
+
+    def curve(seed: int, *heights: float) -> SeedResult:
+        made = [dataclasses.replace(policy(height), update=16 * step) for step, height in enumerate(heights)]
+        return dataclasses.replace(result(seed, 0.5), evaluations=tuple(made))
+
+    file, swift = ResultFile(tmp_path / "r"), "tis:cap=4+lr=0.0005"
+    for method in sweep.grid("tis"):
+        heights = (0.0, 0.8, 0.8, 0.8, 0.8, 0.8) if method == swift else (0.0, 0.0, 0.1, 0.9, 0.9, 0.9)
+        for delay in ("const:0", "const:8"):
+            setting = Setting.of("arrive8:32", method, delay, PLAN)
+            file.add(setting, [curve(seed, *heights) for seed in DEVELOPMENT_SEEDS])
+    choice = sweep.choose(file, "tis")
+    assert (choice.chosen, choice.on_policy) == (swift, swift)
+    # From update 8 on, where the curve is at half of its first height: (0.6 · 8 + 0.8 · 64) / 72.
+    assert next(row.greedy for row in choice.tried if row.method == swift) == pytest.approx((0.6 * 8 + 0.8 * 64) / 72)
+
+
 def test_collapse_loses_and_ties_go_to_sampled_reward_then_to_the_default(tmp_path: Path) -> None:
     best = "tis:cap=4+lr=0.0005"
     file = filled(tmp_path / "r", best, best)
