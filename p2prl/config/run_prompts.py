@@ -57,7 +57,9 @@ def make_prompts(
     template = chat_template(loaded.tokenizer, plan.chat_template)
     if plan.chat_template not in ("", "on", "off"):
         loaded.tokenizer.chat_template = template
-    renderer = PromptRenderer(loaded.tokenizer, template=template, system=plan.system)
+    renderer = PromptRenderer(
+        loaded.tokenizer, template=template, system=plan.system, keeps_control_tokens=plan.chat_template == "off"
+    )
     ending = _stop_at_ending(loaded, renderer)
     codec = TextCodec(loaded.tokenizer, loaded.model)
     frame = renderer.frame() if plan.procedural else ("", "")
