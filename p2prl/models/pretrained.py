@@ -15,11 +15,12 @@ import huggingface_hub
 import msgspec
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
+from p2prl.models.architectures import ARCHITECTURES
 from p2prl.models.attention import exact_attention
+from p2prl.models.out_of_memory import is_out_of_memory
 from p2prl.models.weight_layout import TORCH_DTYPES
 
 _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
@@ -29,6 +30,9 @@ _PLAIN_KEYS = ("cache_implementation",)  # a kind of cache in transformers, name
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja", "README.md"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_FIELD = re.compile(r"`(\w+)`")
+"""A field's name in transformers' messages."""
+
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 
@@ -88,9 +92,12 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
             **options,
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, use_fast=True, **options)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+    except Exception as error:  # three libraries read files that the user names, and raise whatever they like
+        if isinstance(error, MemoryError) or is_out_of_memory(error):
+            raise
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(
-            f"{source} cannot be loaded as a causal language model: {error}",
+            f"{source} cannot be loaded as a causal language model: {said}",
             remedy="Use a transformers causal LM with safetensors weights and a tokenizer.json.",
         ) from error
     # transformers silently fills missing weights with random ones; a policy must not be partly noise.
@@ -103,6 +110,31 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     if not tokenizer.is_fast:
         raise ConfigError(f"{source} has no fast tokenizer", remedy="Save it with a tokenizer.json.")
     return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer)
+
+
+def check_architecture(directory: Path, source: str) -> None:
+    """`ConfigError` with the supported architectures unless a model's is one. Before its weights are loaded."""
+    kind = read_json((directory / "config.json").read_bytes(), "config.json").get("model_type")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise ConfigError(
+            f"the architecture of {source}, {str(kind)[:64]!r}, is not supported",
+            remedy=f"A run may use {', '.join(ARCHITECTURES)}; docs/researchers.md names models of each.",
+        )
+
+
+def check_saveable(loaded: LoadedModel, source: str) -> None:
+    """`ConfigError` naming the field of a generation_config.json that transformers loads and refuses to save."""
+    try:
+        if loaded.model.generation_config is not None:
+            loaded.model.generation_config.validate(strict=True)
+    except (ValueError, TypeError) as error:
+        named = _FIELD.search(str(error))
+        field = named[1] if named else "a field"
+        said = " ".join(str(error).partition("- ")[2].split() or str(error).split())
+        raise ConfigError(
+            f"{field} in generation_config.json of {source} is one that transformers refuses to save: {said[:200]}",
+            remedy=f"Correct or remove {field} there, in a copy of the model's directory, and give that with --model.",
+        ) from error
 
 
 def model_directory(source: str) -> Path:

@@ -102,7 +102,7 @@ def session(directory: Path, limits: MachineLimits, interrupts: Interrupts) -> I
     """A worker's session on the run in `directory`: Ctrl-C, a machine that fails, a run that was refused."""
     with (
         forgetting_refused(directory),
-        out_of_memory_explained(limits.ram_gb),
+        out_of_memory_explained(limits),
         device_failures_explained(),
         interrupts.handled(),
     ):
