@@ -42,7 +42,7 @@ class JoinLink:
 
 def parse_link(text: str) -> JoinLink:
     """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy."""
-    text = text.strip()
+    text = text.strip().strip("'\"").replace("&amp;", "&")  # quotation marks of a message, the source of a page
     if not text:
         raise ConfigError("the join link is empty", remedy=_REMEDY)
     if not text.startswith(SCHEME):

@@ -15,7 +15,7 @@ _MOST_BYTES = 64 * 1024
 def named_link(text: str) -> JoinLink:
     """The link in `text`, or that of the run folder it names. `ConfigError` says how to get one."""
     path = Path(text.strip()).expanduser()
-    if text.strip().startswith(SCHEME) or not path.exists():
+    if not text.strip() or text.strip().startswith(SCHEME) or not path.exists():
         return parse_link(text)
     if path.is_file():
         return parse_link(_read(path))

@@ -32,7 +32,14 @@ from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.device import choose_device
 from p2prl.models.golden_groups import golden_files
-from p2prl.models.lora import ADAPTER_FOLDER, add_lora, draw_first_adapters, plan_lora, save_adapters
+from p2prl.models.lora import (
+    ADAPTER_FOLDER,
+    add_lora,
+    draw_first_adapters,
+    plan_lora,
+    save_adapters,
+    unreached_parameters,
+)
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
 from p2prl.models.pretrained import (
@@ -224,6 +231,8 @@ def _fill(
     if lora is not None:
         trained = f"{layout.trained_parameters:,} of {layout.parameters:,}"
         tell(f"Adapters of rank {lora.rank}: {trained} parameters are trained.")
+        if held := unreached_parameters(loaded.model):
+            tell(f"No adapter fits the experts: their {held:,} parameters stay as they are, whatever --lora is.")
     (new / "run.toml").write_text(settings)
     return _new_run(Folder(new, identity, manifest, raw), loaded, plan)
 

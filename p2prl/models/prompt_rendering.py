@@ -132,7 +132,8 @@ class PromptRenderer:
         except Exception as error:  # a template is a program, which may raise anything
             raise ConfigError(
                 f"the chat template refuses the prompt: {str(error)[:200] or type(error).__name__}",
-                remedy="Leave out --system if it is that; or give another template: --chat-template FILE, or off.",
+                remedy=("Leave out --system if it is that; or give" if self._system else "Give")
+                + " another template: --chat-template FILE, or off.",
             ) from error
         return text
 

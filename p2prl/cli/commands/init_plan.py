@@ -63,7 +63,7 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         license=options.license_name,
         seed=options.seed,
     )
-    return plan, chosen.settings_text()
+    return plan, chosen.settings_text(group_size=options.group_size)
 
 
 def probe_groups(options: InitOptions) -> int | None:

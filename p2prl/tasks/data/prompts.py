@@ -72,7 +72,7 @@ def _joined_text(content: Any) -> Any:
     parts = content if isinstance(content, list) else []
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.keys() == {"type", "text"}]
     is_text = bool(texts) and len(texts) == len(parts) and all(part["type"] == "text" for part in parts)
-    return "".join(texts) if is_text and all(isinstance(text, str) for text in texts) else content
+    return "".join(map(str, texts)) if is_text and all(isinstance(text, str) for text in texts) else content
 
 
 def kind_of(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from p2prl.net.process.join_diagnosis import no_manifest, unreachable
 from p2prl.net.transports.tcp_trial import _GREETING, Outcome, outcome_of
 from p2prl.protocol.identity import Identity
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 PEER = Identity(bytes(16)).peer_id
 IP4, IP6 = f"/ip4/8.8.4.4/tcp/4001/p2p/{PEER}", f"/ip6/2001:4860::1/tcp/443/p2p/{PEER}"
@@ -61,14 +63,14 @@ async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 
 @asynccontextmanager
-async def listening(serve: Callable[..., object]) -> AsyncIterator[str]:
+async def listening(serve: Serve) -> AsyncIterator[str]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}/p2p/{PEER}"
 
 
 @pytest.mark.parametrize(("serve", "expected"), [(greets, Outcome.GREETED), (is_silent, Outcome.ACCEPTED)])
-def test_a_trial_sees_whether_a_peer_greets(serve: Callable[..., object], expected: Outcome) -> None:
+def test_a_trial_sees_whether_a_peer_greets(serve: Serve, expected: Outcome) -> None:
     async def tried() -> Outcome:
         async with listening(serve) as address:
             return await outcome_of(address, 1.0)
