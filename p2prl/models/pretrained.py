@@ -84,6 +84,12 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
     options = {"local_files_only": True, "trust_remote_code": False}
     with _library_errors(f"config.json of {source} cannot be used", "Correct it, or download the model again."):
         config = transformers.AutoConfig.from_pretrained(directory, **options)
+    if (directory / "generation_config.json").is_file():
+        with _library_errors(
+            f"generation_config.json of {source} cannot be used",
+            "Correct it in a copy of the model's directory, and give that.",
+        ):
+            transformers.GenerationConfig.from_pretrained(directory, local_files_only=True)
     with _library_errors(
         f"{source} cannot be loaded as a causal language model",
         "Use a transformers causal LM with safetensors weights, saved with its own config.json.",

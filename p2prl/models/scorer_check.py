@@ -48,7 +48,7 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         pairs = _pairs([(row, _forms(row)) for row in listed])
     if listed:
         _refuse_if_late(task, listed[0], scorer)
-    tried, failures = 0, []
+    tried, reversed_pairs, failures = 0, 0, []
     for row, right_texts, wrong_texts in islice(pairs, _ROWS):
         completions = [(text, True) for text in (*right_texts, *wrong_texts)]
         if not tried:
@@ -62,10 +62,16 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         values, half = [each.value for each in scored], len(right_texts)
         if any(own > other for own, other in zip(values[:half], values[half:], strict=True)):
             return _told(task, tried, failures)
+        reversed_pairs += any(own < other for own, other in zip(values[:half], values[half:], strict=True))
     if tried and len(failures) == tried:
         raise ConfigError(
             f"the scorer of {task} failed on all {tried} answers it was tried on: {failure_text(failures)}",
             remedy=f"{failure_remedy(failures)} {_NOTHING_MADE}",
+        )
+    if known and reversed_pairs:
+        raise ConfigError(
+            f"the scorer of {task} rewards wrong answers: a row's own answer scores less than another row's",
+            remedy=f"Is a weight of --scorer below 0? If it is not, check --answer-column. {_NOTHING_MADE}",
         )
     if known and tried:
         raise ConfigError(

@@ -88,7 +88,7 @@ def load_function(path: Path, name: str) -> TrlFunction:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a researcher's file may raise anything
         raise ConfigError(
-            f"{path.name} cannot be loaded: {type(error).__name__}: {str(error)[:200]}",
+            f"the file with {name!r} cannot be loaded: {type(error).__name__}: {str(error)[:200]}",
             remedy=_SANDBOX_REMEDY
             if isinstance(error, OSError)
             else "Run `python FILE` and repair it; it must need no network and no file beside it.",

@@ -42,3 +42,10 @@ def test_other_texts_are_refused_as_links(text: str, tmp_path: Path, monkeypatch
 def test_a_link_copied_out_of_quotation_marks_or_the_source_of_a_page() -> None:
     twice = f"{LINK}&b=/ip4/127.0.0.2/tcp/1/p2p/{Identity(bytes(16)).peer_id}"
     assert named_link(f"'{twice}'") == named_link(twice.replace("&", "&amp;")) == parse_link(twice)
+
+
+@pytest.mark.parametrize("port", ["99999", "http", "-1"])
+def test_a_port_that_is_none_is_the_links_fault(port: str) -> None:
+    with pytest.raises(ConfigError, match="the link's peer address") as caught:
+        parse_link(LINK.replace("/tcp/1/", f"/tcp/{port}/"))
+    assert "Copy the whole link again" in caught.value.remedy

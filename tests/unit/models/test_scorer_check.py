@@ -178,3 +178,11 @@ def test_a_scorer_that_takes_too_long_is_refused_after_the_first_few_answers(tmp
         check(tmp_path, [{**row, "level": 1} for row in SUMS], spec, late)
     assert late.answers == 3
     assert "do not sleep" in caught.value.remedy
+
+
+def test_a_scorer_that_rewards_wrong_answers_is_told_from_one_that_tells_none_apart(tmp_path: Path) -> None:
+    built = build_scorer(NUMBER, None)
+    turned = Scorer(lambda row, text: -float(built.score(row, text, True) or 0.0))
+    with pytest.raises(ConfigError, match="rewards wrong answers") as caught:
+        check(tmp_path, SUMS, NUMBER, turned)
+    assert "below 0" in caught.value.remedy
