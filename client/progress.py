@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from p2prl.client.run_watch import RunView, RunWatch
 from p2prl.client.spool import Spool
 from p2prl.net.process import control
+
+SEARCHING = "looking for the run's peers again"
+"""State of a volunteer whose rest has ended, until it has a link: the first takes some twenty seconds."""
+
+_SEARCH_S = 60.0
+"""After a rest, this long without a link is no fault."""
 
 _REPORT_S = 0.2
 """Progress is reported this often at most: counting the spool costs more than a small model's batch."""
@@ -92,6 +99,7 @@ class ProgressReporter:
         self._add_rewards(spool.newest_rewards(_REMEMBERED_REWARDS))
         self._report_at = 0.0
         self._rested = False
+        self._back_at = -math.inf
         self._peers: Mapping[str, int] = {}
         self.announced_version = -1
         """Newest version announced by the learner."""
@@ -135,8 +143,12 @@ class ProgressReporter:
         as in `RunWatch`."""
         if now < self._report_at and not final and resting == self._rested:
             return
+        if self._rested and not resting:
+            self._back_at = now
         self._rested = resting
         self._report_at = now + _REPORT_S
+        if not resting and now < self._back_at + _SEARCH_S and not any(self._peers.values()):
+            state = SEARCHING
         network = status or NO_STATUS
         self._on_progress(
             Progress(

@@ -72,6 +72,7 @@ class Volunteer:
         self.bootstrap = bootstrap
         self._on_notice = on_notice
         self._spool = Spool(spool_path, config.spool)
+        self._spool.bound_times(clock.now())
         sampled = self._spool.sampled_version()
         self._agent = Agent(
             config.agent, self._spool.slot_numbers(), sampled_version=-1 if sampled is None else sampled

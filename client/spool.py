@@ -126,6 +126,13 @@ class Spool:
         """Keep at most `max_bytes` of groups from now on."""
         self._config = replace(self._config, max_bytes=max_bytes)
 
+    def bound_times(self, now: float) -> None:
+        """Take groups that were sampled in times to come, by a clock that was wrong, for sampled now.
+
+        They would not be delivered before.
+        """
+        self._write("UPDATE groups SET created = ? WHERE created > ?", (now, now))
+
     def close(self) -> None:
         """Close the database; everything is already on disk."""
         self._db.close()

@@ -26,13 +26,22 @@ def encodable(text: str, encoding: str) -> str:
     return text
 
 
+def printable_bytes(error: UnicodeError) -> tuple[str, int]:
+    """What stands in for text that a stream cannot encode: the error handler of the program's own streams."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = cleaned(error.object[error.start : error.end]).translate(_ASCII)
+    return text.encode("ascii", "replace").decode(), error.end
+
+
 def cleaned(text: str) -> str:
     """`text` on one line, without control characters.
 
     Line breaks and tabs become spaces. Control and format characters are removed (escape sequences, right-to-left
-    overrides), and so are lone surrogates, which no stream can encode. The text may come from a stranger.
+    overrides), and so are lone surrogates, which no stream can encode; but bytes of a file's name that are no UTF-8
+    become `\\xff`, as a shell's `$'…'` takes them. The text may come from a stranger.
     """
     spaced = re.sub(r"[\t\n\r\v\f\x85\u2028\u2029]", " ", text)
+    spaced = re.sub("[\udc80-\udcff]", lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", spaced)
     return "".join(c for c in spaced if not unicodedata.category(c).startswith("C"))
 
 

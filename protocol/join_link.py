@@ -23,6 +23,7 @@ SCHEME = "p2prl://"
 _DIGEST_CHARS = 52
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MULTIADDR = re.compile(r"(/[a-z0-9-]+/[^/\s]+)+/p2p/(\w+)(/p2p-circuit/p2p/(\w+))?", re.ASCII)
+_MOST_PORT = 65_535
 _REMEDY = "Copy the whole link again; it looks like p2prl://NAME@52-CHARACTERS?b=/ip4/…/tcp/…/p2p/…"
 
 
@@ -42,7 +43,7 @@ class JoinLink:
 
 def parse_link(text: str) -> JoinLink:
     """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy."""
-    text = text.strip()
+    text = text.strip().strip("'\"").replace("&amp;", "&")  # quotation marks of a message, the source of a page
     if not text:
         raise ConfigError("the join link is empty", remedy=_REMEDY)
     if not text.startswith(SCHEME):
@@ -78,6 +79,9 @@ def parse_link(text: str) -> JoinLink:
 def _is_complete(address: str) -> bool:
     """Whether a multiaddr ends in a complete peer id (a truncated id is invalid)."""
     match = _MULTIADDR.fullmatch(address)
+    ports = re.findall(r"/(?:tcp|udp)/([^/]+)", address)
+    if any(not port.isdecimal() or int(port) > _MOST_PORT for port in ports):
+        return False
     if match is None or not address.isprintable():  # bytes of a terminal that are no UTF-8 arrive as surrogates
         return False
     try:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from p2prl.config.machine_limits import MachineLimits
 from p2prl.errors import ConfigError, DeviceFailedError, MachineError, P2PRLError
 
 
 @contextmanager
-def out_of_memory_explained(ram_gb: float) -> Iterator[None]:
-    """Turn running out of memory in this block into one sentence; `ram_gb` is the owner's limit, 0 for none.
+def out_of_memory_explained(limits: MachineLimits) -> Iterator[None]:
+    """Turn running out of memory in this block into one sentence; `limits` are the owner's.
 
     torch is imported only when an error needs it.
     """
@@ -21,11 +22,12 @@ def out_of_memory_explained(ram_gb: float) -> Iterator[None]:
 
         if not is_out_of_memory(error):
             raise
-        bound = f"the {ram_gb:g} GB of --ram-gb" if ram_gb else "this machine's memory"
-        raise MachineError(
-            f"the run needs more than {bound}",
-            remedy="Give it more with --ram-gb, close other programs, or sample less at once: join --slots 1.",
-        ) from error
+        if limits.ram_gb:
+            bound = f"the {limits.ram_gb:g} GB of {limits.source('ram')}"
+            remedy = "Raise that limit, or sample less at once: join --slots 1."
+        else:
+            bound, remedy = "this machine's memory", "Close other programs, or sample less at once: join --slots 1."
+        raise MachineError(f"the run needs more than {bound}", remedy=remedy) from error
 
 
 @contextmanager

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
+
+from p2prl.plain_text import printable_bytes
 
 if TYPE_CHECKING:
     import typer
@@ -20,15 +24,25 @@ _MACHINE_ERRORS = {
     errno.EIO,
     errno.EMFILE,
     errno.EFBIG,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENOMEM,
+    errno.EBUSY,
+    errno.ETXTBSY,
 }
 """Errors of a disk or its permissions that no role has turned into a `MachineError`."""
 
 
 def main() -> None:
     """Run `p2prl`."""
+    codecs.register_error("p2prl", printable_bytes)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell, as with `>&-`
+        if (stream := getattr(sys, name)) is None:  # closed by the shell, as with `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="p2prl")  # in a locale of 8 bits, no sign of ours may end the program
     try:
         from p2prl.cli.app import app
 

@@ -7,10 +7,16 @@ from typing import Annotated
 
 import typer
 
+from p2prl.config.worker_folder import check_home_name
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, on standard output.")]
 Home = Annotated[
     Path | None,
-    typer.Option("--home", help="Folder of keys and unfinished work. Default: $P2PRL_HOME or your data folder."),
+    typer.Option(
+        "--home",
+        help="Folder of keys and unfinished work. Default: $P2PRL_HOME or your data folder.",
+        callback=check_home_name,
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest.")]
 BenchDevice = Annotated[str, typer.Option("--device", help="A torch device, or auto.")]

@@ -156,7 +156,7 @@ def _probe(
         )
         return
     notices += [f"Probe of {task}: {figures_text(figures)}." for task, figures in result.tasks.items()]
-    cut = "" if result.complete else f", cut off after {PROBE_S:.0f} s"
+    cut = "" if result.complete else f", cut off before {groups} were done"
     notices.append(f"{result.groups} groups on {_device_name(device)}: {result.tokens_per_s:,.0f} tokens/s{cut}.")
     facts = ProbeFacts(
         max_new_tokens=manifest.sampling.max_new_tokens,

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from p2prl.client.spool import SpoolConfig
 from p2prl.config.requirements import PROGRAM_BYTES, Requirements, size_text
+from p2prl.controls.limits import Origin
 from p2prl.errors import ConfigError, MachineError
 from p2prl.memory_limit import limit_memory_growth
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
@@ -48,6 +49,22 @@ _SLACK_BYTES = 256_000_000
 
 _KEPT = "p2prl limits shows whether a limit is kept."
 
+_OPTIONS = {"disk": "--disk-gb", "ram": "--ram-gb"}
+
+_SOURCES: Mapping[Origin, str] = {
+    "default": "{option}",
+    "option": "{option}",
+    "command": "p2prl limits {limit}",
+    "file": "{limit} in config.toml",
+}
+
+_RAISED: Mapping[Origin, str] = {
+    "default": "Give it {gb} GB or more, or leave {option} out.",
+    "option": "Give it {gb} GB or more, or leave {option} out.",
+    "command": "Set p2prl limits {limit}={gb}GB or more, or p2prl limits {limit}=default.",
+    "file": 'Set {limit} = "{gb}GB" or more there, or take the line out.',
+}
+
 _MOST_GB = 1e6
 """A petabyte: more is a typing error."""
 
@@ -60,6 +77,17 @@ class MachineLimits:
     """GB (10⁹ bytes) for everything the run stores."""
     ram_gb: float = 0.0
     """GB of memory for all processes together."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """Where a figure comes from, by the limit's name; from an option of the start where it is not here."""
+
+    def source(self, limit: str) -> str:
+        """What set a limit, in the words of its owner."""
+        return _SOURCES[self.origins.get(limit, "option")].format(option=_OPTIONS[limit], limit=limit)
+
+    def raised(self, limit: str, least: int) -> str:
+        """What gives a limit at least so many bytes, or takes it away: a remedy."""
+        gb = _gb_above(least)
+        return _RAISED[self.origins.get(limit, "option")].format(option=_OPTIONS[limit], limit=limit, gb=gb)
 
     def __post_init__(self) -> None:
         for name, value in (("--disk-gb", self.disk_gb), ("--ram-gb", self.ram_gb)):
@@ -128,8 +156,9 @@ def plan_disk(
         total = round(limits.disk_gb * 1e9)
         if total < least + least_spool:
             raise ConfigError(
-                f"this run needs {size_text(least + least_spool)} of disk, and --disk-gb allows {size_text(total)}",
-                remedy=f"Give it {_gb_above(least + least_spool)} GB or more, or leave --disk-gb out. {_KEPT}",
+                f"this run needs {size_text(least + least_spool)} of disk, and {limits.source('disk')} allows"
+                f" {size_text(total)}",
+                remedy=f"{limits.raised('disk', least + least_spool)} {_KEPT}",
             )
         total = min(total, room)
     else:
@@ -140,7 +169,7 @@ def plan_disk(
         raise MachineError(
             f"this run needs {size_text(least + least_spool)} of disk in {directory}; {size_text(room)} are free, and "
             f"{size_text(total)} of them may be used",
-            remedy="Free some, or set P2PRL_HOME to a folder on a larger disk.",
+            remedy="Free some, or give a folder on a larger disk with --home.",
         )
     mirror = min(MIRROR_BYTES, (total - least - least_spool) // MIRROR_SHARE) if mirrors else 0
     rest = total - mirror
@@ -168,8 +197,8 @@ def check_memory(needs: Requirements, limits: MachineLimits, *, on_cpu: bool, av
 
 def _too_little_memory(what: str, least: int, limits: MachineLimits) -> ConfigError:
     return ConfigError(
-        f"{what} needs {size_text(least)} of memory, and --ram-gb allows {size_text(limits.ram_bytes)}",
-        remedy=f"Give it {_gb_above(least)} GB or more, or leave --ram-gb out. {_KEPT}",
+        f"{what} needs {size_text(least)} of memory, and {limits.source('ram')} allows {size_text(limits.ram_bytes)}",
+        remedy=f"{limits.raised('ram', least)} {_KEPT}",
     )
 
 

@@ -86,10 +86,13 @@ def _of_file(home: Path) -> dict[str, str]:
 
 def _text(name: str, value: Any) -> str:
     """A value of the file as the text of a limit. `ConfigError` for an unknown name or a wrong value."""
-    limit_spec(name)
+    spec = limit_spec(name)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{name} must be a text or a number", remedy=f'Write {name} = "…".')
-    checked(name, str(value))
+    try:
+        checked(name, str(value))
+    except ConfigError as error:
+        raise ConfigError(str(error), remedy=f'For example {name} = "{spec.example}".') from error
     return str(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from p2prl.errors import ConfigError
+from p2prl.plain_text import counted
 from p2prl.tasks.task_registry import task_by_name
 
 _CHAIN4_SETTINGS = """\
@@ -15,7 +16,7 @@ device = "cpu"            # a model this small is faster on a CPU than across a 
 threads = 1
 
 [learner]
-groups_per_update = 16    # prompts per update, with 8 completions each
+groups_per_update = 16    # prompts per update, with {completions} each
 updates = {updates:<16}# 0 goes on until stopped
 checkpoint_every = 10     # updates; a crash replays what came after from the journal
 publish = "manifest"      # "auto": no faster than versions reach the swarm, as measured
@@ -42,7 +43,7 @@ device = "cpu"            # a model of a few million parameters; on a GPU machin
 threads = 1               # volunteers on the same machine need the others
 
 [learner]
-groups_per_update = 16    # prompts per update, with 8 completions each
+groups_per_update = 16    # prompts per update, with {completions} each
 updates = {updates:<16}# 0 goes on until stopped
 checkpoint_every = 10     # updates; a crash replays what came after from the journal
 publish = "manifest"      # "auto": no faster than versions reach the swarm, as measured
@@ -80,9 +81,11 @@ class Preset:
     """`init` makes the small language model of `p2prl/models/small_model`, and the preset's data if it has any
     (`p2prl/config/preset_materials.py`); else the task's own small model."""
 
-    def settings_text(self, *, updates: int | None = None) -> str:
-        """The text of run.toml, with another number of updates if one is given."""
-        return self.settings.format(updates=self.updates if updates is None else updates)
+    def settings_text(self, *, updates: int | None = None, group_size: int = 8) -> str:
+        """The text of run.toml for groups of this size, with another number of updates if one is given."""
+        return self.settings.format(
+            updates=self.updates if updates is None else updates, completions=counted(group_size, "completion")
+        )
 
 
 _SMALL_MODEL = Preset(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from p2prl.config.toml_tables import read_toml
-from p2prl.config.worker_folder import try_lock
+from p2prl.config.worker_folder import check_folder_name, try_lock
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError
 from p2prl.learner.checkpoints import newest_checkpoint
 from p2prl.learner.learner_paths import LearnerPaths
@@ -122,6 +122,7 @@ def open_folder(directory: Path) -> Folder:
             f"{directory} is not a run folder",
             remedy="Make one first: p2prl init NAME --preset chain4. A join link begins with p2prl://.",
         )
+    check_folder_name(directory, remedy="Rename it.")
     raw = manifest_path.read_bytes()
     try:
         manifest = body_of(open_envelope(raw, now=None), RunManifest)

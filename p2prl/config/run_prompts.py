@@ -54,10 +54,17 @@ def make_prompts(
             "the model has no stop token, so that no completion would ever finish",
             remedy="Set eos_token_id in its generation_config.json, or eos_token in its tokenizer_config.json.",
         )
+    if outside := [token for token in codec.stop_ids if not 0 <= token < codec.vocabulary]:
+        raise ConfigError(
+            f"the model's stop token {outside[0]} is outside its vocabulary of {codec.vocabulary:,} tokens",
+            remedy="Correct eos_token_id in its generation_config.json, and eos_token in its tokenizer_config.json.",
+        )
     template = chat_template(loaded.tokenizer, plan.chat_template)
     if plan.chat_template not in ("", "on", "off"):
         loaded.tokenizer.chat_template = template
-    renderer = PromptRenderer(loaded.tokenizer, template=template, system=plan.system)
+    renderer = PromptRenderer(
+        loaded.tokenizer, template=template, system=plan.system, keeps_control_tokens=plan.chat_template == "off"
+    )
     ending = _stop_at_ending(loaded, renderer)
     codec = TextCodec(loaded.tokenizer, loaded.model)
     frame = renderer.frame() if plan.procedural else ("", "")

@@ -33,10 +33,23 @@ from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.device import choose_device
 from p2prl.models.golden_creation import golden_files
-from p2prl.models.lora import ADAPTER_FOLDER, add_lora, draw_first_adapters, plan_lora, save_adapters
+from p2prl.models.lora import (
+    ADAPTER_FOLDER,
+    add_lora,
+    draw_first_adapters,
+    plan_lora,
+    save_adapters,
+    unreached_parameters,
+)
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
-from p2prl.models.pretrained import LoadedModel, load_pretrained, model_directory
+from p2prl.models.pretrained import (
+    LoadedModel,
+    check_architecture,
+    check_saveable,
+    load_pretrained,
+    model_directory,
+)
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import confined_tokenizer_reader, read_run_model
@@ -219,6 +232,8 @@ def _fill(
     if lora is not None:
         trained = f"{layout.trained_parameters:,} of {layout.parameters:,}"
         tell(f"Adapters of rank {lora.rank}: {trained} parameters are trained.")
+        if held := unreached_parameters(loaded.model):
+            tell(f"No adapter fits the experts: their {held:,} parameters stay as they are, whatever --lora is.")
     (new / "run.toml").write_text(settings)
     return _new_run(Folder(new, identity, manifest, raw), loaded, plan)
 
@@ -336,7 +351,10 @@ def _check_files(manifest: RunManifest, files: Mapping[str, bytes]) -> None:
 def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> LoadedModel:
     if plan.model is not None:
         on_progress("loading the model", 0.0)
-        return load_pretrained(plan.model, device=torch.device("cpu"), dtype="float32")
+        check_architecture(model_directory(plan.model), plan.model)
+        loaded = load_pretrained(plan.model, device=torch.device("cpu"), dtype="float32")
+        check_saveable(loaded, plan.model)
+        return loaded
     loaded = tiny_model(plan.task, seed=plan.seed)
     demonstration = task_by_name(plan.task).demonstration
     if demonstration is None:

@@ -57,6 +57,33 @@ def platform_home() -> Path:
         ) from error
 
 
+def check_home_name(home: Path | None) -> Path | None:
+    """`home` as it is, once it, or the default home where it is None, can be a folder. `ConfigError` otherwise."""
+    if home is None and not os.environ.get("P2PRL_HOME"):
+        return None
+    remedy = "Give another folder with --home." if home is not None else "Set P2PRL_HOME to another folder."
+    check_folder_name(home or default_home(), remedy=remedy)
+    return home
+
+
+def check_folder_name(folder: Path, *, remedy: str) -> None:
+    """`ConfigError` unless a folder of this name can be: not below a file, and a text in every document."""
+    whole = folder.absolute()
+    try:
+        str(whole).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the name of the folder {whole} has a byte that is no UTF-8, which no document of a run can hold",
+            remedy=remedy,
+        ) from error
+    try:
+        in_the_way = next((path for path in (whole, *whole.parents) if path.exists() and not path.is_dir()), None)
+    except OSError as error:
+        raise ConfigError(f"{whole} cannot be a folder: {error.strerror}", remedy=remedy) from error
+    if in_the_way is not None:
+        raise ConfigError(f"{in_the_way} is not a folder", remedy=remedy)
+
+
 def check_home(home: Path | None) -> None:
     """Raise `MachineError` unless worker folders can be made under `home`, or the default home when it is None."""
     if home is not None:
@@ -69,7 +96,11 @@ def check_home(home: Path | None) -> None:
 
 
 def check_writable(folder: Path, *, remedy: str) -> None:
-    """Raise `MachineError` unless `folder` exists or can be made, and takes new files. Leaves nothing behind."""
+    """Raise `MachineError` unless `folder` exists or can be made, and takes new files. Leaves nothing behind.
+
+    `ConfigError` for a name that no folder can have.
+    """
+    check_folder_name(folder, remedy=remedy)
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
         # A trial tells more than the mode bits: read-only mounts and /proc refuse even root.

@@ -146,10 +146,15 @@ def worker_filter(architecture: Architecture, *, may_open: bool) -> bytes:
     return _filter(architecture.audit, architecture.numbers, RULES, may_open=may_open)
 
 
-def fork_server_filter(architecture: Architecture) -> bytes:
-    """Instructions of the fork server's filter. It opens files for reading: those that scorers import."""
+def fork_server_filter(architecture: Architecture, *, may_write: bool) -> bytes:
+    """Instructions of the fork server's filter. It opens files for reading: those that scorers import.
+
+    `may_write` allows opening for writing too: only where Landlock limits that to `/dev/null`, which some packages open
+    when they are imported. No filter can tell one path from another.
+    """
     calls = architecture.numbers | architecture.forking
-    return _filter(architecture.audit, calls, RULES | FORKING_RULES, may_open=True)
+    rules = {name: rule for name, rule in RULES.items() if not (may_write and name in _OPENS_FILES)}
+    return _filter(architecture.audit, calls, rules | FORKING_RULES, may_open=True)
 
 
 def _filter(audit: int, calls: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, may_open: bool) -> bytes:

@@ -7,6 +7,7 @@ running worker is newer than all of them.
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -98,7 +99,8 @@ def checked(name: str, text: str) -> Any:
         return spec.read(text)
     except ValueError as error:
         raise ConfigError(
-            f"{name}={text[:60]} is not understood: it takes {error}", remedy=f"For example {name}={spec.example}."
+            f"{name}={text[:60]} is not understood: it takes {error}",
+            remedy=f"For example {name}={shlex.quote(spec.example)}.",
         ) from error
 
 

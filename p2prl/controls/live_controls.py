@@ -172,7 +172,7 @@ class LiveControls:
             case messages.PauseRequest(for_s=for_s, keep_relaying=keep):
                 if keep is None:
                     keep = self._rules.limits.value("keep-relaying") == "yes"
-                self._set_pause(Pause(None if for_s is None else self._now() + for_s, keep))
+                self._set_pause(Pause(None, keep) if for_s is None else Pause(self._now() + for_s, keep, for_s))
             case messages.ResumeRequest():
                 self._set_pause(None)
             case messages.FinishRequest():
@@ -204,8 +204,8 @@ class LiveControls:
     def _decide(self) -> None:
         had_pause = self._rules.pause
         order = self._rules.decide(self._now(), _minute_of_week(self._now()), self._readings)
-        if had_pause is not None and self._rules.pause is None:
-            save_pause(self._folder, None)
+        if self._rules.pause != had_pause:
+            save_pause(self._folder, self._rules.pause)
         before, self._order = self._order, order
         if self._worker is not None and order != before:
             self._worker.obey(order)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2prl.controls.quantities import MOST_DURATION_S
 from p2prl.controls.rules import Pause
 
 _MOST_BYTES = 4_096
@@ -16,6 +17,7 @@ _MOST_BYTES = 4_096
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: float | None
     keeps_relaying: bool
+    length_s: float = MOST_DURATION_S
 
 
 def load_pause(folder: Path) -> Pause | None:
@@ -25,7 +27,7 @@ def load_pause(folder: Path) -> Pause | None:
             found = msgspec.json.decode(file.read(_MOST_BYTES), type=_Document)
     except (OSError, msgspec.DecodeError):
         return None
-    return Pause(found.until, found.keeps_relaying)
+    return Pause(found.until, found.keeps_relaying, min(MOST_DURATION_S, found.length_s))
 
 
 def save_pause(folder: Path, pause: Pause | None) -> None:
@@ -37,5 +39,5 @@ def save_pause(folder: Path, pause: Pause | None) -> None:
             return
         new = folder / ".pause.new"
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(_Document(pause.until, pause.keeps_relaying)))
+            file.write(msgspec.json.encode(_Document(pause.until, pause.keeps_relaying, pause.length_s)))
         new.replace(path)

@@ -1,6 +1,7 @@
 """Values of limits as owners write them: sizes, rates, temperatures, durations, shares, weekly hours. Pure functions.
 
 Each `read_…` raises `ValueError` with the expected form; the caller names the limit. `off` is the absence of a limit.
+Every figure has its unit, but for a share: a bare 5 may be minutes or seconds, and megabits or megabytes.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d{2})")
 
 
 def read_amount(text: str, *units: str) -> float:
-    """A positive number in the first of `units`, which may be left out; 0 for `off`. All of `units` mean the same."""
+    """A positive number in the first of `units`; 0 for `off`. All of `units` mean the same."""
     if _is_off(text):
         return 0.0
     match = _NUMBER.fullmatch(text.strip())
-    legal = {"", *(unit.casefold() for unit in units)}
+    legal = {unit.casefold() for unit in units}
     if match is None or match[2].casefold() not in legal or not 0.0 < float(match[1]) <= _MOST:
         raise ValueError(f"a number above 0 in {units[0]}, as 20{units[0]}, or off")
     return float(match[1])
@@ -64,7 +65,7 @@ def read_temperature_c(text: str) -> float:
 
 def read_size_gb(text: str) -> float:
     """Gigabytes (10⁹ bytes); `MB`, `TB` and the binary `MiB`, `GiB`, `TiB` are converted; 0 for `off`."""
-    factors = {"": 1.0, "gb": 1.0, "mb": 1e-3, "tb": 1e3, "mib": 2**20 / 1e9, "gib": 2**30 / 1e9, "tib": 2**40 / 1e9}
+    factors = {"gb": 1.0, "mb": 1e-3, "tb": 1e3, "mib": 2**20 / 1e9, "gib": 2**30 / 1e9, "tib": 2**40 / 1e9}
     if _is_off(text):
         return 0.0
     match = _NUMBER.fullmatch(text.strip())

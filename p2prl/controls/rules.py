@@ -8,10 +8,18 @@ program lets it go on only after a quiet while, so that a game's loading screen 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2prl.controls.limits import Figures, Limits, figures
-from p2prl.controls.quantities import DAY_MINUTES, LEAST_SHARE, OFF, duration_text, is_scheduled, minutes_until
+from p2prl.controls.quantities import (
+    DAY_MINUTES,
+    LEAST_SHARE,
+    MOST_DURATION_S,
+    OFF,
+    duration_text,
+    is_scheduled,
+    minutes_until,
+)
 
 LEAST_DUTY = LEAST_SHARE
 """Least share of time the engine computes; below it the worker rests, and its memory is freed."""
@@ -68,6 +76,13 @@ class Pause:
     until: float | None
     """Unix time of its end; None until `resume`."""
     keeps_relaying: bool = False
+    length_s: float = MOST_DURATION_S
+    """How long it was to be. No end is further away, so that one set by a wrong clock does not outlast it."""
+
+    def at(self, now: float) -> Pause:
+        """The pause as it is at `now`."""
+        is_beyond = self.until is not None and self.until - now > self.length_s
+        return replace(self, until=now + self.length_s) if is_beyond else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +142,10 @@ class Rules:
         seconds = 1.0 if self._decided_at is None else min(2.0, max(0.0, now - self._decided_at))
         self._decided_at = now
         self._note(now, readings, seconds)
+        # A clock that was put right may have left ends far away.
+        self._quiet_from = min(self._quiet_from, now + QUIET_S)
+        self._memory_rest_until = min(self._memory_rest_until, now + MEMORY_REST_S)
+        self.pause = None if self.pause is None else self.pause.at(now)
         if self.pause is not None and self.pause.until is not None and now >= self.pause.until:
             self.pause = None
         if self.pause is not None:

@@ -40,6 +40,10 @@ _ADAPTER = ".default"
 """PEFT's name of the one adapter, as a part of its tensors' names in the model; not in saved files."""
 
 
+_BLOCK_DIMENSIONS = 3
+"""Of the weights of a layer's experts together: expert, output, input."""
+
+
 def plan_lora(model: nn.Module, *, rank: int) -> LoraSpec:
     """Adapters beside all linear layers of the decoder. `ConfigError` for a model without any."""
     head = model.get_output_embeddings()  # type: ignore[operator]
@@ -51,6 +55,11 @@ def plan_lora(model: nn.Module, *, rank: int) -> LoraSpec:
     if not targets:
         raise ConfigError("--lora: the model has no linear layers", remedy="Train all of it: leave out --lora.")
     return LoraSpec(rank=rank, alpha=_ALPHA, targets=tuple(sorted(targets)))
+
+
+def unreached_parameters(model: nn.Module) -> int:
+    """Parameters of experts that the model holds in blocks, one for all of a layer: no adapter fits beside them."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.ndim == _BLOCK_DIMENSIONS)
 
 
 def add_lora(model: nn.Module, spec: LoraSpec) -> None:

@@ -7,6 +7,8 @@ shipped by a *run* are trusted even less (`p2prl/models/run_model.py`).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ import huggingface_hub
 import msgspec
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
+from p2prl.models.architectures import ARCHITECTURES
 from p2prl.models.attention import exact_attention
+from p2prl.models.out_of_memory import is_out_of_memory
 from p2prl.models.weight_layout import TORCH_DTYPES
 
 _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
@@ -29,6 +32,9 @@ _PLAIN_KEYS = ("cache_implementation",)  # a kind of cache in transformers, name
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja", "README.md"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_FIELD = re.compile(r"`(\w+)`")
+"""A field's name in transformers' messages."""
+
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 
 
@@ -76,8 +82,18 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
             f"{source} has no tokenizer", remedy="Save one there with a tokenizer.json (save_pretrained writes it)."
         )
     options = {"local_files_only": True, "trust_remote_code": False}
-    try:
+    with _library_errors(f"config.json of {source} cannot be used", "Correct it, or download the model again."):
         config = transformers.AutoConfig.from_pretrained(directory, **options)
+    if (directory / "generation_config.json").is_file():
+        with _library_errors(
+            f"generation_config.json of {source} cannot be used",
+            "Correct it in a copy of the model's directory, and give that.",
+        ):
+            transformers.GenerationConfig.from_pretrained(directory, local_files_only=True)
+    with _library_errors(
+        f"{source} cannot be loaded as a causal language model",
+        "Use a transformers causal LM with safetensors weights, saved with its own config.json.",
+    ):
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
@@ -85,24 +101,73 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
             use_safetensors=True,
             attn_implementation=exact_attention(config),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             **options,
         )
+    with _library_errors(
+        f"the tokenizer of {source} cannot be loaded",
+        "Save it there again: save_pretrained of a fast tokenizer writes tokenizer.json.",
+    ):
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, use_fast=True, **options)
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise ConfigError(
-            f"{source} cannot be loaded as a causal language model: {error}",
-            remedy="Use a transformers causal LM with safetensors weights and a tokenizer.json.",
-        ) from error
-    # transformers silently fills missing weights with random ones; a policy must not be partly noise.
-    if report["missing_keys"] or report["mismatched_keys"]:
-        lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    _check_weights(report, source)
+    if not tokenizer.is_fast:
+        raise ConfigError(f"{source} has no fast tokenizer", remedy="Save it with a tokenizer.json.")
+    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer)
+
+
+@contextmanager
+def _library_errors(what: str, remedy: str) -> Iterator[None]:
+    """Turn what transformers, tokenizers and safetensors raise over a user's files into a `ConfigError`."""
+    try:
+        yield
+    except Exception as error:  # they raise whatever they like, tokenizers a bare Exception
+        if is_out_of_memory(error):
+            raise
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(f"{what}: {said}", remedy=remedy) from error
+
+
+def _check_weights(report: Mapping[str, Any], source: str) -> None:
+    """`ConfigError` unless the weights are all there, in the shapes of config.json.
+
+    transformers silently fills missing weights with random ones; a policy must not be partly noise.
+    """
+    if lacking := sorted(map(str, report["missing_keys"])):
         raise ConfigError(
             f"the weights of {source} lack {', '.join(lacking[:3])} ({len(lacking)} in all)",
             remedy="Use weights saved for this architecture.",
         )
-    if not tokenizer.is_fast:
-        raise ConfigError(f"{source} has no fast tokenizer", remedy="Save it with a tokenizer.json.")
-    return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer)
+    if other := sorted(str(entry[0]) for entry in report["mismatched_keys"]):
+        raise ConfigError(
+            f"weights of {source} have other shapes than its config.json says: {', '.join(other[:3])} ({len(other)} in"
+            " all)",
+            remedy="Use the config.json that was saved with the weights.",
+        )
+
+
+def check_architecture(directory: Path, source: str) -> None:
+    """`ConfigError` with the supported architectures unless a model's is one. Before its weights are loaded."""
+    kind = read_json((directory / "config.json").read_bytes(), "config.json").get("model_type")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise ConfigError(
+            f"the architecture of {source}, {str(kind)[:64]!r}, is not supported",
+            remedy=f"A run may use {', '.join(ARCHITECTURES)}; docs/researchers.md names models of each.",
+        )
+
+
+def check_saveable(loaded: LoadedModel, source: str) -> None:
+    """`ConfigError` naming the field of a generation_config.json that transformers loads and refuses to save."""
+    try:
+        if loaded.model.generation_config is not None:
+            loaded.model.generation_config.validate(strict=True)
+    except (ValueError, TypeError) as error:
+        named = _FIELD.search(str(error))
+        field = named[1] if named else "a field"
+        said = " ".join(str(error).partition("- ")[2].split() or str(error).split())
+        raise ConfigError(
+            f"{field} in generation_config.json of {source} is one that transformers refuses to save: {said[:200]}",
+            remedy=f"Correct or remove {field} there, in a copy of the model's directory, and give that with --model.",
+        ) from error
 
 
 def model_directory(source: str) -> Path:
@@ -132,7 +197,7 @@ def _check_directory(directory: Path, source: str) -> None:
     """Refuse code and pickles before transformers reads anything."""
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{source} has no config.json", remedy="Use the directory of a transformers model.")
-    for name in ("config.json", "tokenizer_config.json"):
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         path = directory / name
         if path.is_file() and (named := names_code(read_json(path.read_bytes(), name))):
             raise ConfigError(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2prl.clock import Clock
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.group_work import GroupWork, SlotAssignment
+from p2prl.models.run_scoring import failure_kind
 from p2prl.models.sampler_port import Generation, GenerationStopped, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.protocol.digests import digest
 from p2prl.tasks.probe_verdict import ProbeFigures, figures_of
+from p2prl.tasks.sandbox.batch import TIMEOUT
 
 _FIRST_GROUPS = 2
 """Groups of the first batch, whose speed says how many fit the time. Later batches double."""
@@ -30,7 +32,7 @@ class ProbeResult:
     longest_prompt: int
     """Tokens of the longest prompt; 0 without groups."""
     complete: bool
-    """Whether all groups were sampled; otherwise the time was over."""
+    """Whether all groups were sampled; otherwise the time was over, or no answer could be scored in its time."""
 
 
 def probe(
@@ -44,7 +46,8 @@ def probe(
 ) -> ProbeResult:
     """Sample up to `groups` groups of slots that no peer has, within about `limit_s` seconds.
 
-    Only whole batches count: those of them that end first are the short ones.
+    Only whole batches count: those of them that end first are the short ones. A scorer that takes too long for every
+    answer of the first batch ends the probe.
     """
     nobody = digest("p2prl/probe/v1", b"")
     began = clock.now()
@@ -70,6 +73,8 @@ def probe(
             rewards.setdefault(assignment.task, []).append(scored.values)
             failures.setdefault(assignment.task, []).extend(scored.failures)
         done += min(batch, groups - done)
+        if _all_late(made, failures):
+            break
         spent = clock.now() - began
         on_progress(min(1.0, max(done / groups, spent / limit_s)))
         fitting = groups if spent <= 0.0 else int((limit_s - spent) * done / spent)
@@ -91,3 +96,9 @@ def probe(
         longest_prompt=longest,
         complete=done >= groups,
     )
+
+
+def _all_late(made: Mapping[str, Sequence[Generation]], failures: Mapping[str, Sequence[str]]) -> bool:
+    """Whether there are completions, and the scorer took too long for each."""
+    late = sum(failure_kind(failure) == TIMEOUT for each in failures.values() for failure in each)
+    return 0 < sum(map(len, made.values())) == late

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.models.control_text import ControlText
 from p2prl.models.text_codec import library_panics
 from p2prl.protocol import limits
-from p2prl.tasks.data.prompts import Message, Prompt
+from p2prl.tasks.data.prompts import CUT, Message, Prompt
 
 _DATE = datetime.date(2024, 7, 26)
 """Date that templates get for today's, as Llama's do without a clock: the same data must give the same prompts."""
@@ -25,12 +26,16 @@ _SENTINELS = ("p2prl-prompt-4f1c", "p2prl-prompt-with-another-length-93ab")
 class PromptRenderer:
     """Renders and encodes the prompts of one model's run."""
 
-    def __init__(self, tokenizer: Any, *, template: str | None, system: str = "") -> None:
-        """`template` is a chat template, None to use texts as they are; `system` stands before every prompt.
+    def __init__(
+        self, tokenizer: Any, *, template: str | None, system: str = "", keeps_control_tokens: bool = False
+    ) -> None:
+        """`template` is a chat template, None for none; `system` stands before every prompt.
 
+        `keeps_control_tokens` leaves those that a prompt has in its own text: it was rendered before.
         `ConfigError` when the template cannot be used.
         """
         self._tokenizer = tokenizer
+        self._control = None if keeps_control_tokens else ControlText(tokenizer)
         self._template = template
         self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         if system and template is None:
@@ -48,10 +53,30 @@ class PromptRenderer:
         return token
 
     def render(self, prompt: Prompt) -> str:
-        """The text whose tokens are the prompt. `ConfigError` when the template refuses it, or there is none."""
-        if self._template is None:
-            return _plain(prompt)
-        return self._applied(prompt, answered=False)
+        """The text whose tokens are the prompt, with a `CUT` in each control token of the prompt's own text.
+
+        `ConfigError` when the template refuses the prompt, rewrites its control tokens, or there is none.
+        """
+        rendered = self._rendered(prompt)
+        found = "" if self._control is None else self._control.found(_texts(prompt))
+        if not found:
+            return rendered
+        cut = self._rendered(self._cut(prompt))
+        if len(found) == 1 or cut.replace(CUT, "") != rendered:
+            raise ConfigError(
+                f"the prompt has the control token {found} in its text, which the chat template rewrites",
+                remedy="Remove it from the row.",
+            )
+        return cut
+
+    def _rendered(self, prompt: Prompt) -> str:
+        return _plain(prompt) if self._template is None else self._applied(prompt, answered=False)
+
+    def _cut(self, prompt: Prompt) -> Prompt:
+        assert self._control is not None
+        if isinstance(prompt, str):
+            return self._control.cut(prompt)
+        return [{**message, "content": self._control.cut(message["content"])} for message in prompt]
 
     def _check_template(self, system: str) -> None:
         """`ConfigError` unless the template writes the prompt, and the system prompt if there is one."""
@@ -107,15 +132,36 @@ class PromptRenderer:
         except Exception as error:  # a template is a program, which may raise anything
             raise ConfigError(
                 f"the chat template refuses the prompt: {str(error)[:200] or type(error).__name__}",
-                remedy="Leave out --system if it is that; or give another template: --chat-template FILE, or off.",
+                remedy=("Leave out --system if it is that; or give" if self._system else "Give")
+                + " another template: --chat-template FILE, or off.",
             ) from error
         return text
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of rendered texts. A template writes its special tokens itself, so that none is doubled."""
+        """Tokens of rendered texts, none of which spans a `CUT`.
+
+        A template writes its special tokens itself, so that none is doubled.
+        """
+        pieces = [text.split(CUT) for text in texts]
+        whole = [parts[0] for parts in pieces if len(parts) == 1]
+        encoded = iter(self._encoded(whole, special=self._template is None))
+        return [next(encoded) if len(parts) == 1 else self._joined(parts) for parts in pieces]
+
+    def _joined(self, parts: list[str]) -> list[int]:
+        """The tokens of a text in parts, between those that the tokenizer adds to a text."""
+        inner = [token for row in self._encoded(parts, special=False) for token in row]
+        if self._template is not None:
+            return inner
+        (framed,), (bare,) = self._encoded(["a"], special=True), self._encoded(["a"], special=False)
+        start = next(n for n in range(len(framed)) if framed[n : n + len(bare)] == bare)
+        return [*framed[:start], *inner, *framed[start + len(bare) :]]
+
+    def _encoded(self, texts: list[str], *, special: bool) -> list[list[int]]:
+        if not texts:
+            return []
         try:
             with library_panics():
-                rows = self._tokenizer(list(texts), add_special_tokens=self._template is None)["input_ids"]
+                rows = self._tokenizer(texts, add_special_tokens=special)["input_ids"]
         except RemoteProtocolError as error:
             raise ConfigError(str(error), remedy="Choose another model.") from error
         return [list(row) for row in rows]
@@ -156,6 +202,10 @@ class PromptRenderer:
         parts = self.render(messages).split(answer)
         around = parts[-1].split(reply)
         return (around[0], around[1]) if len(parts) == len(around) == 2 else None
+
+
+def _texts(prompt: Prompt) -> list[str]:
+    return [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
 
 
 def _words(text: str) -> str:

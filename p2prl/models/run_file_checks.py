@@ -13,17 +13,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.models.architectures import ARCHITECTURES
 from p2prl.models.pretrained import names_code, read_json
 from p2prl.models.tokenizer_backend import read_backend, read_special_tokens
-
-ARCHITECTURES = frozenset(
-    {
-        "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo",
-        "olmo2", "olmo3", "opt", "phi", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
-    }
-)  # fmt: skip
-"""Model types a run may use: decoders whose code is part of transformers and whose logits depend on nothing but the
-tokens before."""
 
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary scalings a run may use. `dynamic` and `longrope` change with the longest row of a batch: two peers who batch

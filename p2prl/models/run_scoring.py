@@ -17,6 +17,7 @@ from typing import Protocol
 from p2prl.errors import ConfigError
 from p2prl.models.rewards import Completion, JudgedSteps, RunReward
 from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.scorer_failures import failure_text
 from p2prl.tasks.scorers.spec import parse_spec
 
 _NO_SCORING: Mapping[str, str] = MappingProxyType({})
@@ -197,7 +198,7 @@ class RunScoring:
         if self._hopeless[task] >= _HOPELESS_GROUPS and len(authors) >= _HOPELESS_ACCOUNTS:
             raise ConfigError(
                 f"the scorer of {task} failed on every answer of the first {self._hopeless[task]} groups: "
-                f"{failures[-1]}",
+                f"{failure_text(failures)}",
                 remedy="Try the scorer on a few answers of the model, correct it, and make a new run: a run's scoring "
                 "is part of its signed manifest. If only this machine fails, look for a missing package here.",
             )

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from p2prl.errors import ConfigError
-from p2prl.models.run_scoring import AnswerScorer, ScoredAnswer
+from p2prl.models.run_scoring import AnswerScorer, ScoredAnswer, failure_kind
 from p2prl.tasks.data.packed_rows import PackedRows, Row
-from p2prl.tasks.probe_verdict import SCORER_REMEDY
+from p2prl.tasks.sandbox.batch import TIMEOUT
+from p2prl.tasks.scorer_failures import failure_remedy, failure_text
 
 _ROWS = 16
 """Rows that are tried. One that tells answers apart is enough: a single row may have an answer no scorer can read."""
@@ -23,6 +24,9 @@ _LOOKED_AT = 256
 _ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "label")
 _FORMS = ("{}", "#### {}", "\\boxed{{{}}}", "The answer is {}.", "<answer>{}</answer>")
 """Forms of an answer that a researcher's own function may read: bare, and as GSM8K, MATH, people and R1 write it."""
+
+_FIRST_ANSWERS = ("0", "The answer is 1.", "I do not know.")
+"""Answers that show whether a scorer keeps to its time, before it is tried on right ones."""
 
 RightAnswer = Callable[[Row], str | None]
 """A completion that answers a row in the form its scorers read; None when they have no single one."""
@@ -42,7 +46,9 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         pairs = _pairs([(row, [right]) for row, right in known])
     else:
         pairs = _pairs([(row, _forms(row)) for row in listed])
-    tried, failures = 0, []
+    if listed:
+        _refuse_if_late(task, listed[0], scorer)
+    tried, reversed_pairs, failures = 0, 0, []
     for row, right_texts, wrong_texts in islice(pairs, _ROWS):
         completions = [(text, True) for text in (*right_texts, *wrong_texts)]
         if not tried:
@@ -56,10 +62,16 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
         values, half = [each.value for each in scored], len(right_texts)
         if any(own > other for own, other in zip(values[:half], values[half:], strict=True)):
             return _told(task, tried, failures)
+        reversed_pairs += any(own < other for own, other in zip(values[:half], values[half:], strict=True))
     if tried and len(failures) == tried:
         raise ConfigError(
-            f"the scorer of {task} failed on all {tried} answers it was tried on: {failures[-1]}",
-            remedy=f"{SCORER_REMEDY} {_NOTHING_MADE}",
+            f"the scorer of {task} failed on all {tried} answers it was tried on: {failure_text(failures)}",
+            remedy=f"{failure_remedy(failures)} {_NOTHING_MADE}",
+        )
+    if known and reversed_pairs:
+        raise ConfigError(
+            f"the scorer of {task} rewards wrong answers: a row's own answer scores less than another row's",
+            remedy=f"Is a weight of --scorer below 0? If it is not, check --answer-column. {_NOTHING_MADE}",
         )
     if known and tried:
         raise ConfigError(
@@ -72,11 +84,25 @@ def check_scorer(task: str, rows: PackedRows, count: int, right_answer: RightAns
     return f"Whether the scorer of {task} tells answers apart could not be tried: {why}."
 
 
+def _refuse_if_late(task: str, row: Row, scorer: AnswerScorer) -> None:
+    """`ConfigError` when the first few answers run out of time: all others would, and each takes its whole time."""
+    scored = scorer.submit(task, row, [(text, True) for text in _FIRST_ANSWERS], account=b"").result()
+    failures = [each.failure for each in scored]
+    if all(failure_kind(failure) == TIMEOUT for failure in failures):
+        raise ConfigError(
+            f"the scorer of {task} failed on the first {len(failures)} answers it was tried on:"
+            f" {failure_text(failures)}",
+            remedy=f"{failure_remedy(failures)} {_NOTHING_MADE}",
+        )
+
+
 def _told(task: str, tried: int, failures: Sequence[str]) -> str:
     """The failures as a notice; an empty text without any."""
     if not failures:
         return ""
-    return f"The scorer of {task} failed on {len(failures)} of {tried} answers it was tried on: {failures[-1]}."
+    return (
+        f"The scorer of {task} failed on {len(failures)} of {tried} answers it was tried on: {failure_text(failures)}."
+    )
 
 
 def _refuse_two_scores(task: str, pairs: Iterable[tuple[ScoredAnswer, ScoredAnswer]]) -> None:

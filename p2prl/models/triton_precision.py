@@ -36,6 +36,6 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 
 @_kernel
-def _multiply(left: Any, right: Any, product: Any, SIDE: tl.constexpr) -> None:
+def _multiply(left: tl.tensor, right: tl.tensor, product: tl.tensor, SIDE: tl.constexpr) -> None:
     cells = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
     tl.store(product + cells, tl.dot(tl.load(left + cells), tl.load(right + cells)))

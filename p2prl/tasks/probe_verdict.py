@@ -12,16 +12,12 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from p2prl.errors import ConfigError
+from p2prl.plain_text import counted
+from p2prl.tasks.scorer_failures import failure_remedy, failure_text
 
 FEWEST_GROUPS = 8
 """Groups from which a probe is judged: a policy of which a tenth of the groups have a signal shows none of it in so
 many groups in two cases of five, and then it is no loss to be asked for --force."""
-
-SCORER_REMEDY = (
-    "Correct the scorer, or install what it needs. If it takes too long, import packages at the top of its file and not"
-    " in the function, which runs in a new process for every answer."
-)
-"""What to do about a scorer that fails on everything."""
 
 _LOW_SIGNAL = 0.05
 """Share of groups with a signal below which the user is told: nine tenths of the work would teach nothing."""
@@ -51,8 +47,8 @@ class ProbeFigures:
     """Share of completions that the length limit cut off."""
     failed_share: float = 0.0
     """Share of completions that could not be scored, and count 0."""
-    failure: str = ""
-    """Why one of these could not."""
+    failures: tuple[str, ...] = ()
+    """Why they could not, a text of `ScoredAnswer.failure` for each kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +100,7 @@ def fault_of(figures: ProbeFigures, full_reward: float = 1.0) -> Fault | None:
 def remedy_of(fault: Fault, figures: ProbeFigures, facts: ProbeFacts) -> str:
     """What to change, the likeliest cause first."""
     if fault is Fault.UNSCORED:
-        return SCORER_REMEDY
+        return failure_remedy(figures.failures)
     if fault is Fault.ALL_RIGHT:
         return "Give harder prompts, or a smaller model."
     if fault is Fault.ALL_EQUAL and figures.reward_low < figures.reward_high:
@@ -119,6 +115,11 @@ def remedy_of(fault: Fault, figures: ProbeFigures, facts: ProbeFacts) -> str:
             " learned the task from examples."
         )
     return "Give easier prompts, or begin with a model that has learned the task from examples (--model)."
+
+
+def _fault_text(fault: Fault, figures: ProbeFigures) -> str:
+    """The fault, and why the scorer failed where that is the fault."""
+    return f"{fault}: {failure_text(figures.failures)}" if fault is Fault.UNSCORED else str(fault)
 
 
 def _longer(facts: ProbeFacts) -> str:
@@ -137,12 +138,21 @@ def judge(figures: dict[str, ProbeFigures], facts: ProbeFacts) -> list[str]:
     if figures and len(faults) == len(figures):
         task, fault = next(iter(faults.items()))
         raise ConfigError(
-            f"this run could not learn: in a probe of {figures[task].groups} groups of {task}, {fault}",
+            f"this run could not learn: in a probe of {counted(figures[task].groups, 'group')} of {task},"
+            f" {_fault_text(fault, figures[task])}",
             remedy=f"{remedy_of(fault, figures[task], facts)} Or make the run all the same: --force. Nothing was made.",
         )
-    notices = [f"{task}: {fault}. {remedy_of(fault, figures[task], facts)}" for task, fault in faults.items()]
+    notices = [
+        f"{task}: {_fault_text(fault, figures[task])}. {remedy_of(fault, figures[task], facts)}"
+        for task, fault in faults.items()
+    ]
     for task, each in figures.items():
-        if task in faults or each.groups < FEWEST_GROUPS:
+        if task in faults:
+            continue
+        if each.groups < FEWEST_GROUPS:
+            notices.append(
+                f"{task}: {counted(each.groups, 'group')} cannot show whether the run can learn: {FEWEST_GROUPS} can."
+            )
             continue
         if each.signal_share < _LOW_SIGNAL:
             notices.append(f"{task}: only {each.signal_share:.0%} of the groups have anything to teach.")
@@ -168,13 +178,17 @@ def figures_of(
         tokens_mean=sum(lengths) / count,
         truncated_share=truncated / count,
         failed_share=len(failures) / count,
-        failure=failures[-1] if failures else "",
+        failures=tuple(failures),
     )
 
 
 def figures_text(figures: ProbeFigures) -> str:
     """The figures of a task in one line."""
-    failed = f", the scorer failed on {figures.failed_share:.0%}: {figures.failure}" if figures.failure else ""
+    failed = (
+        f", the scorer failed on {figures.failed_share:.0%}: {failure_text(figures.failures)}"
+        if figures.failures
+        else ""
+    )
     return (
         f"reward {figures.reward_mean:.3f}, {figures.signal_share:.0%} of {figures.groups} groups with a signal,"
         f" {figures.tokens_mean:.0f} tokens a completion, {figures.truncated_share:.0%} cut off{failed}"

@@ -10,9 +10,10 @@ from p2prl.tasks.data.packed_rows import Row
 class RowScorer(Protocol):
     """Scores completions of one data set's rows."""
 
-    def score(self, row: Row, completion: str, finished: bool) -> float:
+    def score(self, row: Row, completion: str, finished: bool) -> float | None:
         """Score a completion (its text without the stop token); `finished` means that a stop token ended it.
 
-        A finite number. May raise and may hang: the sandbox scores such an answer 0 and reports it.
+        A finite number, or None for no score. May raise and may hang: the sandbox scores such an answer 0, like one
+        without a score, and reports it.
         """
         ...

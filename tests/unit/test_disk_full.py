@@ -41,3 +41,7 @@ def test_a_full_database_and_a_read_only_one_differ(tmp_path: Path) -> None:
     assert "permissions" in write_error(failure(reader), "the spool").remedy
     for database in (writer, reader):
         database.close()
+
+
+def test_a_file_in_the_way_is_no_full_disk() -> None:
+    assert "another folder" in write_error(OSError(errno.EEXIST, "File exists"), Path("/dev/null/x")).remedy

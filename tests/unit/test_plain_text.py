@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import io
+import os
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from p2prl.cli.views import console as screen
-from p2prl.plain_text import cleaned, counted, encodable, wrapped
+from p2prl.plain_text import cleaned, counted, encodable, printable_bytes, wrapped
 
 HOSTILE = "slot 3 was rejected: \x1b[2J\x1b]0;owned\x07\x9b31m\u202eok\r\np2prl: all is well\x00\u200b\ud800"
 
@@ -82,3 +84,21 @@ def test_signs_that_a_terminal_lacks_are_written_in_ascii(encoding: str, shown: 
 def test_numbers_agree_with_what_they_count(number: float, text: str) -> None:
     assert counted(number, "entry", "entries") == text
     assert counted(number, "group") == text.replace("entries", "groups").replace("entry", "group")
+
+
+def test_bytes_of_a_name_that_are_no_utf_8_are_shown_as_a_shell_takes_them() -> None:
+    assert cleaned(os.fsdecode(b"/home/m\xfcller")) == "/home/m\\xfcller"
+
+
+@given(st.text(), st.sampled_from(["latin-1", "ascii", "cp1252", "utf-8"]))
+def test_our_streams_print_anything(text: str, encoding: str) -> None:
+    codecs.register_error("p2prl", printable_bytes)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="p2prl")
+    stream.write(text)
+    stream.flush()
+    stream.detach()
+
+
+def test_signs_that_a_locale_lacks_have_a_stand_in() -> None:
+    codecs.register_error("p2prl", printable_bytes)
+    assert "3 → 5 … 数 \udcff".encode("latin-1", "p2prl") == b"3 to 5 ... ? \\xff"

@@ -6,7 +6,7 @@ The models have random weights, so nothing is downloaded; speed does not depend 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -76,9 +76,9 @@ class FitRow:
 
 def run_machine_bench(
     config: MachineBenchConfig, *, on_progress: Callable[[str, float], None] = lambda *_: None
-) -> list[SpeedRow]:
-    """A row for each model, by the wall clock: this machine's other programs count, as they would in a run."""
-    rows = []
+) -> Iterator[SpeedRow]:
+    """A row for each model as soon as it is measured, by the wall clock: this machine's other programs count, as they
+    would in a run."""
     for number, name in enumerate(config.models):
         on_progress(f"a model of {name.upper()}", number / len(config.models))
         model = random_model(
@@ -91,8 +91,7 @@ def run_machine_bench(
         tokens = _sample(sampler, config, config.tokens)
         rate = tokens / max(time.monotonic() - began, 1e-9)
         parameters = sum(tensor.numel() for tensor in model.parameters())
-        rows.append(speed_row(name, parameters, rate))
-    return rows
+        yield speed_row(name, parameters, rate)
 
 
 def speed_row(model: str, parameters: int, tokens_per_s: float) -> SpeedRow:

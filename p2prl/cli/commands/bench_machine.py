@@ -15,6 +15,8 @@ from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.requirements import size_text
 
+_HEADING = "| model | parameters | tokens/s | tokens a day | credit a day |\n|---|---:|---:|---:|---:|"
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -44,24 +46,32 @@ def bench_machine(
     config = MachineBenchConfig(
         models=listed(models), device=chosen, dtype=dtype, batch=batch, tokens=tokens, seed=seed
     )
-    with progress_bar("measuring", quiet=as_json) as on_progress:
-        rows = run_machine_bench(config, on_progress=on_progress)
     fits = fit_rows(memory, dtype)
     name = device_class(chosen)
+    rows: list[SpeedRow] = []
+    if not as_json:
+        say(f"{name}, {size_text(memory)} of memory free, {dtype}")
+        print_table(_HEADING)
+    try:
+        with progress_bar("measuring", quiet=as_json) as on_progress:
+            for row in run_machine_bench(config, on_progress=on_progress):
+                rows.append(row)
+                if not as_json:
+                    print_table(_line(row))
+    finally:  # also of what an interrupted measurement has found
+        if as_json and rows:
+            emit(
+                {
+                    "device": name,
+                    "memory_bytes": memory,
+                    "speed": [asdict(row) for row in rows],
+                    "fits": [asdict(row) for row in fits],
+                    "seed": seed,
+                    "wall_s": time.monotonic() - began,
+                }
+            )
     if as_json:
-        emit(
-            {
-                "device": name,
-                "memory_bytes": memory,
-                "speed": [asdict(row) for row in rows],
-                "fits": [asdict(row) for row in fits],
-                "seed": seed,
-                "wall_s": time.monotonic() - began,
-            }
-        )
         return
-    say(f"{name}, {size_text(memory)} of memory free, {dtype}")
-    print_table(_table(rows))
     say(fit_sentence(fits))
     say("Upload is measured once you join, and 80 % of it is used: p2prl join LINK --upload-mbit 5 sets less.")
 
@@ -75,11 +85,6 @@ def fit_sentence(fits: Sequence[FitRow]) -> str:
     return f"Models of up to {most.parameters / 1e9:g} billion parameters fit, with {size_text(most.needs_bytes)}."
 
 
-def _table(rows: Sequence[SpeedRow]) -> str:
-    lines = ["| model | parameters | tokens/s | tokens a day | credit a day |", "|---|---:|---:|---:|---:|"]
-    for row in rows:
-        day = f"{row.tokens_per_s * 86_400 / 1e6:,.1f} M"
-        lines.append(
-            f"| {row.model} | {row.parameters:,} | {row.tokens_per_s:,.0f} | {day} | {row.credit_per_day:,.3g} |"
-        )
-    return "\n".join(lines)
+def _line(row: SpeedRow) -> str:
+    day = f"{row.tokens_per_s * 86_400 / 1e6:,.1f} M"
+    return f"| {row.model} | {row.parameters:,} | {row.tokens_per_s:,.0f} | {day} | {row.credit_per_day:,.3g} |"

@@ -14,10 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
+from p2prl.cli.exit_codes import RUN_FINISHED
 from p2prl.cli.role_files import read_status
 from p2prl.errors import MachineError
+from p2prl.plain_text import cleaned, counted
+
+_ERROR = "p2prl: "
+"""Before the message of an error of the command line."""
 
 _LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 _WORKER = (*_LISTEN, "--threads", "1", "--json")
@@ -28,6 +34,12 @@ _CHEAT_PROGRAM = "p2prl.testing.cheating_volunteer"
 _LEAVE_S = 20.0
 """Time for workers to learn that the run has ended and to exit on their own."""
 
+_STEP_S = 0.1
+"""How often a process that is to end is looked at."""
+
+_LOG_END_BYTES = 8192
+"""End of a log in which the reason of a process's end is looked for."""
+
 
 @dataclass(slots=True)
 class RoleProcess:
@@ -37,6 +49,19 @@ class RoleProcess:
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     home: Path | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether it is a volunteer or a cheat."""
+        return self.name.startswith(("volunteer-", "cheat-"))
+
+    def reason(self) -> str:
+        """Why the process ended, by its log: the newest error, or else the last line."""
+        with Path(self.log.name).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END_BYTES))
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        errors = [line.partition(_ERROR)[2] for line in lines if line.startswith(_ERROR)]
+        return cleaned((errors or lines or ["its log is empty"])[-1].strip())
 
     def status(self) -> dict[str, Any]:
         """The newest status document; empty before the first one."""
@@ -51,6 +76,10 @@ class DemoProcesses:
 
     folder: Path
     roles: list[RoleProcess] = field(default_factory=list)
+    _told: set[str] = field(default_factory=set)
+    """Processes whose end was told."""
+    _hurried: bool = False
+    """Whether the user asked a second time for the end."""
 
     def start_all(self, *, volunteers: int, cheats: int) -> RoleProcess:
         """Start the learner, and the others when it has written its join link. Returns the learner."""
@@ -66,30 +95,69 @@ class DemoProcesses:
 
     @contextmanager
     def stopped_at_end(self) -> Iterator[DemoProcesses]:
-        """At the end of this block, interrupt the processes still running, then kill those that do not exit in time."""
+        """At the end of this block, interrupt the processes still running, then kill those that do not exit in time.
+
+        SIGTERM and a closed terminal end the block as Ctrl-C does. Another signal kills what is left at once.
+        """
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        previous = {number: signal.signal(number, self._interrupt) for number in numbers}
         try:
             yield self
         finally:
-            alive = [role for role in self.roles if role.process.poll() is None]
-            for role in alive:
-                role.process.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + _LEAVE_S
-            for role in alive:
-                try:
-                    role.process.wait(timeout=max(0.1, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    os.killpg(role.process.pid, signal.SIGKILL)
-                    role.process.wait()
-            for role in self.roles:
-                role.log.close()
+            for number in numbers:
+                signal.signal(number, self._hurry)
+            self._stop()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    def _hurry(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._hurried = True
+
+    def _stop(self) -> None:
+        alive = [role for role in self.roles if role.process.poll() is None]
+        for role in alive:
+            role.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + _LEAVE_S
+        while not self._hurried and time.monotonic() < deadline and any(role.process.poll() is None for role in alive):
+            time.sleep(_STEP_S)
+        for role in alive:
+            if role.process.poll() is None:
+                os.killpg(role.process.pid, signal.SIGKILL)
+                role.process.wait()
+        for role in self.roles:
+            role.log.close()
+
+    def ended_early(self) -> list[str]:
+        """A sentence on each process that has ended before the run, but for the learner; each is told once.
+
+        `MachineError` when no process is left that samples: the learner would wait for groups for ever.
+        """
+        ended = [role for role in self.roles if role.process.poll() not in (None, RUN_FINISHED)]
+        news = [role for role in ended if role.name not in {"learner", *self._told}]
+        self._told |= {role.name for role in news}
+        samplers = [role for role in self.roles if role.samples]
+        if samplers and all(role in ended for role in samplers):
+            raise self._failure(samplers[-1], also=len(samplers) - 1)
+        return [f"{role.name} has ended with status {role.process.returncode}: {role.reason()}" for role in news]
 
     def check_ended_well(self, learner: RoleProcess) -> None:
         """Raise `MachineError` when the learner, which has ended, failed."""
         if learner.process.returncode != 0:
-            raise MachineError(
-                f"the learner exited with status {learner.process.returncode}",
-                remedy=f"See the end of {self._log_path('learner')} for the reason.",
-            )
+            raise self._failure(learner)
+
+    def _failure(self, role: RoleProcess, *, also: int = 0) -> MachineError:
+        others = f", and {counted(also, 'process', 'processes')} that sampled beside it" if also else ""
+        return MachineError(
+            f"{role.name} has ended with status {role.process.returncode}{others}: {role.reason()}",
+            remedy=f"{self._log_path(role.name)} has what it said before. p2prl doctor checks this machine.",
+        )
 
     def await_workers(self) -> None:
         """After the learner is done, give the workers time to learn of it and exit."""
@@ -123,10 +191,7 @@ class DemoProcesses:
         path = self.folder / "link"
         while not path.exists():
             if learner.process.poll() is not None:
-                raise MachineError(
-                    f"the learner exited with status {learner.process.returncode} during startup",
-                    remedy=f"See the end of {self._log_path('learner')} for the reason.",
-                )
+                raise self._failure(learner)
             time.sleep(0.1)
         return path.read_text().strip()
 

@@ -47,6 +47,8 @@ def demo_command(*, volunteers: int, cheats: int, updates: int, out: Path | None
         view.phase("starting the learner")
         learner = processes.start_all(volunteers=volunteers, cheats=cheats)
         while learner.process.poll() is None:
+            for sentence in processes.ended_early():
+                say(sentence)
             metrics = read_json_lines(directory / "metrics.jsonl").objects
             statuses = [(role.name, role.status()) for role in processes.roles]
             view.update(

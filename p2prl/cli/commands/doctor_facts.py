@@ -22,11 +22,11 @@ import psutil
 
 from p2prl import __version__
 from p2prl.cli.commands.doctor_checks import KeyFile, MachineFacts
+from p2prl.config.named_link import named_link
 from p2prl.config.worker_folder import check_home
 from p2prl.confinement import linux
 from p2prl.errors import P2PRLError
 from p2prl.protocol import limits
-from p2prl.protocol.join_link import parse_link
 
 _DIAL_S = 4.0
 """How long a peer may take to answer the first packet: a round trip around the world takes a third of a second."""
@@ -138,7 +138,7 @@ def daemon_steps(p2pd: Path) -> tuple[tuple[str, bool, str], ...]:
 def dial(link: str) -> dict[str, str]:
     """Open a TCP connection to each peer of a join link and close it; by address, what went wrong."""
     found = {}
-    for address in parse_link(link).bootstrap[:_MOST_DIALED]:
+    for address in named_link(link).bootstrap[:_MOST_DIALED]:
         parts = address.split("/")
         place = (parts[2], int(parts[4])) if len(parts) > 4 and parts[3] == "tcp" and parts[4].isdigit() else None
         if place is None:

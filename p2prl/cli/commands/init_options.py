@@ -89,7 +89,7 @@ ChatTemplate = Annotated[
     typer.Option(
         "--chat-template",
         metavar="on|off|FILE",
-        help="Chat template of the prompts. Default: the model's, if it has one.",
+        help="Chat template of the prompts; off for rows that were rendered before. Default: the model's.",
     ),
 ]
 System = Annotated[str, typer.Option("--system", help="System prompt of every prompt. Default: none.")]

@@ -63,7 +63,7 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         license=options.license_name,
         seed=options.seed,
     )
-    return plan, chosen.settings_text()
+    return plan, chosen.settings_text(group_size=options.group_size)
 
 
 def probe_groups(options: InitOptions) -> int | None:
@@ -117,13 +117,13 @@ def _template(choice: str) -> str:
         return choice
     path = Path(choice).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MAX_TEMPLATE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"--chat-template {choice} cannot be read: {error}", remedy="Give on, off, or a file with a template."
         ) from error
     if not text.strip() or len(text) > _MAX_TEMPLATE_CHARS:
-        raise ConfigError(
-            f"{choice} has {len(text):,} characters, which is no chat template", remedy="Give another file."
-        )
+        size = f"more than {_MAX_TEMPLATE_CHARS:,} characters" if text.strip() else "no text"
+        raise ConfigError(f"{choice} has {size}, which is no chat template", remedy="Give another file.")
     return text

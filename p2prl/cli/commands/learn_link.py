@@ -68,7 +68,7 @@ class LearnerLink:
 
     def around(self, port: NetworkPort) -> NetworkPort:
         """The port for the learner."""
-        return _WatchedPort(port, self.take)
+        return WatchedPort(port, self.take)
 
     def _note_shown(self) -> None:
         self._shown, self._shown_at, self._shown_peers = self.text, self._monotonic(), bool(self._peers)
@@ -83,7 +83,7 @@ class LearnerLink:
         new.rename(self._folder.link_file)
 
 
-class _WatchedPort(PassingPort):
+class WatchedPort(PassingPort):
     """Everything passes; states are looked at."""
 
     def __init__(self, port: NetworkPort, on_status: Callable[[control.Status], None]) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
-from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
+from p2prl.cli.commands.learn_link import LearnerLink, WatchedPort, kept_listen
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
 from p2prl.cli.device_errors import device_failures_explained, unrepeatable_explained
 from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
-from p2prl.cli.views.learner_view import update_line, update_panel
+from p2prl.cli.views.learner_view import WAITING, update_line, update_panel, waiting_text
 from p2prl.cli.views.link_qr import show_qr
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps
@@ -89,8 +89,9 @@ def learn_command(
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
+                around = WatchedPort(link.around(network), lambda _: report.tell_waiting(learner, link))
                 with device_failures_explained(), unrepeatable_explained():
-                    learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
+                    learner.run(around, on_up=partial(_announce, link, learner, view, folder))
             document = {"run": str(directory), "step": learner.step, **report.newest}
             state = "finished" if learner.finished else "stopped"
             ended = {"state": state, "time": SystemClock().now()}
@@ -122,7 +123,7 @@ def _announce(
     if warning := link.reach_warning():
         say(warning)
     say(f"Leaderboard:  p2prl board {shlex.quote(str(folder.directory))}")
-    view.phase("waiting for groups", "start volunteers with p2prl join and the link")
+    view.phase(WAITING, waiting_text({}, 0))
 
 
 class _Report:
@@ -135,9 +136,15 @@ class _Report:
         self._view = view
         self._name = folder.manifest.name
         self._status_file = folder.directory / "status.json"
+        self._needed = folder.settings.learner.groups_per_update
         self.planned = planned
         """Step at which the run ends; 0 for no end. Set to the learner's own figure once it is built."""
         self._track = track
+
+    def tell_waiting(self, learner: Learner, link: LearnerLink) -> None:
+        """Show what has come while the first update waits for groups."""
+        if link.text and not self.newest and not learner.finished:
+            self._view.phase(WAITING, waiting_text(learner.counts(), self._needed))
 
     def on_metrics(self, metrics: dict[str, Any]) -> None:
         """Show and record the metrics of an update."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+import msgspec
 
 from p2prl.cli.views.console import say
 from p2prl.config.run_folder import Folder
@@ -45,6 +48,7 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
     elif name == "tensorboard":
         writer = _import("torch.utils.tensorboard", name).SummaryWriter(str(folder.directory / "tensorboard"))
         try:
+            writer.add_text("config", f"```json\n{json.dumps(hyperparameters(folder), indent=2)}\n```")
             yield lambda metrics: _add_scalars(writer, _scalars(metrics))
         finally:
             writer.close()
@@ -56,11 +60,32 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
             run.finish()
     else:
         trackio = _import("trackio", name)
-        trackio.init(project="p2prl", name=folder.manifest.name)
+        # A name alone may be another run's: a learner that starts again goes on where it was.
+        run_name = f"{folder.manifest.name}-{folder.run.hex()[:8]}"
+        trackio.init(project="p2prl", name=run_name, config=hyperparameters(folder), resume="allow")
         try:
-            yield lambda metrics: trackio.log(_scalars(metrics))
+            yield lambda metrics: trackio.log(_scalars(metrics), step=int(metrics["step"]))
         finally:
             trackio.finish()
+
+
+def hyperparameters(folder: Folder) -> dict[str, Any]:
+    """What the run is trained with, for a tracker: the manifest's facts and the settings of run.toml, flat."""
+    facts = {"run": folder.run.hex(), **msgspec.structs.asdict(folder.manifest.sampling)}
+    names = ("base_model", "parameters", "dtype", "engine_dtype", "reward", "staleness_bound", "publish_every")
+    facts |= {name: getattr(folder.manifest, name) for name in names}
+    facts["tasks"] = ", ".join(f"{share.task} {share.weight:g}" for share in folder.manifest.tasks)
+    if folder.manifest.lora is not None:
+        facts |= {"lora_rank": folder.manifest.lora.rank, "lora_alpha": folder.manifest.lora.alpha}
+    return facts | dict(_flat(folder.settings_table()))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str | int | float | bool) else json.dumps(value)
 
 
 def _wandb_run(folder: Folder) -> Any:
@@ -80,6 +105,7 @@ def _wandb_run(folder: Folder) -> Any:
             dir=str(folder.directory),
             mode=mode,
             resume="allow",
+            config=hyperparameters(folder),
             settings=wandb.Settings(**_FIGURES_ALONE),
         )
     except wandb.Error as error:

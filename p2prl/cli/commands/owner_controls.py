@@ -167,7 +167,11 @@ def plan_limits(
     wanted = figures(owner)
     return PlannedLimits(
         owner,
-        MachineLimits(disk_gb=wanted.disk_gb, ram_gb=wanted.ram_gb),
+        MachineLimits(
+            disk_gb=wanted.disk_gb,
+            ram_gb=wanted.ram_gb,
+            origins={name: owner.settings[name].origin for name in ("disk", "ram")},
+        ),
         UploadCaps(upload_mbit=wanted.up_mbit, monthly_gb=wanted.month_gb),
         wanted.gpu_memory_gb,
     )

@@ -13,10 +13,10 @@ from xml.sax.saxutils import escape
 import typer
 
 from p2prl.cli.views.console import emit, say
+from p2prl.config.named_link import named_link
 from p2prl.config.worker_folder import default_home
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
-from p2prl.protocol.join_link import parse_link
 from p2prl.user_home import user_home
 
 _WORKERS = ("join", "seed", "validate")
@@ -64,13 +64,14 @@ def planned_service(link: str, *, run: str, options: str, manager: str, home: Pa
     """The service of one worker. `ConfigError` for a link, a manager or quotation marks that are wrong."""
     if run not in _WORKERS:
         raise ConfigError(f"--run {run!r} is no worker", remedy=f"Workers: {', '.join(_WORKERS)}.")
-    name = f"p2prl-{_NAME.sub('-', parse_link(link).name)[:40]}-{run}"
+    named = named_link(link)
+    name = f"p2prl-{_NAME.sub('-', named.name)[:40]}-{run}"
     chosen = manager or ("launchd" if sys.platform == "darwin" else "systemd")
     if chosen not in ("systemd", "launchd"):
         raise ConfigError(f"--manager {chosen!r} is not known", remedy="Managers: systemd, launchd.")
     extra = _words(options)
     base = (home or default_home()).absolute()
-    command = [sys.executable, "-m", "p2prl", run, link, "--home", str(base), *extra]
+    command = [sys.executable, "-m", "p2prl", run, str(named), "--home", str(base), *extra]
     if any(not argument.isprintable() for argument in command):
         raise ConfigError("an argument of the service has a line break", remedy="Give it on one line.")
     if chosen == "launchd":

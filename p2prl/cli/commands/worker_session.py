@@ -16,7 +16,7 @@ from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, available_memory, check_memory, least_disk, plan_disk
 from p2prl.config.refused_runs import forgetting_refused
-from p2prl.config.requirements import requirements_of
+from p2prl.config.requirements import requirements_of, size_text
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.start_stages import stages_told
@@ -111,7 +111,7 @@ def session(directory: Path, limits: MachineLimits, interrupts: Interrupts) -> I
     """A worker's session on the run in `directory`: Ctrl-C, a machine that fails, a run that was refused."""
     with (
         forgetting_refused(directory),
-        out_of_memory_explained(limits.ram_gb),
+        out_of_memory_explained(limits),
         device_failures_explained(),
         interrupts.handled(),
     ):
@@ -132,6 +132,18 @@ def pending_text(document: Mapping[str, Any]) -> str:
     )
 
 
+def given_text(document: Mapping[str, Any]) -> str:
+    """What the owner's machine has given, in a sentence; empty where that is nothing yet."""
+    groups, sent = document.get("groups", {}).get("verified", 0), document.get("weight_bytes_sent", 0)
+    parts = []
+    if groups:
+        tokens = counted(document.get("verified_tokens", 0), "token")
+        parts.append(f"{counted(groups, 'verified group')} of {tokens} in this run so far")
+    if sent:
+        parts.append(f"{size_text(sent)} of weights uploaded since the start")
+    return f"You gave {', and '.join(parts)}." if parts else ""
+
+
 def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, as_json: bool, kept: str) -> None:
     """Write the final status, print a closing line and exit. `kept` is that line after Ctrl-C."""
     status.end("finished" if finished else "stopped")
@@ -141,6 +153,8 @@ def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, a
             say(pending)
     elif interrupts.count or interrupts.asked:
         say(kept)
+    if given := given_text(status.document):
+        say(given)
     if as_json:  # last, so that a log of both streams ends with it
         emit(status.document)
     if finished:

@@ -21,6 +21,7 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.owner_controls import OwnerControls, PlannedLimits, open_controls
 from p2prl.cli.views.console import say
+from p2prl.config.named_link import named_link
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
@@ -32,7 +33,7 @@ from p2prl.net.process.network_config import DEFAULT_LISTEN, NetworkConfig, Reac
 from p2prl.net.process.program import network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
 from p2prl.net.transports.transport_registry import TRANSPORTS
-from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.tasks.sandbox.program import scorer_program
 
@@ -125,7 +126,7 @@ class WorkerStart:
 
 def start_worker(request: WorkerRequest) -> WorkerStart:
     """Check what the owner asked for, claim a folder, and confine this process to it."""
-    link = parse_link(request.link)
+    link = named_link(request.link)
     TRANSPORTS.check(request.transport)
     check_home(request.home)
     link = replace(link, bootstrap=(*link.bootstrap, *further_peers(request.peers)))

@@ -22,6 +22,21 @@ _IDLE = {
 _SHOWN_SHARE = 0.01
 
 
+WAITING = "waiting for groups"
+"""Startup phase of a learner before its first update."""
+
+
+def waiting_text(groups: Mapping[str, int], needed: int) -> str:
+    """What the first update still waits for, of groups by state and the `needed` verified ones."""
+    if verified := groups.get("verified", 0):
+        return f"{verified:,} of {needed:,} verified for the first update"
+    if stored := groups.get("stored", 0):
+        return f"{counted(stored, 'group')} to be replayed"
+    if any(groups.values()):
+        return f"none verified so far, {groups.get('rejected', 0):,} rejected"
+    return "start volunteers with p2prl join and the link"
+
+
 def update_line(name: str, metrics: Mapping[str, Any], *, planned: int, first: bool) -> str:
     """The newest update in one line. `planned` is the run's number of updates, 0 for no end.
 

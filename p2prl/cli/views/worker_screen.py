@@ -26,6 +26,7 @@ from p2prl.cli.views.quantities import (
 )
 from p2prl.cli.views.rejections import rejection_lines
 from p2prl.cli.views.small_curve import plot, sparkline
+from p2prl.client.progress import SEARCHING
 from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
 from p2prl.plain_text import cleaned, counted
@@ -216,7 +217,7 @@ class WorkerScreen:
         return rows
 
 
-_STARTING = ("", "starting", "looking for the run")
+_STARTING = ("", "starting", "looking for the run", SEARCHING)
 _ENDED = ("the run is finished", "finished")
 
 

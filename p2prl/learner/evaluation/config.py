@@ -15,8 +15,10 @@ class EvaluationConfig:
     """What is measured, how often, and how much time it may take."""
 
     every: int = 10
-    """Versions between two evaluations; 0 turns them off. The first version and the last are always measured, and a
-    version that is published while one is in progress waits for it or is skipped."""
+    """Versions between two evaluations; 0 turns them off. The first version and the last are always measured. One that
+    is due while another is in progress is skipped, and the learner says so, unless `always` is set."""
+    always: bool = False
+    """Measure each version that is due, in turn, whatever time it takes: groups wait for their replay meanwhile."""
     prompts: int = 128
     """Prompts of each task: held-out rows of a data task, fresh prompts of a procedural one. Fewer where there are
     fewer. 128 give an interval of about ±.09."""

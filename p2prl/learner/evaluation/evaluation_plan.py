@@ -11,14 +11,19 @@ _MOST_PROMPTS = 64
 """Prompts of one slice, whatever their speed: it bounds the memory of the completions in flight."""
 
 
-def version_due(newest: int, evaluated: Iterable[int], *, every: int, finished: bool) -> int | None:
+def version_due(
+    newest: int, evaluated: Iterable[int], *, every: int, finished: bool, always: bool = False
+) -> int | None:
     """The version to measure, or None. `newest` is −1 before the first; `every` 0 means that none is.
 
-    Only the newest version is ever measured: an older one has nothing to say about the policy that is trained.
+    The newest version is measured: an older one has nothing to say about the policy that is trained. With `always`, the
+    first that has not been measured since it was due.
     """
     if newest < 0 or every == 0:
         return None
     last = max(evaluated, default=None)
+    if always and last is not None and newest >= last + every:
+        return last + every
     if last is None or newest >= last + every or (finished and newest > last):
         return newest
     return None

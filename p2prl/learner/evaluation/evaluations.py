@@ -111,6 +111,7 @@ class Evaluations:
     ) -> None:
         self._tools = tools
         self._every = config.every if tools.sets else 0
+        self._always = config.always
         self._storage = storage
         self._holder = holder
         self._clock = clock
@@ -150,7 +151,8 @@ class Evaluations:
         `idle` means that the learner has nothing else to do now.
         """
         progress = self._progress
-        if progress is None or self._is_stopped or not (idle or self._share.allows(self._clock.now())):
+        has_time = idle or self._always or self._share.allows(self._clock.now())
+        if progress is None or self._is_stopped or not has_time:
             return None
         chosen = progress.next_prompts(self._size.prompts)
         assert chosen is not None, "an evaluation ends with its last prompt"
@@ -158,12 +160,26 @@ class Evaluations:
         return Slice(partial(self._measure, progress, prompts), partial(self._measured, progress, task, idle))
 
     def _begin(self, *, finished: bool) -> _Progress | None:
-        published = self._storage.published
-        due = version_due(self._storage.version, self._results.versions, every=self._every, finished=finished)
+        published, newest, measured = self._storage.published, self._storage.version, self._results.versions
+        due = version_due(newest, measured, every=self._every, finished=finished, always=self._always)
         policy = None if due is None else published.at(due)
-        if policy is None or not published.can_replay(policy.manifest.version):
+        if self._always and due is not None and (policy is None or not published.can_replay(due)):
+            due, policy = newest, published.at(newest)  # too old to be read
+        if policy is None or due is None or not published.can_replay(policy.manifest.version):
             return None
+        self._tell_skipped(due)
         return _Progress(policy, published.weights(policy.manifest.version).open, self._tools.sets)
+
+    def _tell_skipped(self, version: int) -> None:
+        """Say which version was due before the one that is measured now."""
+        last = max(self._results.versions, default=None)
+        if last is None or version <= last + self._every:
+            return
+        why = "it was too old to be read" if self._always else "the one before took until now"
+        hint = "" if self._always else "; always = true under [evaluation] in run.toml measures each that is due"
+        self._on_notice(
+            f"version {last + self._every} was due to be measured, and version {version} is instead: {why}{hint}"
+        )
 
     def _measure(self, progress: _Progress, prompts: Sequence[EvaluationPrompt]) -> list[PromptOutcome] | MachineError:
         """The outcome of each prompt; none when it was stopped; the reason when this machine cannot. In the stage."""

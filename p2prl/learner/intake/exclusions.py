@@ -102,4 +102,9 @@ class Exclusions:
     def excluded_until(self, identity: bytes, now: float) -> float:
         """Unix time at which its exclusion ends; `now` if it is not excluded."""
         record = self._records.get(identity)
-        return max(now, record.exclusions[-1][1]) if record is not None and record.exclusions else now
+        if record is None or not record.exclusions:
+            return now
+        begin, end = record.exclusions[-1]
+        if begin > now:  # by a clock that has been put right since: it lasts no longer than it was to
+            record.exclusions[-1] = begin, end = now, now + end - begin
+        return max(now, end)

@@ -60,11 +60,12 @@ class PeerStandings:
         self, history: Iterable[tuple[bytes, float, int, int]], forgeries: Iterable[tuple[bytes, float]] = ()
     ) -> None:
         """Count the past: (peer, Unix time, groups passed, groups failed), and (peer, Unix time) of the forgeries held
-        against a peer, both in order of time."""
+        against a peer, both in order of time. Times to come are of a clock that was wrong, and count as now."""
+        now = self._clock.now()
         for peer, at, passed, failed in history:
-            self._count(peer, at, passed=passed, failed=failed)
+            self._count(peer, min(at, now), passed=passed, failed=failed)
         for peer, at in forgeries:
-            self._exclusions.confirm(self._identity_of(peer), at)
+            self._exclusions.confirm(self._identity_of(peer), min(at, now))
 
     def passed(self, peer: bytes) -> None:
         """A group of a peer passed its checks."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from p2prl.clock import Clock
 from p2prl.net.pacing import Pacer
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.relay.upload_budget import GIVEN_SHARE, MonthlyBudget, UplinkMeter
+from p2prl.swarm.relay.upload_budget import GIVEN_SHARE, MonthlyBudget, UplinkMeter, month_of
 
 _SAVE_BYTES = 16 * 1024 * 1024
 """The file is written again after this many bytes: the most that a power cut loses."""
@@ -33,7 +33,7 @@ class UploadBudget:
         self._meter = UplinkMeter()
         self._path = path
         self._saved_bytes = 0
-        self._budget = _load(path, monthly_bytes)
+        self._budget = _load(path, monthly_bytes, month_of(clock.now()))
         self.pacer = Pacer(clock, cap_bytes_s)
 
     def set_caps(self, *, cap_bytes_s: float, monthly_bytes: int) -> None:
@@ -86,12 +86,13 @@ class UploadBudget:
             log.warning("cannot write %s: %s", self._path, error)
 
 
-def _load(path: Path, limit_bytes: int) -> MonthlyBudget:
-    """The month so far; an empty one when there is no file or it is damaged."""
+def _load(path: Path, limit_bytes: int, month_now: str) -> MonthlyBudget:
+    """The month so far; an empty one when there is no file or it is damaged. A month to come, which a wrong clock has
+    left there, is this one: its bytes count, and the next month begins in time."""
     budget = MonthlyBudget(limit_bytes)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text())
         month, spent = kept["month"], kept["uploaded_bytes"]
         if isinstance(month, str) and isinstance(spent, int) and spent >= 0:
-            budget.month, budget.spent_bytes = month, spent
+            budget.month, budget.spent_bytes = min(month, month_now), spent
     return budget

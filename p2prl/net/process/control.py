@@ -291,6 +291,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """Addresses of the peers that the join link should name beside the learner; of learners alone."""
     reach: str = ""
     """How others reach this peer: a value of `p2prl.swarm.peers.reachability.Reach`."""
+    other_runs: int = 0
+    """Peers that answered for another run than ours."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

@@ -21,6 +21,7 @@ from p2prl.memory_limit import limit_memory
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.net.process.join_diagnosis import unreachable
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.link_keeper import LinkKeeper
 from p2prl.net.process.nearby_search import NearbySearch
@@ -38,6 +39,7 @@ from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
 from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks, usable_listen
 from p2prl.net.transports.multiaddrs import split_peer
+from p2prl.net.transports.tcp_trial import outcome_of
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -247,7 +249,8 @@ class NetworkProcess:
             return await start(options(await self._keeper.bootstrap()))
         except UnreachableError as error:
             if not config.manifest and not self._keeper.knows_peers:
-                raise
+                outcomes = await asyncio.gather(*map(outcome_of, config.bootstrap))
+                raise unreachable(dict(zip(config.bootstrap, outcomes, strict=True))) from error
             self._report(control.Warned(f"{error}; continuing alone and trying again", ""))
             return await start(options(()))
 
@@ -301,6 +304,7 @@ class NetworkProcess:
             addresses=self._addresses(),
             link_peers=self._keeper.link_peers,
             reach=self._reach(),
+            other_runs=len(self._node.connections.other_runs),
         )
 
     def _reach(self) -> str:

@@ -12,10 +12,10 @@ from p2prl.errors import (
     RefusedRunError,
     RemoteProtocolError,
     TransportError,
-    UnreachableError,
 )
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.join_diagnosis import no_manifest
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
@@ -123,8 +123,6 @@ class RunBootstrap(Generic[T]):
                 remedy="Start it again when this machine is less busy, or with fewer workers on it.",
             )
         if self._searched_s > _PATIENCE_S:
-            raise UnreachableError(
-                "no peer of this run answered within a minute",
-                remedy="Ask for a fresh join link: the peers in this one may be gone. If this key also runs elsewhere "
-                "(a copied home folder), stop one of the two: peers answer only one.",
-            )
+            assert network.status is not None
+            links = sum(count for _, count in network.status.peers)
+            raise no_manifest(links=links, other_runs=network.status.other_runs)

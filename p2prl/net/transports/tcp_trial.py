@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 from collections.abc import AsyncIterator
+from enum import StrEnum
 
 _TRIAL_S = 3.0
 """As long as a SYN and its first repetition take; a dead address delays a start by no more."""
@@ -13,6 +16,47 @@ _GREETING = b"\x13/multistream/1.0.0\n"
 """What both sides of a libp2p connection send first."""
 
 _HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
+
+
+class Outcome(StrEnum):
+    """What a trial of an address saw."""
+
+    GREETED = "greeted"
+    """A libp2p host greets there."""
+    ACCEPTED = "accepted"
+    """A program accepts the connection and sends no libp2p greeting."""
+    REFUSED = "refused"
+    NO_ANSWER = "no answer"
+    NO_ROUTE = "no route"
+    """This machine knows no way to such addresses."""
+    UNKNOWN_NAME = "unknown name"
+    UNTRIED = "untried"
+    """The address is not a TCP port of a host."""
+
+
+_NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+
+
+async def outcome_of(address: str, timeout_s: float = _TRIAL_S) -> Outcome:
+    """Connect to a multiaddr, see whether a libp2p host greets, and break off."""
+    if not can_be_tried(address):
+        return Outcome.UNTRIED
+    parts = address.split("/")
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+    except TimeoutError:
+        return Outcome.NO_ANSWER
+    except (socket.gaierror, UnicodeError):
+        return Outcome.UNKNOWN_NAME
+    except ConnectionRefusedError:
+        return Outcome.REFUSED
+    except (OSError, OverflowError) as error:
+        return Outcome.NO_ROUTE if getattr(error, "errno", None) in _NO_ROUTE else Outcome.NO_ANSWER
+    try:
+        return Outcome.GREETED if await _greets(reader, writer, timeout_s) else Outcome.ACCEPTED
+    finally:
+        writer.transport.abort()
 
 
 def can_be_tried(address: str) -> bool:
@@ -33,11 +77,14 @@ async def speaks_libp2p(address: str, timeout_s: float) -> bool:
     async with _connected(address, timeout_s) as streams:
         if streams is None:
             return False
-        reader, writer = streams
-        with contextlib.suppress(OSError, EOFError, TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                writer.write(_GREETING)
-                return await reader.readexactly(len(_GREETING)) == _GREETING
+        return await _greets(*streams, timeout_s)
+
+
+async def _greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_s: float) -> bool:
+    with contextlib.suppress(OSError, EOFError, TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            writer.write(_GREETING)
+            return await reader.readexactly(len(_GREETING)) == _GREETING
     return False
 
 

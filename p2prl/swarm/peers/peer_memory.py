@@ -36,6 +36,8 @@ MAX_RECORD_BYTES = 4 * 1024
 MAX_FILE_BYTES = MAX_REMEMBERED * (MAX_RECORD_BYTES + 256)
 """The memory as bytes; a larger file was not written by this program."""
 
+_SKEW_MS = int(limits.MAX_CLOCK_SKEW_S * 1000)
+
 LASTING_ROLES = frozenset({Role.LEARNER, Role.SEEDER, Role.VALIDATOR})
 """Roles that run on machines which stay up."""
 
@@ -116,7 +118,8 @@ class PeerMemory:
                 if found is None or found[0] != record.peer:
                     continue
                 entry = found[1]
-                if known is not None and entry.signed_ms < known.signed_ms:
+                # A record of times to come was signed by a clock that has been put right since.
+                if known is not None and entry.signed_ms < known.signed_ms <= int(now * 1000) + _SKEW_MS:
                     continue
             # Whom this node dialed is where its connection goes; of others anybody could name any address.
             trusted = record.peer == self.learner or record.is_chosen

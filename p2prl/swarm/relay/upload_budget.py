@@ -126,6 +126,11 @@ class UplinkMeter:
         self.measured_bytes_s = found_bytes_s if is_busy else max(found_bytes_s, known)
 
 
+def month_of(now: float) -> str:
+    """The calendar month (UTC) of a Unix time, as `2026-11`."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+
+
 @dataclass(slots=True)
 class MonthlyBudget:
     """Bytes that may be uploaded in a calendar month (UTC)."""
@@ -147,7 +152,7 @@ class MonthlyBudget:
         return 0 < self.limit_bytes <= self.spent_bytes
 
     def _turn(self, now: float) -> None:
-        month = datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+        month = month_of(now)
         # A clock that is set back must not grant a month's budget twice.
         if month > self.month:
             self.month, self.spent_bytes = month, 0

@@ -71,6 +71,13 @@ def open_source(path: Path) -> DataSource:
             f"{path} is one JSON array, not one JSON object a line",
             remedy=f"Convert it: jq -c '.[]' {shlex.quote(str(path))} > {shlex.quote(f'{path.stem}-lines.jsonl')}",
         )
+    if path.suffix.lower() == ".csv":
+        program = "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]"
+        source, target = shlex.quote(str(path)), shlex.quote(f"{path.stem}.jsonl")
+        raise ConfigError(
+            f"{path} is CSV, not one JSON object a line",
+            remedy=f"Convert it: python3 -c {shlex.quote(program)} < {source} > {target}",
+        )
     from p2prl.tasks.data.json_lines import JsonLinesSource
 
     return JsonLinesSource(path)

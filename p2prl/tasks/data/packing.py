@@ -24,7 +24,7 @@ from p2prl.tasks.data.data_plan import (
 )
 from p2prl.tasks.data.data_source import DataSource, open_source
 from p2prl.tasks.data.packed_rows import Row
-from p2prl.tasks.data.prompts import Prompt, normal_text
+from p2prl.tasks.data.prompts import CUT, Prompt, normal_text
 from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker, number_of
 from p2prl.tasks.scorers.answer_text import marked_answer
 from p2prl.tasks.scorers.row_sources import is_generated
@@ -45,7 +45,10 @@ class PromptEncoder(Protocol):
         ...
 
     def render(self, prompt: Prompt) -> str:
-        """The text whose tokens are the prompt. `ConfigError` when the template refuses it."""
+        """The text whose tokens are the prompt, with a `CUT` wherever no token may span.
+
+        `ConfigError` when the template refuses it.
+        """
         ...
 
     def encode_all(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
@@ -207,7 +210,7 @@ class DataPacker:
     def _encode(self, batch: list[tuple[CheckedRow, str]]) -> Iterator[tuple[CheckedRow, str, Sequence[int]]]:
         encoded = self._encoder.encode_all([rendered for _, rendered in batch]) if batch else ()
         for (row, rendered), token_ids in zip(batch, encoded, strict=True):
-            yield row, rendered, token_ids
+            yield row, rendered.replace(CUT, ""), token_ids
 
     def _rendered(self, row: CheckedRow) -> str:
         try:

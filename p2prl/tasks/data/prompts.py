@@ -12,6 +12,9 @@ Message = dict[str, str]
 
 Prompt = str | list[Message]
 
+CUT = "\ufdd0p2prl-cut\ufdd1"
+"""Stands in a rendered text where no token may span. Not in any data: the first and the last sign are no characters."""
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -51,7 +54,7 @@ def checked_prompt(value: Any, *, place: str, column: str) -> Prompt:
 
 def _checked_message(message: Any, place: str) -> Message:
     present = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
-    role, content = present.get("role"), present.get("content")
+    role, content = present.get("role"), _joined_text(present.get("content"))
     if present.keys() != {"role", "content"} or not isinstance(content, str):
         raise ConfigError(
             f"{place}: a message is not {{role, content}} with a text as its content",
@@ -62,6 +65,14 @@ def _checked_message(message: Any, place: str) -> Message:
             f"{place}: a message has the role {str(role)[:40]!r}", remedy=f"Roles are {', '.join(ROLES)}."
         )
     return {"role": role, "content": content}
+
+
+def _joined_text(content: Any) -> Any:
+    """A content of text parts as one text, as chat templates write it; any other content as it is."""
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.keys() == {"type", "text"}]
+    is_text = bool(texts) and len(texts) == len(parts) and all(part["type"] == "text" for part in parts)
+    return "".join(map(str, texts)) if is_text and all(isinstance(text, str) for text in texts) else content
 
 
 def kind_of(value: object) -> str:

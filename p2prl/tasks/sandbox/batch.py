@@ -10,6 +10,13 @@ TOO_LONG, ROW, TIMEOUT, MEMORY, ENDED, VALUE, ERROR = "too long", "row", "timeou
 """First part of a failure, before its colon if it has one."""
 
 
+ANSWER_S = 2.0
+"""Wall-clock seconds for one answer, unless a pool is told otherwise."""
+
+ANSWER_MEMORY_MB = 512
+"""Memory of a worker beyond that of the scorers themselves, 1e6 bytes, unless a pool is told otherwise."""
+
+
 @dataclass(frozen=True)
 class ScoredAnswer:
     """The score of one completion."""
@@ -18,8 +25,8 @@ class ScoredAnswer:
     """Finite, within ±100; 0 after a failure."""
     failure: str = ""
     """Reason for a 0 that the scorer did not give: `too long`, `row`, `timeout`, `memory`, `ended` (the process died),
-    `value` (no number, not finite or too large) or `error: …` with the exception. A stranger's text may have chosen the
-    words after the colon. Empty if the scorer gave the value."""
+    `value: …` with what was returned (no number, not finite or too large) or `error: …` with the exception. Words after
+    the colon may be a stranger's. Empty if the scorer gave the value."""
 
 
 class Batch:

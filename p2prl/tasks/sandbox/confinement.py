@@ -37,6 +37,9 @@ MAX_OPEN_FILES = 64
 _RANDOM = Path("/dev/urandom")
 """torch reads it when it is imported, which rewards in TRL's shape may do. `getrandom` gives the same."""
 
+_NOWHERE = Path("/dev/null")
+"""dill opens it for writing when it is imported, and torch imports dill where it is installed."""
+
 
 @dataclass(frozen=True)
 class Confinement:
@@ -70,7 +73,7 @@ def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
             layers.append(CAPABILITIES)
         linux.forbid_tracing()
         if linux.landlock_version():
-            access = linux.Access(readable=readable)
+            access = linux.Access(readable=readable, rewritable=(_NOWHERE,))
             linux.landlock_restrict(linux.landlock_ruleset(access))
             ruleset = linux.landlock_ruleset(access)
             layers.append(LANDLOCK)
@@ -79,7 +82,7 @@ def confine_fork_server(codes: Iterable[Path] = ()) -> Confinement:
             program = worker_filter(architecture, may_open=LANDLOCK in layers)
             if accepted_by_a_child(program):
                 layers.append(SECCOMP)
-                linux.seccomp_install(fork_server_filter(architecture))
+                linux.seccomp_install(fork_server_filter(architecture, may_write=LANDLOCK in layers))
             else:
                 program = b""
     return Confinement(tuple(layer for layer in ALL_LAYERS if layer in layers), program, ruleset)

@@ -24,7 +24,7 @@ from p2prl.errors import LocalProtocolError, MachineError, require
 from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, Row
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.answer_queue import AnswerQueue, Job, split
-from p2prl.tasks.sandbox.batch import ROW, TOO_LONG, Batch, ScoredAnswer
+from p2prl.tasks.sandbox.batch import ANSWER_MEMORY_MB, ANSWER_S, ROW, TOO_LONG, Batch, ScoredAnswer
 from p2prl.tasks.sandbox.fork_server import ForkServer, ForkServerSettings
 from p2prl.tasks.sandbox.lane import Lane
 from p2prl.tasks.sandbox.overruns import SHORTEST_LIMIT_S, OverrunLedger
@@ -55,9 +55,9 @@ class PoolConfig:
 
     workers: int = 0
     """Answers that are scored at a time; 0 chooses by the machine's cores. Slow answers do not count."""
-    limit_s: float = 2.0
+    limit_s: float = ANSWER_S
     """Wall-clock seconds for one answer."""
-    memory_mb: int = 512
+    memory_mb: int = ANSWER_MEMORY_MB
     """Memory of a worker beyond that of the scorers themselves, 1e6 bytes."""
     require_layers: bool = False
     """Refuse third-party scorers, before they are imported, on a system without Landlock or seccomp."""

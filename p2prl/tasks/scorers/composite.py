@@ -29,13 +29,18 @@ class Composite:
 
     terms: tuple[Weighted, ...]
 
-    def score(self, row: Row, completion: str, finished: bool) -> float:
-        """See `RowScorer.score`. `ScorerValueError` when a result or the sum is not finite or outside ±100."""
-        total = 0.0
+    def score(self, row: Row, completion: str, finished: bool) -> float | None:
+        """See `RowScorer.score`; a term without a score adds nothing, and there is none where no term has one.
+
+        `ScorerValueError` when a result or the sum is not finite or outside ±100.
+        """
+        total, scored = 0.0, False
         for term in self.terms:
             value = term.scorer.score(row, completion, finished)
-            total += term.weight * _checked(value, f"the scorer {term.name!r} returned")
-        return _checked(total, "the weighted sum is")
+            if value is not None:
+                total += term.weight * _checked(value, f"the scorer {term.name!r} returned")
+                scored = True
+        return _checked(total, "the weighted sum is") if scored else None
 
 
 def _checked(value: float, what: str) -> float:

@@ -124,6 +124,10 @@ def option_problem(option: Option, value: object) -> str:
 
 def unknown_scorer(name: str) -> ConfigError:
     """The error for a name that is no scorer."""
+    if any(sign in name for sign in "/\\."):
+        return ConfigError(
+            f"unknown scorer: {name[:MAX_MARK_CHARS]!r}", remedy="Name a function of yours as FILE.py:FUNCTION."
+        )
     return _unknown("scorer", name, [*SCORER_OPTIONS])
 
 

@@ -21,6 +21,10 @@ from p2prl.tasks.data.packed_rows import Row
 _MODULE = "p2prl_scorer_file"
 _GIVEN = ("prompts", "completions")
 _NOT_COLUMNS = ("prompt", "rendered")
+_SANDBOX_REMEDY = (
+    "The sandbox has refused it, though `python FILE` may work: a scorer may read installed packages and its own file,"
+    " and nothing else. Put what it needs into the file."
+)
 _ABSENT = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -33,9 +37,9 @@ class TrlFunction:
         self._parameters = _parameters(function, name)
         self._any_keyword = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
 
-    def score(self, row: Row, completion: str, finished: bool) -> float:  # noqa: ARG002  # TRL's shape has no such flag
-        """See `RowScorer.score`. None scores 0, as TRL leaves it out of the sum. Raises what the function raises."""
-        results = self._function(**self.arguments(row, completion))
+    def score(self, row: Row, completion: str, finished: bool) -> float | None:
+        """See `RowScorer.score`. None stays None, as TRL leaves it out of the sum. Raises what the function raises."""
+        results = self._function(**self.arguments(row, completion, finished))
         try:
             values = [*results]
         except TypeError:
@@ -46,21 +50,28 @@ class TrlFunction:
             raise TypeError(f"{self._name} returned {len(values)} values for 1 completion")
         (value,) = values
         if value is None:
-            return 0.0
-        return float(value)
+            return None
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{self._name} returned {[value]!r:.80}, not a list of one number") from None
 
-    def arguments(self, row: Row, completion: str) -> Mapping[str, Any]:
-        """Keyword arguments for one completion: what TRL passes, without what the function does not take."""
+    def arguments(self, row: Row, completion: str, finished: bool) -> Mapping[str, Any]:
+        """Keyword arguments for one completion: what TRL passes and `truncated`, without what the function leaves out.
+
+        `truncated` has whether the length limit cut the completion off, unless the data has a column of that name.
+        """
         prompt = row.get("prompt")
         chat = isinstance(prompt, list)
         given = {
+            "truncated": [not finished],
             **{name: [value] for name, value in row.items() if name not in _NOT_COLUMNS},
             "prompts": [prompt],
             "completions": [[{"role": "assistant", "content": completion}] if chat else completion],
         }
         missing = [name for name, p in self._parameters.items() if _required(p) and name not in given]
         if missing:
-            columns = ", ".join(sorted(name for name in given if name not in _GIVEN))
+            columns = ", ".join(sorted(name for name in row if name not in _NOT_COLUMNS))
             raise TypeError(f"{self._name} needs {missing[0]!r}, but the data set has only the columns: {columns}")
         return {name: value for name, value in given.items() if self._any_keyword or name in self._parameters}
 
@@ -77,8 +88,10 @@ def load_function(path: Path, name: str) -> TrlFunction:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a researcher's file may raise anything
         raise ConfigError(
-            f"{path.name} cannot be loaded: {type(error).__name__}: {str(error)[:200]}",
-            remedy="Run `python FILE` and repair it; it must need no network and no file beside it.",
+            f"the file with {name!r} cannot be loaded: {type(error).__name__}: {str(error)[:200]}",
+            remedy=_SANDBOX_REMEDY
+            if isinstance(error, OSError)
+            else "Run `python FILE` and repair it; it must need no network and no file beside it.",
         ) from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -34,3 +34,8 @@ def test_a_small_model_is_measured() -> None:
 def test_unknown_models_are_refused() -> None:
     with pytest.raises(ConfigError):
         MachineBenchConfig(models=("1t",), device=torch.device("cpu"))
+
+
+def test_a_row_is_there_before_the_next_model_is_measured() -> None:
+    config = MachineBenchConfig(models=("29m", "7615m"), device=torch.device("cpu"), batch=1, tokens=2, vocabulary=64)
+    assert next(run_machine_bench(config)).model == "29m"

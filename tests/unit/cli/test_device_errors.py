@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from p2prl.cli.device_errors import device_failures_explained, out_of_memory_explained, unrepeatable_explained
+from p2prl.config.machine_limits import MachineLimits
 from p2prl.errors import ConfigError, DeviceFailedError, IntegrityError, MachineError
 
 
@@ -71,11 +72,12 @@ def test_other_errors_are_left_as_they_are(error: BaseException) -> None:
     ],
 )
 def test_memory_that_runs_out_names_the_limit(error: BaseException) -> None:
-    with pytest.raises(MachineError, match="more than the 8 GB of --ram-gb"), out_of_memory_explained(8.0):
+    limits = MachineLimits(ram_gb=8.0)
+    with pytest.raises(MachineError, match="more than the 8 GB of --ram-gb"), out_of_memory_explained(limits):
         raise error
-    with pytest.raises(MachineError, match="more than this machine's memory"), out_of_memory_explained(0.0):
+    with pytest.raises(MachineError, match="more than this machine's memory"), out_of_memory_explained(MachineLimits()):
         raise error
-    with pytest.raises(RuntimeError, match="shapes"), out_of_memory_explained(8.0):
+    with pytest.raises(RuntimeError, match="shapes"), out_of_memory_explained(MachineLimits(ram_gb=8.0)):
         raise RuntimeError("shapes cannot be multiplied")
 
 

@@ -150,3 +150,13 @@ def test_a_refusal_is_readable_on_a_terminal_without_unicode() -> None:
     )
     assert done.returncode == 3
     assert "?b=/ip4/.../tcp/.../p2p/..." in done.stderr
+
+
+def test_no_sign_ends_the_program_in_a_locale_of_eight_bits() -> None:
+    program = (
+        "import sys\nfrom p2prl.cli import entry\nsys.argv = ['p2prl', '--version']\n"
+        "try:\n    entry.main()\nexcept SystemExit:\n    print('3 → 5 of größer 数')\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "3 to 5 of größer ?".encode("latin-1")

@@ -173,3 +173,13 @@ def test_a_false_page_that_was_read_before_a_restart_is_read_over(spool: Spool) 
         at, _ = spool.ledger_position
         answer(subject, spool, LEDGER.entries[at : at + PAGE])
     assert spool.ledger_position == (len(LEDGER.entries), LEDGER.head)
+
+
+def test_groups_sampled_in_times_to_come_are_delivered_now(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.set_learner_in_reach(True)
+    add(spool, 0, now=NOW + 30 * 86_400)
+    add(spool, 1, now=NOW - 60)
+    assert published(subject.due(NOW, run_known=True)) == [b"group 1"]
+    spool.bound_times(NOW)
+    assert published(subject.due(NOW + 6, run_known=True)) == [b"group 1", b"group 0"]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from p2prl.cli.views.worker_screen import badge_of
+from p2prl.client.progress import SEARCHING, Progress, ProgressReporter
 from p2prl.client.run_watch import MOST_MACHINES, MOST_POINTS, RunWatch
+from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 
 OWN, OTHER, THIRD = (bytes([n]) * 32 for n in (1, 2, 3))
@@ -98,3 +103,22 @@ def test_being_cut_off_begins_with_the_last_link() -> None:
     assert watch.view(6.0, publish_every=0).cut_off_since == 4.0
     watch.on_links({"volunteer": 1}, 7.0)
     assert watch.view(8.0, publish_every=0).cut_off_since is None
+
+
+def test_after_a_rest_a_worker_without_links_is_looking_for_them_and_not_cut_off(tmp_path: Path) -> None:
+    reports: list[Progress] = []
+    spool = Spool(tmp_path / "spool.db", SpoolConfig())
+    progress = ProgressReporter(spool, reports.append, bytes(32))
+    for at, peers, resting in (
+        (0.0, (("learner", 1),), False),
+        (10.0, (), True),
+        (20.0, (), False),
+        (79.0, (), False),
+        (81.0, (), False),
+        (90.0, (("learner", 1),), False),
+    ):
+        progress.link(peers, at)
+        progress.report(at, state="sampling", version=0, status=None, resting=resting)
+    assert [each.state == SEARCHING for each in reports] == [False, False, True, True, False, False]
+    assert badge_of({"state": SEARCHING, "peers": {}}) == ("starting", "yellow")
+    spool.close()

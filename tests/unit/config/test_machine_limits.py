@@ -31,6 +31,7 @@ from p2prl.config.machine_limits import (
     plan_disk,
     sampling_memory,
 )
+from p2prl.config.owner_limits import remember_limits
 from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role import Protection
@@ -127,7 +128,7 @@ def test_a_full_disk_is_refused_and_bytes_held_already_count_as_free(
     with_free(monkeypatch, int(enough) - 10)
     with pytest.raises(MachineError, match="are free") as caught:
         plan_disk(NEEDS, Role.SEEDER, NOTHING, tmp_path / "run")
-    assert "P2PRL_HOME" in caught.value.remedy
+    assert "--home" in caught.value.remedy
     (tmp_path / "run" / "blobs").mkdir(parents=True)
     (tmp_path / "run" / "blobs" / "a").write_bytes(bytes(10))
     plan_disk(NEEDS, Role.SEEDER, NOTHING, tmp_path / "run")
@@ -208,3 +209,26 @@ def test_the_kernel_holds_a_process_to_its_memory() -> None:
     ended = subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, text=True)
     assert ended.stdout == "refused\n"
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, "this process is not limited"
+
+
+def test_a_refusal_names_the_place_where_the_owner_set_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_free(monkeypatch, 1000 * W)
+    for name, text, seen, remedy in (
+        ("command", "1GB", "p2prl limits disk allows 1.0 GB", "p2prl limits disk=2.09GB or more"),
+        ("file", "1GB", "disk in config.toml allows 1.0 GB", 'Set disk = "2.09GB" or more there'),
+        ("option", "", "--disk-gb allows 1.0 GB", "Give it 2.09 GB or more, or leave --disk-gb out"),
+    ):
+        home = tmp_path / name
+        home.mkdir()
+        if name == "command":
+            remember_limits(home, {"disk": text})
+        elif name == "file":
+            (home / "config.toml").write_text(f'[limits]\ndisk = "{text}"\n')
+        disk_gb = 0.0 if text else 1.0
+        planned = plan_limits(home, ram_gb=0.0, upload_mbit=0.0, monthly_gb=0.0, disk_gb=disk_gb)
+        with pytest.raises(ConfigError) as caught:
+            plan_disk(NEEDS, Role.SEEDER, planned.machine, Path("/nowhere"))
+        assert seen in str(caught.value)
+        assert remedy in caught.value.remedy

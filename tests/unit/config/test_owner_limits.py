@@ -24,10 +24,10 @@ def test_the_commented_file_changes_nothing_and_its_examples_are_valid(tmp_path:
 
 
 def test_layers_and_origins(tmp_path: Path) -> None:
-    config_file(tmp_path).write_text('[limits]\nram = 4\ngpu.temp = "80C"\ndisk = "20GB"\n')
+    config_file(tmp_path).write_text('[limits]\nram = "4GB"\ngpu.temp = "80C"\ndisk = "20GB"\n')
     remember_limits(tmp_path, {"gpu.temp": "75C", "disk": "30GB"})
     shown = load_limits(tmp_path, option_texts(disk_gb=40.0, ram_gb=0.0)).document()
-    assert shown["ram"] == {"value": "4", "origin": "file"}
+    assert shown["ram"] == {"value": "4GB", "origin": "file"}
     assert shown["gpu.temp"] == {"value": "75C", "origin": "command"}
     assert shown["disk"] == {"value": "40GB", "origin": "option"}
     assert shown["idle"] == {"value": "off", "origin": "default"}
@@ -41,7 +41,8 @@ def test_layers_and_origins(tmp_path: Path) -> None:
     [
         ('[limits]\ngpu.tmp = "75C"\n', "no limit 'gpu.tmp'", "Did you mean gpu.temp?"),
         ('[limit]\nram = "4GB"\n', "unknown key 'limit'", "Did you mean [limits]?"),
-        ('[limits]\nram = "lots"\n', "ram=lots is not understood", "For example ram=8GB."),
+        ('[limits]\nram = "lots"\n', "ram=lots is not understood", 'For example ram = "8GB".'),
+        ("[limits]\nram = 4\n", "ram=4 is not understood", 'For example ram = "8GB".'),
         ("[limits]\nram = true\n", "must be a text or a number", 'Write ram = "…".'),
         ("ram = \n", "is not TOML", "Fix that line; strings need quotes."),
     ],

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from p2prl.config.network_options import known_run, remember_run
-from p2prl.config.worker_folder import claim_worker_folder, default_home, try_lock, write_status
-from p2prl.errors import IdentityError, MachineError
+from p2prl.config.worker_folder import (
+    check_home,
+    check_home_name,
+    claim_worker_folder,
+    default_home,
+    try_lock,
+    write_status,
+)
+from p2prl.errors import ConfigError, IdentityError, MachineError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 
@@ -128,3 +135,25 @@ def test_damaged_run_manifest_is_ignored(tmp_path: Path) -> None:
     assert known_run(tmp_path / "run", Digest(bytes(32))) == b""
     (tmp_path / "run" / "run.manifest").write_bytes(raw[:-1])  # as from a failing disk
     assert known_run(tmp_path / "run", run) == b""
+
+
+@pytest.mark.parametrize("name", [os.devnull, f"{os.devnull}/below", "n" * 300])
+def test_a_home_that_can_be_no_folder_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"is not a folder|cannot be a folder") as caught:
+        check_home_name(Path("/tmp") / name)
+    assert "--home" in caught.value.remedy
+    monkeypatch.setenv("P2PRL_HOME", f"/tmp/{name}" if name.startswith("n") else name)
+    with pytest.raises(ConfigError) as caught:
+        check_home_name(None)
+    assert "P2PRL_HOME" in caught.value.remedy
+
+
+def test_a_home_whose_name_is_no_text_is_refused_by_its_bytes(tmp_path: Path) -> None:
+    home = tmp_path / os.fsdecode(b"h\xff")
+    with pytest.raises(ConfigError, match="a byte that is no UTF-8"):
+        check_home_name(home)
+    home.mkdir()
+    with pytest.raises(ConfigError, match="a byte that is no UTF-8"):
+        check_home(home)
+    assert check_home_name(tmp_path) == tmp_path
+    assert check_home_name(tmp_path / "new" / "ünïcode") is not None

@@ -92,7 +92,7 @@ def test_arguments(
 
 def asked_of_fork_server(architecture: Architecture, name: str, *arguments: int) -> object:
     numbers = architecture.numbers | architecture.forking
-    return verdict(fork_server_filter(architecture), numbers[name], arguments, architecture.audit)
+    return verdict(fork_server_filter(architecture, may_write=False), numbers[name], arguments, architecture.audit)
 
 
 def test_the_fork_server_allows_what_its_workers_call_and_forking(architecture: Architecture) -> None:
@@ -105,7 +105,7 @@ def test_the_fork_server_allows_what_its_workers_call_and_forking(architecture: 
 
 
 def test_the_fork_server_refuses_every_other_call(architecture: Architecture) -> None:
-    program = fork_server_filter(architecture)
+    program = fork_server_filter(architecture, may_write=True)
     listed = set(architecture.numbers.values()) | set(architecture.forking.values())
     for number in (*range(600), 1 << 30, 2**32 - 1):
         if number not in listed:
@@ -137,3 +137,12 @@ def test_arguments_in_the_fork_server(
         assert asked_of_fork_server(architecture, name, *[5] * argument, value) == ALLOW, value
     for value in refused:
         assert asked_of_fork_server(architecture, name, *[5] * argument, value) == errno.EPERM, value
+
+
+def test_the_fork_server_opens_for_writing_only_where_landlock_says_what(architecture: Architecture) -> None:
+    calls = architecture.numbers | architecture.forking
+    arguments = (5, 5, 0o1101)  # O_WRONLY, O_CREAT, O_TRUNC
+    for may_write, expected in ((True, ALLOW), (False, errno.EPERM)):
+        program = fork_server_filter(architecture, may_write=may_write)
+        assert verdict(program, calls["openat"], arguments, architecture.audit) == expected
+        assert verdict(program, calls["openat"], (5, 5, 0), architecture.audit) == ALLOW

@@ -258,3 +258,17 @@ def test_an_answer_that_is_nonsense(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("p2prl.controls.control_socket.encode_line", lambda _: b'{"state":7}\n')
     with pytest.raises(RemoteProtocolError):
         rig.ask(messages.StatusRequest())
+
+
+def test_a_pause_of_a_wrong_clock_lasts_as_long_as_it_was_to(rig: Rig) -> None:
+    rig.time += 30 * 86_400
+    rig.ask(messages.PauseRequest(for_s=3_600.0))
+    rig.time -= 30 * 86_400
+    rig.start()
+    rig.controls.tick()
+    kept = load_pause(rig.folder)
+    assert kept is not None
+    assert kept.until == rig.time + 3_600
+    rig.time += 1_800
+    rig.start()  # a second start does not begin it again
+    assert rig.ask(messages.StatusRequest()).until == rig.time + 1_800

@@ -220,3 +220,16 @@ def test_the_strongest_layer_decides_and_is_named() -> None:
     assert limits.changed({"ram": "default"}).document()["ram"] == {"value": "8GB", "origin": "option"}
     with pytest.raises(ConfigError, match="no limit"):
         Limits.layered({"file": {"rum": "4GB"}})
+
+
+def test_ends_that_a_wrong_clock_set_are_no_further_away_than_they_were_to_be() -> None:
+    month = 30 * 86_400.0
+    paused = rules()
+    paused.set_pause(Pause(NOW + month + 3_600, length_s=3_600))
+    assert paused.decide(NOW, 0, CALM).rests
+    assert paused.decide(NOW + 3_599, 0, CALM).rests
+    assert not paused.decide(NOW + 3_600, 0, CALM).rests
+    crowded = rules(ram="1GB", **{"yield": "programs"})
+    assert crowded.decide(NOW + month, 0, Readings(ram_bytes=2 * 10**9, programs=("blender",), game="")).rests
+    assert crowded.decide(NOW, 0, CALM).rests
+    assert not crowded.decide(NOW + MEMORY_REST_S, 0, Readings(ram_bytes=1, programs=(), game="")).rests

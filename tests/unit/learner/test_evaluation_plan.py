@@ -35,6 +35,22 @@ def test_version_due(newest: int, evaluated: tuple[int, ...], every: int, finish
     assert version_due(newest, evaluated, every=every, finished=finished) == due
 
 
+@pytest.mark.parametrize(
+    ("newest", "evaluated", "finished", "due"),
+    [
+        (0, (), False, 0),
+        (4, (0,), False, None),
+        (12, (0,), False, 5),
+        (12, (0, 5), False, 10),
+        (12, (0, 5, 10), True, 12),
+    ],
+)
+def test_no_version_is_skipped_where_each_is_measured(
+    newest: int, evaluated: tuple[int, ...], finished: bool, due: int | None
+) -> None:
+    assert version_due(newest, evaluated, every=5, finished=finished, always=True) == due
+
+
 def test_slices_grow_to_two_seconds_and_shrink_at_once() -> None:
     size, per_prompt, sizes = SliceSize(), 0.1, []
     for _ in range(8):

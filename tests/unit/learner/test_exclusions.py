@@ -82,3 +82,10 @@ def test_much_honest_work_outweighs_a_forgery() -> None:
 def test_identities_remembered_are_bounded() -> None:
     exclusions = Exclusions(((bytes([number]), NOW) for number in range(200)), most=10)
     assert len(exclusions) == 10
+
+
+def test_an_exclusion_of_a_wrong_clock_lasts_as_long_as_it_was_to() -> None:
+    exclusions = Exclusions([(b"a", NOW + 30 * 86_400)] * CONFIRMED_FORGERIES)
+    assert exclusions.excluded_until(b"a", NOW) == NOW + FIRST_EXCLUSION_S
+    assert exclusions.is_excluded(b"a", NOW + FIRST_EXCLUSION_S - 1)
+    assert not exclusions.is_excluded(b"a", NOW + FIRST_EXCLUSION_S)

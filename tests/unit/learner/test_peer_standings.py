@@ -90,3 +90,15 @@ def test_fresh_keys_push_out_each_other_before_a_known_peer(clock: SetClock) -> 
         standings.failed(b"%d" % number)
     assert len(standings) == 10
     assert standings.rank(b"known") is Rank.KNOWN
+
+
+def test_a_past_in_times_to_come_counts_as_now(clock: SetClock) -> None:
+    standings = PeerStandings(clock)
+    month = 30 * 86_400.0
+    standings.restore([(b"a", NOW + month, 9, 0), (b"c", NOW + month, 0, 3)], [(b"c", NOW + month)] * 3)
+    assert standings.rank(b"a") is Rank.KNOWN
+    assert standings.is_excluded(b"c")
+    clock.time += 3600.0
+    assert not standings.is_excluded(b"c")
+    clock.time += 8 * WEEK_S
+    assert standings.rank(b"a") is Rank.NEWCOMER, "it is forgotten in time"

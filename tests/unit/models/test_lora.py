@@ -11,12 +11,20 @@ import msgspec
 import pytest
 import torch
 from peft import PeftModel
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.models.export.weight_source import CheckpointWeights, MergedWeights
-from p2prl.models.lora import add_lora, draw_first_adapters, load_adapters, lora_of, plan_lora, save_adapters
+from p2prl.models.lora import (
+    add_lora,
+    draw_first_adapters,
+    load_adapters,
+    lora_of,
+    plan_lora,
+    save_adapters,
+    unreached_parameters,
+)
 from p2prl.models.policy_forward import PolicyForward
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, is_adapter, layout_of
@@ -218,3 +226,12 @@ def test_frozen_layers_pass_the_gradient_on_to_adapters_below(checkpointing: boo
     assert got.keys() == wanted.keys() == {name for name, _ in model.named_parameters() if is_adapter(name)}
     for name, gradient in wanted.items():
         torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_of_experts_are_told_from_those_that_adapters_reach() -> None:
+    config = Qwen3MoeConfig(vocab_size=32, hidden_size=16, intermediate_size=24, moe_intermediate_size=8,
+                            num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, num_experts=4,
+                            num_experts_per_tok=2, head_dim=8)  # fmt: skip
+    experts = 2 * 4 * 3 * 16 * 8  # layers, experts, and three matrices of each
+    assert unreached_parameters(Qwen3MoeForCausalLM(config)) == experts
+    assert unreached_parameters(llama()) == unreached_parameters(gpt2()) == 0

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.models.pretrained import load_pretrained
+from p2prl.models.pretrained import check_saveable, load_pretrained
 from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.weight_layout import flatten, layout_of
@@ -124,8 +124,62 @@ def test_directories_without_a_model_are_refused(directory: Path, tmp_path_facto
     with pytest.raises(ConfigError, match="JSON object"):
         load_pretrained(str(directory))
     (directory / "config.json").write_text('{"model_type": "no-such-type"}')
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"config\.json of .* cannot be used"):
         load_pretrained(str(directory))
     (directory / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="no weights"):
         load_pretrained(str(directory))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"temperature": 0.7}, "temperature"),
+        ({"do_sample": False, "top_p": 0.9}, "top_p"),
+    ],
+)
+def test_what_transformers_would_refuse_to_save_is_named(
+    directory: Path, settings: dict[str, Any], field: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, **settings}))
+    loaded = load_pretrained(str(directory), device=CPU)
+    with pytest.raises(ConfigError, match=f"^{field} in generation_config") as caught:
+        check_saveable(loaded, "NAME")
+    assert f"Correct or remove {field} there" in caught.value.remedy
+    (directory / "generation_config.json").write_text('{"eos_token_id": 3}')
+    loaded = load_pretrained(str(directory), device=CPU)
+    check_saveable(loaded, "NAME")
+    loaded.model.save_pretrained(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "generation_config.json",
+            '{"num_beams": 4, "num_return_sequences": 9}',
+            "generation_config.json of .*num_return",
+        ),
+        ("generation_config.json", "[1, 2]", "generation_config.json is not a JSON object"),
+        ("tokenizer.json", '{"broken": ', "the tokenizer of .* cannot be loaded: JSONDecodeError"),
+        ("tokenizer.json", '{"version": "1.0"}', "the tokenizer of .* cannot be loaded"),
+    ],
+)
+def test_a_file_that_a_library_cannot_read_is_named(directory: Path, file: str, text: str, message: str) -> None:
+    (directory / file).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_pretrained(str(directory), device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": "two"}, r"config\.json of .* cannot be used: .*n_layer"),
+        ({"n_head": 5}, "cannot be loaded as a causal language model: .*num_heads"),
+        ({"n_inner": 7}, "other shapes than its config.json says: transformer.h.0.mlp"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_named(directory: Path, changes: dict[str, Any], message: str) -> None:
+    _edit(directory / "config.json", **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_pretrained(str(directory), device=CPU)

@@ -77,7 +77,7 @@ def test_a_scorer_that_reads_the_answers_passes(tmp_path: Path) -> None:
 
 def test_a_scorer_that_gives_one_answer_two_scores_is_refused(tmp_path: Path) -> None:
     clock = count()
-    with pytest.raises(ConfigError, match="one answer two scores: 0, then 2") as caught:
+    with pytest.raises(ConfigError, match="one answer two scores: 3, then 5") as caught:
         check(tmp_path, SUMS, NUMBER, Scorer(lambda row, text: float(next(clock))))
     assert "arguments alone" in caught.value.remedy
 
@@ -89,7 +89,7 @@ def test_failures_on_the_way_are_told(tmp_path: Path) -> None:
         return float(row["answer"].endswith(text))
 
     said = check(tmp_path, SUMS, NUMBER, Scorer(score))
-    assert said == "The scorer of sums failed on 4 of 6 answers it was tried on: error: four."
+    assert said == "The scorer of sums failed on 4 of 6 answers it was tried on: four."
 
 
 def test_failures_are_told_where_nothing_else_can_be(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_failures_are_told_where_nothing_else_can_be(tmp_path: Path) -> None:
         return 0.0
 
     said = check(tmp_path, [{"answer": str(n)} for n in range(8)], FUNCTION, Scorer(score))
-    assert said == "The scorer of sums failed on 64 of 80 answers it was tried on: error: slow."
+    assert said == "The scorer of sums failed on 64 of 80 answers it was tried on: slow."
 
 
 def test_one_readable_row_is_enough(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_scorer_that_always_fails_is_refused_with_its_error(tmp_path: Path) ->
 def test_answers_that_are_all_the_same_cannot_be_tried(tmp_path: Path) -> None:
     scorer = Scorer(lambda row, text: 1.0)
     assert "all rows have the same right answer" in check(tmp_path, SUMS, OTHER_COLUMN, scorer)
-    assert scorer.rows == 0
+    assert scorer.rows == 1, "its time alone is tried"
 
 
 @pytest.mark.parametrize("form", [r"#### (\d+)$", r"boxed\{(\d+)\}", r"^(\d+)$", r"<answer>(\d+)</answer>"])
@@ -152,4 +152,37 @@ def test_few_rows_are_tried(tmp_path: Path) -> None:
     scorer = Scorer(lambda row, text: 1.0)
     with pytest.raises(ConfigError):
         check(tmp_path, [{"answer": str(n)} for n in range(300)], NUMBER, scorer)
-    assert scorer.rows == 16
+    assert scorer.rows == 1 + 16
+
+
+class Late(Scorer):
+    """Scores nothing in its time."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda row, text: 0.0)
+        self.answers = 0
+
+    def submit(
+        self, task: str, row: Row, completions: Sequence[tuple[str, bool]], *, account: bytes
+    ) -> Future[list[Answer]]:
+        self.answers += len(completions)
+        late: Future[list[Answer]] = Future()
+        late.set_result([Answer(0.0, "timeout")] * len(completions))
+        return late
+
+
+@pytest.mark.parametrize("spec", [NUMBER, FUNCTION])
+def test_a_scorer_that_takes_too_long_is_refused_after_the_first_few_answers(tmp_path: Path, spec: str) -> None:
+    late = Late()
+    with pytest.raises(ConfigError, match="the first 3 answers it was tried on: it took longer than the 2 s") as caught:
+        check(tmp_path, [{**row, "level": 1} for row in SUMS], spec, late)
+    assert late.answers == 3
+    assert "do not sleep" in caught.value.remedy
+
+
+def test_a_scorer_that_rewards_wrong_answers_is_told_from_one_that_tells_none_apart(tmp_path: Path) -> None:
+    built = build_scorer(NUMBER, None)
+    turned = Scorer(lambda row, text: -float(built.score(row, text, True) or 0.0))
+    with pytest.raises(ConfigError, match="rewards wrong answers") as caught:
+        check(tmp_path, SUMS, NUMBER, turned)
+    assert "below 0" in caught.value.remedy

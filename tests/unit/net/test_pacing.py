@@ -162,3 +162,15 @@ def test_without_a_cap_the_uplink_is_measured_and_80_percent_used(tmp_path: Path
         assert budget.pacer.rate_bytes_s == 0.0, "measured again"
 
     run(scenario)
+
+
+def test_a_month_to_come_in_the_file_is_this_month(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "uploads.json"
+        path.write_text('{"month": "2031-01", "uploaded_bytes": 1000}')
+        budget = UploadBudget(LoopClock(), cap_bytes_s=1e6, monthly_bytes=1_000, path=path)
+        assert budget.is_spent(), "its bytes count"
+        budget.save()
+        assert json.loads(path.read_text())["month"] == "2026-11"
+
+    run(scenario)

@@ -346,3 +346,12 @@ def _keys(value: Any) -> list[str]:
     if isinstance(value, list):
         return [key for inner in value for key in _keys(inner)]
     return []
+
+
+def test_the_examples_of_the_documentation_are_answered() -> None:
+    app = create_app(MemorySource(MANY))
+    text = (Path(__file__).parents[3] / "docs" / "leaderboard.md").read_text()
+    examples = re.findall(r"^\| `(/api/v1/\S*=\S*)`", text, flags=re.MULTILINE)
+    assert any("cursor=&" in example for example in examples)
+    for example in examples:
+        assert ask(app, example).status == 200, example

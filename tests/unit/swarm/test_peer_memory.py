@@ -105,6 +105,13 @@ def test_a_newer_record_replaces_an_older_one_and_not_the_reverse() -> None:
     assert addresses(mine) == [f"{ip('8.8.4.5')}/p2p/{B.peer_id}"]
 
 
+def test_a_record_signed_in_times_to_come_does_not_outlast_the_clock_it_was_signed_by() -> None:
+    mine = memory()
+    mine.note([linked(B, ip("8.8.4.4"), at=NOW + 30 * 86_400)], NOW)
+    mine.note([linked(B, ip("8.8.8.8"))], NOW + 60)
+    assert addresses(mine) == [f"{ip('8.8.8.8')}/p2p/{B.peer_id}"]
+
+
 def test_the_learner_comes_first_then_lasting_roles_then_the_latest_met() -> None:
     mine = memory()
     seeder, late, early = CROWD[:3]

@@ -87,7 +87,9 @@ def test_the_full_reward_is_that_of_the_task() -> None:
         (CUT, replace(FACTS, room=None), "--max-new-tokens 256,"),
         (CUT, replace(FACTS, room=64), "no room"),
         (CUT, replace(FACTS, template_unused=True), "--chat-template on"),
-        (UNSCORED, replace(FACTS, template_unused=True), "Correct the scorer"),
+        (UNSCORED, replace(FACTS, template_unused=True), "Import packages at the top of its file"),
+        (replace(UNSCORED, failures=("error: KeyError: 'b'",)), FACTS, "Correct the scorer"),
+        (replace(UNSCORED, failures=("value: returned None",)), FACTS, "a list of one finite number"),
     ],
 )
 def test_a_run_that_cannot_learn_is_refused_with_the_remedy_that_fits(
@@ -125,5 +127,27 @@ def test_figures() -> None:
 
 
 def test_figures_tell_of_answers_without_a_score() -> None:
-    figures = figures_of([(1.0, 0.0), (0.5, 0.5)], [3, 5, 7, 9], 1, ["error: odd", "timeout"])
-    assert figures_text(figures).endswith(", the scorer failed on 50%: timeout")
+    figures = figures_of([(1.0, 0.0), (0.5, 0.5)], [3, 5, 7, 9], 1, ["timeout", "error: odd"])
+    assert figures_text(figures).endswith(", the scorer failed on 50%: it took longer than the 2 s of an answer")
+
+
+@pytest.mark.parametrize(
+    ("failures", "seen"),
+    [
+        (["timeout"] * 2, "it took longer than the 2 s of an answer"),
+        (["error: KeyError: 'solution'"] * 2, "KeyError: 'solution'"),
+        (["value: returned None", "value: returned None", "timeout"], "it returned None"),
+    ],
+)
+def test_a_scorer_that_fails_on_everything_is_refused_with_its_own_error(failures: list[str], seen: str) -> None:
+    figures = figures_of([(0.0,) * len(failures)], [64], 64, failures)
+    with pytest.raises(ConfigError, match="in a probe of 1 group of sums, the scorer failed on every") as caught:
+        judge({"sums": figures}, FACTS)
+    assert str(caught.value).endswith(seen)
+    assert seen in figures_text(figures)
+
+
+def test_a_probe_too_small_for_a_verdict_says_so() -> None:
+    few = figures_of([(0.0, 0.0)] * (FEWEST_GROUPS - 1), [1] * 14, 0)
+    (notice,) = judge({"sums": few}, FACTS)
+    assert notice == "sums: 7 groups cannot show whether the run can learn: 8 can."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 from p2prl.cli.commands.learn_trackers import tracker
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, MachineError
+from p2prl.testing.sample_ledgers import manifest
 
 METRICS = {
     "step": 7.0,
@@ -22,11 +24,24 @@ METRICS = {
     "loss_name": "gepo_t",
 }
 RUN = bytes(range(32))
+MANIFEST = manifest(name="unit")
+CONFIG = {
+    "run": RUN.hex(),
+    "group_size": MANIFEST.sampling.group_size,
+    "temperature": MANIFEST.sampling.temperature,
+    "staleness_bound": MANIFEST.staleness_bound,
+    "learner.groups_per_update": 16,
+    "learner.optimizer.learning_rate": 2e-4,
+    "tags": '["a"]',
+}
+"""Some of a run's hyperparameters."""
+
 NUMBERS = {"step": 7.0, "groups": 16, "stale/17-64/ess": 0.25, "loss/weight_max": 2.0}
 
 
 def folder(path: Path) -> Folder:
-    return cast(Folder, SimpleNamespace(directory=path, run=RUN, manifest=SimpleNamespace(name="unit")))
+    table = {"learner": {"groups_per_update": 16, "optimizer": {"learning_rate": 2e-4}}, "threads": 1, "tags": ["a"]}
+    return cast(Folder, SimpleNamespace(directory=path, run=RUN, manifest=MANIFEST, settings_table=lambda: table))
 
 
 class Writer:
@@ -36,6 +51,10 @@ class Writer:
         self.scalars: dict[str, float] = {}
         self.steps: set[int] = set()
         self.closed = False
+        self.texts: dict[str, str] = {}
+
+    def add_text(self, name: str, text: str) -> None:
+        self.texts[name] = text
 
     def SummaryWriter(self, path: str) -> Writer:  # noqa: N802 - tensorboard's name
         self.path = path
@@ -53,14 +72,14 @@ class Trackio:
     """Stands for the module trackio."""
 
     def __init__(self) -> None:
-        self.logged: list[dict[str, float]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
         self.finished = False
 
-    def init(self, *, project: str, name: str) -> None:
-        self.run = (project, name)
+    def init(self, *, project: str, name: str, config: dict[str, Any], resume: str) -> None:
+        self.run, self.config, self.resume = (project, name), config, resume
 
-    def log(self, metrics: dict[str, float]) -> None:
-        self.logged.append(metrics)
+    def log(self, metrics: dict[str, float], *, step: int) -> None:
+        self.logged.append((step, metrics))
 
     def finish(self) -> None:
         self.finished = True
@@ -106,6 +125,7 @@ def test_tensorboard_gets_the_numbers_at_their_step(monkeypatch: pytest.MonkeyPa
         track(METRICS)
     assert writer.scalars == NUMBERS
     assert (writer.steps, writer.closed, writer.path) == ({7}, True, str(tmp_path / "tensorboard"))
+    assert CONFIG.items() <= json.loads(writer.texts["config"].strip("`json\n")).items()
 
 
 def test_trackio_gets_the_numbers_of_an_update_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,7 +133,9 @@ def test_trackio_gets_the_numbers_of_an_update_together(monkeypatch: pytest.Monk
     installed(monkeypatch, module)
     with tracker("trackio", folder(tmp_path)) as track:
         track(METRICS)
-    assert (module.logged, module.finished, module.run) == ([NUMBERS], True, ("p2prl", "unit"))
+    assert (module.logged, module.finished) == ([(7, NUMBERS)], True)
+    assert (module.run, module.resume) == (("p2prl", "unit-00010203"), "allow"), "a learner that starts again goes on"
+    assert CONFIG.items() <= module.config.items()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +152,7 @@ def test_wandb_gets_the_numbers_and_nothing_of_the_machine(
         track(METRICS)
     assert (module.logged, module.finished) == ([(7, NUMBERS)], True)
     begun = module.begun
+    assert CONFIG.items() <= begun["config"].items()
     assert (begun["mode"], begun["dir"], begun["name"]) == (mode, str(tmp_path), "unit")
     assert (begun["id"], begun["resume"]) == (RUN.hex()[:32], "allow"), "a learner that starts again goes on"
     kept_back = {name: begun["settings"][name] for name in ("disable_git", "x_disable_meta", "x_disable_machine_info")}

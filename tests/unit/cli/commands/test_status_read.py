@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2prl.cli.commands.status_read import status_command
-from p2prl.cli.commands.worker_session import pending_text
+from p2prl.cli.commands.worker_session import given_text, pending_text
 from p2prl.cli.views.quantities import age_text
 from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
@@ -166,3 +166,10 @@ def test_an_empty_home_and_a_damaged_status_file_are_handled(
     (tmp_path / "seat-1" / "run" / "status.json").write_text("[1, 2")
     status_command(None, home=tmp_path, as_json=False)
     assert "not running" in capsys.readouterr().out
+
+
+def test_a_farewell_says_what_the_machine_gave() -> None:
+    given = {"groups": {"verified": 12}, "verified_tokens": 18_433, "weight_bytes_sent": 2_100_000}
+    expected = "You gave 12 verified groups of 18,433 tokens in this run so far, and 2.1 MB of weights uploaded since"
+    assert given_text(given).startswith(expected)
+    assert given_text({"groups": {}, "weight_bytes_sent": 0}) == ""

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from p2prl.cli.views.learner_view import update_line, update_panel
+from p2prl.cli.views.learner_view import update_line, update_panel, waiting_text
 
 METRICS = {
     "step": 1_012,
@@ -81,3 +81,10 @@ def test_what_keeps_a_run_from_learning_is_shown() -> None:
     names = {"signal/warnings": ["no_reward", "a_later_one"]}
     assert "no completion of the last 64 groups earned any reward" in panel(planned=0, first=False, **names)
     assert "warning: no completion" in update_line("chain", METRICS | names, planned=0, first=False)
+
+
+def test_waiting_says_what_has_come() -> None:
+    assert waiting_text({}, 16).startswith("start volunteers")
+    assert waiting_text({"stored": 1}, 16) == "1 group to be replayed"
+    assert waiting_text({"stored": 3, "verified": 12}, 16) == "12 of 16 verified for the first update"
+    assert waiting_text({"rejected": 4}, 16) == "none verified so far, 4 rejected"

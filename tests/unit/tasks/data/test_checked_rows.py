@@ -13,7 +13,7 @@ from p2prl.tasks.data.checked_rows import CheckedRow, CheckedRows
 from p2prl.tasks.data.columns import ANSWER_NAMES, PROMPT_NAMES
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import open_source
-from p2prl.tasks.data.prompts import Prompt, normal_text
+from p2prl.tasks.data.prompts import Prompt, checked_prompt, normal_text
 from tests.unit.tasks.data.packing_rig import write_rows
 
 USER = {"role": "user", "content": "Hello"}
@@ -136,7 +136,11 @@ def test_an_instruction_without_input_is_a_prompt(tmp_path: Path, value: str | N
         ([{"role": "user", "content": " "}], "the user's last message is empty"),
         ([{"role": "human", "content": "Hi"}], "a message has the role 'human'"),
         ([{"role": "user"}], "is not {role, content}"),
-        ([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "is not {role, content}"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "is not {role, content}"),
+        ([{"role": "user", "content": [{"type": "text", "text": 7}]}], "is not {role, content}"),
+        ([{"role": "user", "content": [{"type": "text", "text": "Hi"}, "there"]}], "is not {role, content}"),
+        ([{"role": "user", "content": []}], "is not {role, content}"),
+        ([{"role": "user", "content": [{"type": "text", "text": " "}]}], "the user's last message is empty"),
         ([{**USER, "tool_calls": [1]}], "is not {role, content}"),
         (["Hi"], "is not {role, content}"),
         (json.dumps([USER]), "the messages are written as text"),
@@ -165,3 +169,9 @@ def test_prompts_that_ask_the_same_have_one_normal_text() -> None:
     assert normal_text("1 2 \r\n 3 4") == normal_text("1 2\n3 4")
     others = [{**system, "content": f"The grid is {n}."} for n in range(2)]
     assert len({normal_text([each, {"role": "user", "content": "Solve it."}]) for each in others}) == 2
+
+
+def test_text_parts_of_a_message_are_one_text() -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2+2?"}]
+    prompt = checked_prompt([{"role": "user", "content": parts}], place="rows.jsonl, line 1", column="prompt")
+    assert prompt == [{"role": "user", "content": "What is 2+2?"}]

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import shlex
+import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -240,3 +241,13 @@ def test_few_rows_are_decoded_together(tmp_path: Path) -> None:
             assert tracemalloc.get_traced_memory()[1] < 8_000_000
         finally:
             tracemalloc.stop()
+
+
+def test_csv_is_named_and_its_remedy_converts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my rows.csv").write_text('question,answer\n"1+1, or so?",2\n')
+    with pytest.raises(ConfigError, match="is CSV") as caught:
+        open_source(Path("my rows.csv"))
+    subprocess.run(caught.value.remedy.removeprefix("Convert it: "), shell=True, check=True)
+    assert json.loads(Path("my rows.jsonl").read_text()) == {"question": "1+1, or so?", "answer": "2"}
+    open_source(Path("my rows.jsonl"))

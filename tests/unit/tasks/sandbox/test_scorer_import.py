@@ -89,6 +89,33 @@ def test_top_level_of_a_file_reads_no_key_writes_nothing_and_opens_no_connection
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
+NOWHERE = """
+import os
+with open(os.devnull, "rb", buffering=0), open(os.devnull, "r+b"), open(os.devnull, "wb") as nowhere:  # as dill does
+    nowhere.write(b"x")
+def score(prompts, completions, **columns):
+    return [None]
+"""
+
+
+def test_a_file_may_open_the_null_device_for_writing_when_it_is_imported(tmp_path: Path) -> None:
+    code = tmp_path / "scorer.py"
+    code.write_text(NOWHERE)
+    with ScorerPool({"own": TaskScoring(SPEC, code)}, PoolConfig(workers=1)) as pool:
+        (scored,) = pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")
+    assert (scored.value, scored.failure) == (0.0, "value: returned None")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
+def test_a_refused_file_is_named_with_what_the_sandbox_allows(tmp_path: Path) -> None:
+    secret, code = tmp_path / "secret", tmp_path / "scorer.py"
+    secret.write_text("x")
+    code.write_text(f"open({str(secret)!r})\n")
+    with pytest.raises(ConfigError, match=r"Permission denied: '.*secret'") as caught:
+        ScorerPool({"own": TaskScoring(SPEC, code)}, PoolConfig(workers=1))
+    assert "The sandbox has refused it" in caught.value.remedy
+
+
 PLOTS = """
 import os
 from matplotlib import get_cachedir, pyplot

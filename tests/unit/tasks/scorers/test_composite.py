@@ -16,13 +16,13 @@ from p2prl.tasks.scorers.composite import Composite, ScorerValueError, Weighted
 
 @dataclass(frozen=True)
 class Constant:
-    value: float
+    value: float | None
 
-    def score(self, row: Any, completion: str, finished: bool) -> float:
+    def score(self, row: Any, completion: str, finished: bool) -> float | None:
         return self.value
 
 
-def total(*terms: tuple[float, float]) -> float:
+def total(*terms: tuple[float, float]) -> float | None:
     composite = Composite(terms=tuple(Weighted(name="x", weight=w, scorer=Constant(v)) for w, v in terms))
     return composite.score({}, "", True)
 
@@ -36,6 +36,12 @@ def test_weighted_sum(terms: list[tuple[float, float]]) -> None:
 def test_impossible_values(value: float) -> None:
     with pytest.raises(ScorerValueError, match="the scorer 'x' returned"):
         total((0.001, value))
+
+
+@pytest.mark.parametrize(("values", "score"), [((None, 2.0), 2.0), ((0.0, None), 0.0), ((None, None), None)])
+def test_terms_without_a_score_add_nothing(values: tuple[float | None, ...], score: float | None) -> None:
+    terms = tuple(Weighted(name="x", weight=1.0, scorer=Constant(value)) for value in values)
+    assert Composite(terms=terms).score({}, "", True) == score
 
 
 def test_the_sum_is_bounded_too() -> None:

@@ -9,6 +9,7 @@ import pytest
 from p2prl.errors import ConfigError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.build import build_scorer
+from p2prl.tasks.scorers.composite import Composite, Weighted
 from p2prl.tasks.scorers.trl_function import load_function
 
 FILE = """
@@ -80,10 +81,16 @@ def test_text_rows(path: Path) -> None:
 
 
 def test_arguments_are_trls(path: Path) -> None:
-    arguments = load_function(path, "trl_shape").arguments(ROW, "four")
-    assert arguments == {"prompts": ["2+2?"], "completions": ["four"], "answer": ["4"], "level": [3]}
+    arguments = load_function(path, "trl_shape").arguments(ROW, "four", True)
+    assert arguments == {
+        "prompts": ["2+2?"],
+        "completions": ["four"],
+        "answer": ["4"],
+        "level": [3],
+        "truncated": [False],
+    }
     chat = [{"role": "user", "content": "2+2?"}]
-    arguments = load_function(path, "trl_shape").arguments({**ROW, "prompt": chat}, "four")
+    arguments = load_function(path, "trl_shape").arguments({**ROW, "prompt": chat}, "four", True)
     assert arguments["prompts"] == [chat]
     assert arguments["completions"] == [[{"role": "assistant", "content": "four"}]]
 
@@ -94,7 +101,22 @@ def test_chat_rows(path: Path) -> None:
 
 
 def test_none_is_left_out_of_the_sum(path: Path) -> None:
-    assert built(path, "excluded").score(ROW, "", True) == 0.0
+    assert built(path, "excluded").score(ROW, "", True) is None
+    both = Composite(
+        terms=tuple(
+            Weighted(name=name, weight=2.0, scorer=load_function(path, name)) for name in ("narrow", "excluded")
+        )
+    )
+    assert both.score(ROW, "", True) == 2.0
+
+
+def test_a_function_learns_that_a_completion_was_cut_off(path: Path) -> None:
+    function = load_function(path, "trl_shape")
+    for finished in (True, False):
+        function.score(ROW, "four", finished)
+        assert function.arguments(ROW, "four", finished).get("truncated") == [not finished]
+    assert function.arguments({**ROW, "truncated": "mine"}, "four", False)["truncated"] == ["mine"]
+    assert "truncated" not in load_function(path, "narrow").arguments(ROW, "four", False)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +124,7 @@ def test_none_is_left_out_of_the_sum(path: Path) -> None:
     [
         ("scalar", TypeError, "scalar returned float, not a list"),
         ("two", TypeError, "two returned 2 values for 1 completion"),
-        ("words", ValueError, "high"),
+        ("words", TypeError, r"words returned \['high'\], not a list of one number"),
         ("raises", KeyError, "gone"),
         ("infinite", ValueError, "from -100 to 100"),
         ("huge", ValueError, "from -100 to 100"),

@@ -1,0 +1,40 @@
+"""The join link that a user names: the link itself, or a run folder on this machine that has one."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from p2prl.errors import ConfigError
+from p2prl.protocol.join_link import SCHEME, JoinLink, parse_link
+
+_MOST_BYTES = 64 * 1024
+"""Of a file with a link: addresses are bounded."""
+
+
+def named_link(text: str) -> JoinLink:
+    """The link in `text`, or that of the run folder it names. `ConfigError` says how to get one."""
+    path = Path(text.strip()).expanduser()
+    if not text.strip() or text.strip().startswith(SCHEME) or not path.exists():
+        return parse_link(text)
+    if path.is_file():
+        return parse_link(_read(path))
+    if not (path / "run.manifest").is_file():
+        raise ConfigError(
+            f"{text} is a folder without a run, and a join link is wanted",
+            remedy=f"The run's owner has its link, which starts with {SCHEME}: p2prl learn prints it.",
+        )
+    if not (path / "link").is_file():
+        raise ConfigError(
+            f"the run in {text} has no join link yet: its learner has not been up",
+            remedy=f"Start it with p2prl learn {shlex.quote(text)}, which prints the link; then run this again.",
+        )
+    return parse_link(_read(path / "link"))
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="Give the join link itself.") from error
