@@ -23,6 +23,10 @@ from p2prl.models.slot_model import SlotModel
 LEAST_WIDTH = 64
 """Cache columns of the narrowest graph."""
 
+GRAPH_BYTES = 1 << 28
+"""Allowance for some tens of graphs and their pool, which holds the activations of the largest: a graph of half a
+billion parameters has a thousand kernels."""
+
 _WARM_UPS = 2
 """Runs before a recording: libraries choose kernels and take memory in the first."""
 

@@ -75,10 +75,12 @@ def _gigabytes(size: int) -> float:
     return math.ceil(size / 1e6) / 1e3
 
 
-def cache_budget(device: torch.device, *, weight_bytes: int, memory_bytes: int | None) -> int:
-    """Bytes for everything but the weights, which are on `device` already.
+def cache_budget(device: torch.device, *, weight_bytes: int, memory_bytes: int | None, graph_bytes: int = 0) -> int:
+    """Bytes for keys, values and logits; the weights are on `device` already.
 
-    `memory_bytes` is what the machine's owner grants the engine, weights included.
+    `memory_bytes` is what the machine's owner grants the engine, weights and `graph_bytes` included.
     """
     budget = int(_SHARE[device.type] * free_memory(device))
-    return budget if memory_bytes is None else max(0, min(budget, memory_bytes - weight_bytes))
+    if memory_bytes is not None:
+        budget = min(budget, memory_bytes - weight_bytes)
+    return max(0, budget - graph_bytes)

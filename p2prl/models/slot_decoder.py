@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from p2prl.errors import IntegrityError
-from p2prl.models.decode_graph import LEAST_WIDTH, CaptureError, DecodeGraphs, recorder_for
+from p2prl.models.decode_graph import GRAPH_BYTES, LEAST_WIDTH, CaptureError, DecodeGraphs, recorder_for
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampled_row import RowDraws, SampledRow
 from p2prl.models.slot_model import SlotModel
@@ -47,9 +47,7 @@ class SlotDecoder:
         self._rows: list[SampledRow] = []  # by cache row
         self._draws = RowDraws(())
         self._tokens_N = self._positions_N = self._advance_N = torch.empty(0, dtype=torch.int64)
-        self._longest = self._most_tokens = 0
-        self._count = 0
-        """Rows of a recorded step, with those that fill the bucket."""
+        self._longest = 0
         self._most_rows = 0
         """Rows that fit the memory, as the last call of `admit` said."""
 
@@ -57,6 +55,11 @@ class SlotDecoder:
     def rows(self) -> Sequence[SampledRow]:
         """Rows being decoded, with some that have ended."""
         return self._rows
+
+    @property
+    def graph_bytes(self) -> int:
+        """Memory that recorded steps take besides the cache."""
+        return 0 if self._graphs is None else GRAPH_BYTES
 
     def admit(self, queue: deque[SampledRow], limit: int) -> None:
         """Take rows from the queue while fewer than `limit` are in use, and drop rows that ended.
@@ -115,10 +118,12 @@ class SlotDecoder:
         behind = int(self._running is not None)
         launched = None
         if any(not row.ended and len(row.token_ids) + behind < row.request.max_new_tokens for row in self._rows):
-            width = self._width(self._longest, self._most_tokens)
-            if width > self._model.columns:
+            if self._longest > self._model.columns:
                 self._reserve(self._rows, self._longest)
-            launched = graphs.launch(self._count, width), self._policy.version
+            # Powers of two, or all that the cache has: few numbers, so that few steps are recorded.
+            count = min(_next_power_of_two(len(self._rows)), self._model.rows)
+            width = min(_next_power_of_two(max(self._longest, LEAST_WIDTH)), self._model.columns)
+            launched = graphs.launch(count, width), self._policy.version
             self._longest += 1
         self._take()
         self._running = launched
@@ -174,8 +179,6 @@ class SlotDecoder:
         self._rows = rows
         self._longest = max((row.size for row in rows), default=0)
         if self._graphs is not None:
-            self._most_tokens = max((row.most_tokens for row in rows), default=0)
-            self._count = min(self._bucket(len(rows)), self._model.rows)
             if rows:
                 self._graphs.use(rows)
             return
@@ -185,20 +188,17 @@ class SlotDecoder:
         self._advance_N = torch.tensor(self._draws.alive, dtype=torch.int64, device=device)
 
     def _reserve(self, rows: Sequence[SampledRow], longest: int) -> None:
-        """Make the cache hold these rows with one more token each, the longest of `longest` with it."""
+        """Make the cache hold these rows with one more token each, the longest of `longest` with it.
+
+        With recorded steps, as many as a bucket has: each growth makes them invalid.
+        """
         most = max(row.most_tokens for row in rows)
-        width = self._width(longest, most)
-        self._model.reserve(self._bucket(len(rows)), width, most_rows=self._most_rows, most_columns=most)
-
-    def _bucket(self, rows: int) -> int:
-        """Rows of a recorded step: a power of two, within what fits the memory."""
-        return rows if self._graphs is None else max(rows, min(_next_power_of_two(rows), self._most_rows))
-
-    def _width(self, longest: int, most: int) -> int:
-        """Columns of a recorded step: a power of two, or those of the longest completion at its limit."""
-        if self._graphs is None:
-            return longest
-        return max(longest, min(_next_power_of_two(max(longest, LEAST_WIDTH)), most))
+        count, columns = len(rows), longest
+        if self._graphs is not None and count > self._model.rows:
+            count = max(count, min(_next_power_of_two(count), self._most_rows))
+        if self._graphs is not None and columns > self._model.columns:
+            columns = max(columns, min(_next_power_of_two(max(columns, LEAST_WIDTH)), most))
+        self._model.reserve(count, columns, most_rows=self._most_rows, most_columns=most)
 
     def _fill(self, rows: Sequence[SampledRow], slots: Sequence[int], joining: Sequence[SampledRow]) -> None:
         """Compute what joining rows need, or copy it from a row with the same prompt and policy."""

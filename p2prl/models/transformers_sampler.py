@@ -149,16 +149,21 @@ class TransformersSampler:
     def _choose_decoder(self) -> None:
         check = check_slots(self._policy)
         if check is not None:
-            weights = sum(parameter.nbytes for parameter in self._policy.model.parameters())
-            budget = cache_budget(self._policy.device, weight_bytes=weights, memory_bytes=self._memory_bytes)
+            decoder = SlotDecoder(self._policy, capture=self._capture) if check.works else None
+            budget = cache_budget(
+                self._policy.device,
+                weight_bytes=sum(parameter.nbytes for parameter in self._policy.model.parameters()),
+                memory_bytes=self._memory_bytes,
+                graph_bytes=0 if decoder is None else decoder.graph_bytes,
+            )
             self._limit = RowLimit(
                 budget_bytes=budget,
                 token_bytes=check.token_bytes,
                 vocabulary=self._policy.vocabulary,
                 most_rows=self._most_rows,
             )
-            if check.works:
-                self._decoder = SlotDecoder(self._policy, capture=self._capture)
+            if decoder is not None:
+                self._decoder = decoder
 
     def _rows_allowed(self) -> int:
         if self._limit is None:

@@ -202,8 +202,8 @@ def card_draw(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor]
         return None
     try:
         from p2prl.models.seeded_draw import card_draw as kernels
-    except ImportError:
-        log.warning("Triton is not installed: each token waits for the card")
+    except (ImportError, OSError) as error:
+        log.warning("Triton cannot be used, so each token waits for the card: %s", error)
         return None
     return kernels.draw_on_card if kernels.is_right_on(device) else None
 

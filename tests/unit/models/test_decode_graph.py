@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from p2prl.models import decode_graph, slot_decoder, slot_model
 from p2prl.models.policy_model import PolicyModel
+from p2prl.models.row_limit import RowLimit
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.sampling import sample_all
 from p2prl.models.slot_decoder import SlotDecoder
@@ -106,6 +107,19 @@ def test_numbers_of_rows_and_widths_are_rounded_up_to_few(recorders: list[Replay
     assert {count for count, _ in recorded(sampler)} <= {1, 2, 4, 8, 16}
     assert {width for _, width in recorded(sampler)} <= {4, 8, 16, 32, 33}
     assert recorders[0].replayed > 3 * recorders[0].recorded
+
+
+def test_other_limits_of_rows_and_tokens_record_no_other_steps(recorders: list[ReplayedCalls]) -> None:
+    """Rows that fit depend on the longest completion in flight, and so change all the time."""
+    sampler = TransformersSampler(small_policy())
+    sample_all(sampler, requests(9, tokens=29))
+    for tokens in (28, 27, 25):
+        sampler._limit = RowLimit(budget_bytes=10**9, token_bytes=1, vocabulary=1, most_rows=9 + tokens)
+        sample_all(sampler, requests(9, tokens=tokens))
+    decoder = sampler._decoder
+    assert isinstance(decoder, SlotDecoder)
+    assert {count for count, _ in recorded(sampler)} <= {1, 2, 4, 8, 16}
+    assert {width for _, width in recorded(sampler)} <= {4, 8, 16, decoder._model.columns}
 
 
 def long_request() -> list[GenerationRequest]:

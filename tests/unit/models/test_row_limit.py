@@ -29,6 +29,13 @@ def test_rows_fit_with_their_logits() -> None:
     assert _limit(10**9).rows(7) == 100
 
 
+def test_graphs_take_part_of_what_is_granted() -> None:
+    cpu = torch.device("cpu")
+    assert cache_budget(cpu, weight_bytes=300, memory_bytes=1000) == 700
+    assert cache_budget(cpu, weight_bytes=300, memory_bytes=1000, graph_bytes=150) == 550
+    assert cache_budget(cpu, weight_bytes=300, memory_bytes=400, graph_bytes=150) == 0
+
+
 def test_running_out_halves_and_steps_restore() -> None:
     limit = _limit(10**9)
     limit.ran_out(60)
