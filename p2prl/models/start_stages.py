@@ -1,4 +1,4 @@
-"""Stages of an engine's start, told to whoever started it: some engines take a minute, inside a library."""
+"""Stages of an engine's start, told to its caller: some engines take a minute, inside a library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", def
 
 @contextmanager
 def stages_told(on_stage: Callable[[str], None]) -> Iterator[None]:
-    """Pass the stages of engines that are started within to `on_stage`, a few words each."""
+    """Pass the stages of engines that are started within to `on_stage`: a short text each."""
     before = _listener.set(on_stage)
     try:
         yield

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from p2prl.models.gumbel_noise import gumbel
+from p2prl.models.linear_head import find_linear_head
 from p2prl.models.replay_statistics import TokenScores
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.seeded_draw.draw import margins
@@ -64,5 +65,16 @@ def _stretches(
         cache = cache or DynamicCache(config=model.config)
         fed += ids[max(0, start - 1) : end - 1]
         fed_1L = torch.tensor([fed], device=model.device)
-        yield start, model(input_ids=fed_1L, past_key_values=cache).logits[0, start - end :]
+        yield start, _logits(model, fed_1L, cache, end - start)
         fed = []
+
+
+def _logits(model: Any, fed_1L: Tensor, cache: DynamicCache, count: int) -> Tensor:
+    """Logits (T, V) of the last positions. Those of a plain head are summed in float32, as by scorers and samplers: in
+    bfloat16 the logits themselves would be rounded, by more than all layers before."""
+    head = find_linear_head(model)
+    if head is None:
+        return model(input_ids=fed_1L, past_key_values=cache).logits[0, -count:]  # type: ignore[no-any-return]
+    states_TD = model.base_model(input_ids=fed_1L, past_key_values=cache).last_hidden_state[0, -count:]
+    bias = None if head.bias is None else head.bias.float()
+    return torch.nn.functional.linear(states_TD.float(), head.weight.float(), bias)

@@ -107,14 +107,17 @@ def test_the_models_are_spread_like_trained_ones_and_read_their_context() -> Non
     assert float((logits[-1] - other[-1]).abs().max()) > 0.1
 
 
-def test_scores_by_spans_are_those_of_the_scorer() -> None:
-    held = policy(0, "float32")
+@pytest.mark.parametrize(("dtype", "noise"), [("float32", 1e-4), ("bfloat16", 0.05)])
+def test_scores_by_spans_are_those_of_the_scorer(dtype: str, noise: float) -> None:
+    held = policy(0, dtype)
     asked = requests()[:8]
-    made = [replace(each, spans=((0, 4),)) for each in sampled(asked, "float32")]
-    scorer = TransformersScorer(policy(0, "float32"))
+    made = [replace(each, spans=((0, 4),)) for each in sampled(asked, dtype)]
+    scorer = TransformersScorer(policy(0, dtype))
     for request, generation, by_scorer in zip(asked, made, replayed(scorer, asked, made), strict=True):
         by_spans = mixed_scores({4: held.model}, request, generation)
-        assert by_spans.margins.tolist() == by_scorer.margins.tolist() == [0.0] * 24
-        assert by_spans.logprobs == pytest.approx(by_scorer.logprobs, abs=1e-4)
-        assert by_spans.sizes == pytest.approx(by_scorer.sizes, rel=1e-4)
-        assert differing_tokens({4: held.model}, request, generation) == 0
+        # A head in bfloat16 would round logits of 16 by .06 each.
+        assert float(abs(by_spans.logprobs - by_scorer.logprobs).mean()) < noise
+        assert by_spans.sizes == pytest.approx(by_scorer.sizes, rel=10 * noise)
+        if dtype == "float32":
+            assert by_spans.margins.tolist() == by_scorer.margins.tolist() == [0.0] * 24
+            assert differing_tokens({4: held.model}, request, generation) == 0

@@ -56,7 +56,6 @@ def executor_class(draws: Draws) -> type[Any]:
             self.slot_of: dict[str, int] = {}
             self.tokens: dict[int, list[int]] = {}
             self.computed = np.zeros(slots, np.int32)
-            self.scheduled: Any = None
             self.preempted = 0
 
         def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
@@ -76,7 +75,7 @@ def executor_class(draws: Draws) -> type[Any]:
             cached = scheduler_output.scheduled_cached_reqs
             for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
                 self.computed[self.slot_of[name]] = computed
-            self.scheduled = scheduler_output.num_scheduled_tokens
+            self.scheduled: Any = scheduler_output.num_scheduled_tokens
             done: Future[Any] = Future()
             done.set_result(None if self.scheduled else EMPTY_MODEL_RUNNER_OUTPUT)
             return done
@@ -98,11 +97,9 @@ def executor_class(draws: Draws) -> type[Any]:
                 complete = length >= self.prefill_len[slot]
                 made.append([token] if complete else [])
                 self.tokens[slot] += made[-1]
-            output = ModelRunnerOutput(
-                req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=made
-            )
+            rows = {name: row for row, name in enumerate(names)}
             done: Future[Any] = Future()
-            done.set_result(output)
+            done.set_result(ModelRunnerOutput(req_ids=names, req_id_to_index=rows, sampled_token_ids=made))
             return done
 
     return Executor

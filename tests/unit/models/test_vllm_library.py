@@ -1,4 +1,4 @@
-"""What vLLM does to the process it runs in: its bars become stages of the start. Needs no vLLM."""
+"""vLLM in this process: its bars become stages of the start. Needs no vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM's model runners hand to the run's draw: its own warm-up, slots taken over, chunks, preempted requests.
+"""Rows that vLLM's model runners hand to the run's draw: its own warm-up, slots taken over, chunks, preempted requests.
 
 `Runner` does what vLLM 0.32's second runner does around a logits processor, with its types, in the order of
 `vllm/v1/worker/gpu/model_runner.py` (`finish_requests`, `add_requests`, `update_requests`, `prepare_inputs`) on the
