@@ -64,7 +64,7 @@ def packed(path: Path, rows: Sequence[dict[str, Any]]) -> PackedRows:
 def check(path: Path, rows: Sequence[dict[str, Any]], spec: str, scorer: Scorer | None = None) -> str:
     if scorer is None:
         built = build_scorer(spec, None)
-        scorer = Scorer(lambda row, text: built.score(row, text, True))
+        scorer = Scorer(lambda row, text: built.score(row, text, True) or 0.0)
     return check_scorer("sums", packed(path, rows), len(rows), RowCheck(spec).right_answer, scorer)
 
 

@@ -42,11 +42,12 @@ def test_a_start_without_an_answer_says_what_its_dials_saw(
 
 
 def test_a_minute_without_a_manifest_says_who_answered() -> None:
-    assert "may be gone" in no_manifest(links=0, other_runs=0).remedy
-    other = no_manifest(links=0, other_runs=1)
-    assert str(other) == "a peer of the link answers, but for another run than the link's"
-    assert "Copy the whole link again" in other.remedy
-    linked = no_manifest(links=2, other_runs=1)
+    assert "may be gone" in no_manifest(links=0, other_runs=0, knows_run=True).remedy
+    for other_runs, seen in ((1, "but for another run than the link's"), (0, "and knows nobody of the link's run")):
+        other = no_manifest(links=0, other_runs=other_runs, knows_run=False)
+        assert str(other) == f"a peer of the link answers, {seen}"
+        assert "Copy the whole link again" in other.remedy
+    linked = no_manifest(links=2, other_runs=1, knows_run=True)
     assert "2 peers of this run answered, and none sent" in str(linked)
     assert "mtu" in linked.remedy
 
