@@ -113,7 +113,7 @@ def test_a_constant_score_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot tell answers apart") as caught:
         check(tmp_path, SUMS, NUMBER, Scorer(lambda row, text: 1.0))
     assert "--answer-column" in caught.value.remedy
-    with pytest.raises(ConfigError, match="cannot tell answers apart"):  # a wrong answer scores more
+    with pytest.raises(ConfigError, match="rewards wrong answers"):
         check(tmp_path, SUMS, NUMBER, Scorer(lambda row, text: -float(row["answer"].endswith(text.strip()[-1]))))
 
 

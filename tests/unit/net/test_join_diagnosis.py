@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -55,19 +55,29 @@ def test_a_minute_without_a_manifest_says_who_answered() -> None:
 async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(_GREETING)
     await reader.read()
-    writer.close()
 
 
 async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()
-    writer.close()
 
 
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[str]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    """An address where `serve` answers one connection."""
+    served = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await serve(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        served.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         yield f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}/p2p/{PEER}"
+        await served.wait()
 
 
 @pytest.mark.parametrize(("serve", "expected"), [(greets, Outcome.GREETED), (is_silent, Outcome.ACCEPTED)])
