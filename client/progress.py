@@ -84,7 +84,10 @@ NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
 
 
 class ProgressReporter:
-    """Keeps the figures that only progress reports need, and makes the reports."""
+    """Keeps the figures that only progress reports need, and makes the reports.
+
+    Thirteen attributes, because each figure of a report is measured by itself.
+    """
 
     def __init__(self, spool: Spool, on_progress: Callable[[Progress], None], author: bytes) -> None:
         """`author` is this volunteer's public key."""

@@ -27,7 +27,7 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def printable_bytes(error: UnicodeError) -> tuple[str, int]:
-    """What stands in for text that a stream cannot encode: the error handler of the program's own streams."""
+    """Error handler of the program's own streams: a stand-in for text that they cannot encode."""
     assert isinstance(error, UnicodeEncodeError)
     text = cleaned(error.object[error.start : error.end]).translate(_ASCII)
     return text.encode("ascii", "replace").decode(), error.end

@@ -75,7 +75,7 @@ def passes(doc: dict[str, Any], completion: str) -> bool:
     """Whether a completion of one of the written prompts passes, by the run's own scorers."""
     if doc["scoring"]:
         score = _scorer(doc["scoring"]).score(json.loads(doc["row"]), completion, True)
-        return score > pass_threshold(doc["scoring"])
+        return score is not None and score > pass_threshold(doc["scoring"])
     return task_by_name(doc["task"]).task.score(doc["raw"], completion, True).reward > pass_threshold(None)
 
 

@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from p2prl.config.worker_folder import check_home_name
+
+def _checked_home(home: Path | None) -> Path | None:
+    from p2prl.config.worker_folder import check_home_name  # here: --help needs none of it
+
+    return check_home_name(home)
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, on standard output.")]
 Home = Annotated[
@@ -15,7 +20,7 @@ Home = Annotated[
     typer.Option(
         "--home",
         help="Folder of keys and unfinished work. Default: $P2PRL_HOME or your data folder.",
-        callback=check_home_name,
+        callback=_checked_home,
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest.")]

@@ -81,11 +81,11 @@ class MachineLimits:
     """Where a figure comes from, by the limit's name; from an option of the start where it is not here."""
 
     def source(self, limit: str) -> str:
-        """What set a limit, in the words of its owner."""
+        """Name what set a limit, in the words of its owner."""
         return _SOURCES[self.origins.get(limit, "option")].format(option=_OPTIONS[limit], limit=limit)
 
     def raised(self, limit: str, least: int) -> str:
-        """What gives a limit at least so many bytes, or takes it away: a remedy."""
+        """Say how to raise a limit to `least` bytes, or to take it away: a remedy."""
         gb = _gb_above(least)
         return _RAISED[self.origins.get(limit, "option")].format(option=_OPTIONS[limit], limit=limit, gb=gb)
 

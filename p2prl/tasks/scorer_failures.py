@@ -41,7 +41,7 @@ def failure_text(failures: Iterable[str]) -> str:
 
 
 def failure_remedy(failures: Iterable[str]) -> str:
-    """What to do about the most common of the failures of `ScoredAnswer`."""
+    """A remedy for the most common of the failures of `ScoredAnswer`."""
     kind, _, rest = _commonest(failures).partition(":")
     if kind == ERROR and rest.strip().startswith(_REFUSED_ERRORS):
         return (

@@ -137,7 +137,7 @@ class DemoProcesses:
     def ended_early(self) -> list[str]:
         """A sentence on each process that has ended before the run, but for the learner; each is told once.
 
-        `MachineError` when no process is left that samples: the learner would wait for groups for ever.
+        `MachineError` when no process is left that samples, because the learner would wait without end.
         """
         ended = [role for role in self.roles if role.process.poll() not in (None, RUN_FINISHED)]
         news = [role for role in ended if role.name not in {"learner", *self._told}]

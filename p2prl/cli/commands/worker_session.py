@@ -133,7 +133,7 @@ def pending_text(document: Mapping[str, Any]) -> str:
 
 
 def given_text(document: Mapping[str, Any]) -> str:
-    """What the owner's machine has given, in a sentence; empty where that is nothing yet."""
+    """A sentence on what the owner's machine has given; empty where that is nothing yet."""
     groups, sent = document.get("groups", {}).get("verified", 0), document.get("weight_bytes_sent", 0)
     parts = []
     if groups:

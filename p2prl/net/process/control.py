@@ -293,6 +293,8 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """How others reach this peer: a value of `p2prl.swarm.peers.reachability.Reach`."""
     other_runs: int = 0
     """Peers that answered for another run than ours."""
+    knows_run: bool = True
+    """False where peers of the join link were reached, and none of them knows a peer of this run."""
 
 
 class Warned(Message, frozen=True, array_like=True, tag=True):

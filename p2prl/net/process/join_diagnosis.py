@@ -66,18 +66,18 @@ def unreachable(outcomes: Mapping[str, Outcome]) -> UnreachableError:
     )
 
 
-def no_manifest(*, links: int, other_runs: int) -> UnreachableError:
+def no_manifest(*, links: int, other_runs: int, knows_run: bool) -> UnreachableError:
     """The error of a start at which a minute passed without the run's manifest. `links` are to peers of this run,
-    `other_runs` counts peers that answered for another one."""
+    `other_runs` counts peers that answered for another one, `knows_run` is as in `control.Status`."""
     if links:
         return UnreachableError(
             f"{counted(links, 'peer')} of this run answered, and none sent the run's description within a minute",
             remedy=f"Start again: they may be newcomers too. {_PACKETS}",
         )
-    if other_runs:
-        peers = "a peer of the link answers" if other_runs == 1 else f"{other_runs} peers answer"
+    if other_runs or not knows_run:
+        seen = "but for another run than the link's" if other_runs else "and knows nobody of the link's run"
         return UnreachableError(
-            f"{peers}, but for another run than the link's",
+            f"a peer of the link answers, {seen}",
             remedy="Copy the whole link again: one wrong character between @ and ? names another run. If it is copied "
             "right, a new run has begun there: ask for its link.",
         )

@@ -226,6 +226,7 @@ class NetworkProcess:
         When none of them answers and the run is already known from disk, start alone and try them again later.
         """
         start = TRANSPORTS.get(config.transport)
+        self._is_alone = not config.bootstrap
         self._is_public = config.reach.is_public or (config.node.role in _DIALABLE and has_public_address())
         lasting = self._keeper.lasting_addresses()
         relays = () if self._is_public else await relays_among((*config.bootstrap, *lasting))
@@ -251,6 +252,7 @@ class NetworkProcess:
             if not config.manifest and not self._keeper.knows_peers:
                 outcomes = await asyncio.gather(*map(outcome_of, config.bootstrap))
                 raise unreachable(dict(zip(config.bootstrap, outcomes, strict=True))) from error
+            self._is_alone = True
             self._report(control.Warned(f"{error}; continuing alone and trying again", ""))
             return await start(options(()))
 
@@ -304,7 +306,8 @@ class NetworkProcess:
             addresses=self._addresses(),
             link_peers=self._keeper.link_peers,
             reach=self._reach(),
-            other_runs=len(self._node.connections.other_runs),
+            other_runs=len(self._node.connections.discovery.other_runs),
+            knows_run=self._is_alone or self._node.connections.discovery.has_found,
         )
 
     def _reach(self) -> str:

@@ -125,4 +125,5 @@ class RunBootstrap(Generic[T]):
         if self._searched_s > _PATIENCE_S:
             assert network.status is not None
             links = sum(count for _, count in network.status.peers)
-            raise no_manifest(links=links, other_runs=network.status.other_runs)
+            status = network.status
+            raise no_manifest(links=links, other_runs=status.other_runs, knows_run=status.knows_run)

@@ -57,6 +57,8 @@ async def outcome_of(address: str, timeout_s: float = _TRIAL_S) -> Outcome:
         return Outcome.GREETED if await _greets(reader, writer, timeout_s) else Outcome.ACCEPTED
     finally:
         writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 def can_be_tried(address: str) -> bool:

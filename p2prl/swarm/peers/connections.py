@@ -38,10 +38,6 @@ GREETING_PAUSE_S = 0.05
 """Until the next ones: a thousand neighbors are greeted within two seconds."""
 
 
-_OTHER_RUNS = 16
-"""Peers of other runs that are remembered: one tells the user that the link is wrong, more say no more."""
-
-
 @dataclass(slots=True)
 class PeerLink:
     """An open connection to a peer, and the contents of its last hello."""
@@ -67,10 +63,7 @@ class PeerLink:
 
 
 class Connections:
-    """Open links by peer.
-
-    It asks every rule for links, because the rules know nothing of each other.
-    """
+    """Open links by peer. It asks every rule for links, because the rules know nothing of each other."""
 
     def __init__(self, local: LocalPeer, rng: Randomness, config: ConnectionsConfig, now: float) -> None:
         self._local = local
@@ -89,8 +82,6 @@ class Connections:
         """Whether a hello came since the clock was estimated."""
         self._clock_error_s: float | None = None
         self._admitted: list[PeerId] = []
-        self.other_runs: set[PeerId] = set()
-        """Some peers whose hello named another run than ours."""
 
     @property
     def learner(self) -> PeerId | None:
@@ -230,9 +221,8 @@ class Connections:
     def on_hello(self, message: Hello, source: PeerId, now: float) -> PeerLink | None:
         """Note a peer's hello; drops the link and returns None when it belongs to another run."""
         link = self.links.get(source)
-        if message.run != self._local.run and len(self.other_runs) < _OTHER_RUNS:
-            self.other_runs.add(source)
         if link is None or message.run != self._local.run:
+            self.discovery.on_hello(source, message.run)
             self.links.pop(source, None)
             return None
         try:

@@ -35,6 +35,10 @@ _KEY_CHECK_S = 180.0
 uses the key (`p2prl.net.process.key_use`), and that one writes its record every 30 s."""
 
 
+_OTHER_RUNS = 16
+"""Peers of other runs that are remembered: one tells the user that the link is wrong, more say no more."""
+
+
 @dataclass(slots=True)
 class _KnownPeer:
     """An entry of the address book."""
@@ -93,6 +97,8 @@ class Discovery:
         self._rng = rng
         self._config = config
         self._known: dict[PeerId, _KnownPeer] = {}
+        self.other_runs: set[PeerId] = set()
+        """Some peers whose hello named another run than ours."""
         self.introduced: frozenset[PeerId] = frozenset()
         """Peers the learner introduced last."""
         self._introduced_ms = 0
@@ -131,6 +137,16 @@ class Discovery:
         """Addresses of a peer according to the directory."""
         entry = self._known.get(peer)
         return () if entry is None else entry.addresses
+
+    def on_hello(self, peer: PeerId, run: bytes) -> None:
+        """A peer without a link says hello for this run."""
+        if run != self._local.run and len(self.other_runs) < _OTHER_RUNS:
+            self.other_runs.add(peer)
+
+    @property
+    def has_found(self) -> bool:
+        """Whether the directory has a record of a peer of this run."""
+        return bool(self._known)
 
     def record_of(self, peer: PeerId) -> bytes:
         """The peer's newest record, its envelope; empty when none is known."""

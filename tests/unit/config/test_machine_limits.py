@@ -187,7 +187,7 @@ def test_less_memory_than_the_program_takes_is_refused_before_anything_is_limite
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 2e6])
 def test_impossible_figures_name_their_option(option: str, value: float) -> None:
     with pytest.raises(ConfigError, match="--" + option.replace("_", "-")):
-        MachineLimits(**{option: value})
+        MachineLimits(**{option: value})  # type: ignore[arg-type]
 
 
 def test_held_bytes_count_files_and_no_links(tmp_path: Path) -> None:

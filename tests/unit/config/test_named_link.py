@@ -1,4 +1,4 @@
-"""What a user may give for a join link: the link, a run folder that has it, or a refusal that says how to get one."""
+"""A join link as users give it: the link, a run folder that has it, or a refusal that says how to get one."""
 
 from __future__ import annotations
 

@@ -123,4 +123,4 @@ def test_a_result_is_on_disk_when_it_is_added(tmp_path: Path, monkeypatch: pytes
 )
 def test_settings_outside_their_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        EvaluationConfig(**wrong)
+        EvaluationConfig(**wrong)  # type: ignore[arg-type]

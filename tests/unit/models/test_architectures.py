@@ -7,9 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from p2prl.models import transformers_scorer
+from p2prl.models.architectures import ARCHITECTURES
 from p2prl.models.policy_model import UNNAMED, PolicyModel
 from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_file_checks import ARCHITECTURES
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.sampler_port import GenerationRequest

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from p2prl.models import reference_logits
+from p2prl.models.architectures import ARCHITECTURES
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.reference_logits import LogitCheck, ReferenceLogits
-from p2prl.models.run_file_checks import ARCHITECTURES
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.tiny_models import tiny_model

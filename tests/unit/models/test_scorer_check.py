@@ -64,7 +64,7 @@ def packed(path: Path, rows: Sequence[dict[str, Any]]) -> PackedRows:
 def check(path: Path, rows: Sequence[dict[str, Any]], spec: str, scorer: Scorer | None = None) -> str:
     if scorer is None:
         built = build_scorer(spec, None)
-        scorer = Scorer(lambda row, text: built.score(row, text, True))
+        scorer = Scorer(lambda row, text: built.score(row, text, True) or 0.0)
     return check_scorer("sums", packed(path, rows), len(rows), RowCheck(spec).right_answer, scorer)
 
 
@@ -113,7 +113,7 @@ def test_a_constant_score_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot tell answers apart") as caught:
         check(tmp_path, SUMS, NUMBER, Scorer(lambda row, text: 1.0))
     assert "--answer-column" in caught.value.remedy
-    with pytest.raises(ConfigError, match="cannot tell answers apart"):  # a wrong answer scores more
+    with pytest.raises(ConfigError, match="rewards wrong answers"):
         check(tmp_path, SUMS, NUMBER, Scorer(lambda row, text: -float(row["answer"].endswith(text.strip()[-1]))))
 
 

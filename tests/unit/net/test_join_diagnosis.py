@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -42,11 +42,12 @@ def test_a_start_without_an_answer_says_what_its_dials_saw(
 
 
 def test_a_minute_without_a_manifest_says_who_answered() -> None:
-    assert "may be gone" in no_manifest(links=0, other_runs=0).remedy
-    other = no_manifest(links=0, other_runs=1)
-    assert str(other) == "a peer of the link answers, but for another run than the link's"
-    assert "Copy the whole link again" in other.remedy
-    linked = no_manifest(links=2, other_runs=1)
+    assert "may be gone" in no_manifest(links=0, other_runs=0, knows_run=True).remedy
+    for other_runs, seen in ((1, "but for another run than the link's"), (0, "and knows nobody of the link's run")):
+        other = no_manifest(links=0, other_runs=other_runs, knows_run=False)
+        assert str(other) == f"a peer of the link answers, {seen}"
+        assert "Copy the whole link again" in other.remedy
+    linked = no_manifest(links=2, other_runs=1, knows_run=True)
     assert "2 peers of this run answered, and none sent" in str(linked)
     assert "mtu" in linked.remedy
 
@@ -54,19 +55,29 @@ def test_a_minute_without_a_manifest_says_who_answered() -> None:
 async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(_GREETING)
     await reader.read()
-    writer.close()
 
 
 async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()
-    writer.close()
 
 
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[str]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    """An address where `serve` answers one connection."""
+    served = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await serve(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        served.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         yield f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}/p2p/{PEER}"
+        await served.wait()
 
 
 @pytest.mark.parametrize(("serve", "expected"), [(greets, Outcome.GREETED), (is_silent, Outcome.ACCEPTED)])

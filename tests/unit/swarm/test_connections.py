@@ -59,7 +59,7 @@ def test_hello_of_another_run_or_unknown_role() -> None:
     links.connected(A.peer_id, NOW)
     assert links.on_hello(hello(run=bytes(32)), A.peer_id, NOW) is None
     assert A.peer_id not in links.links
-    assert links.other_runs == {A.peer_id}
+    assert links.discovery.other_runs == {A.peer_id}
     links.connected(B.peer_id, NOW)
     with pytest.raises(RemoteProtocolError):
         links.on_hello(hello(role=99), B.peer_id, NOW)

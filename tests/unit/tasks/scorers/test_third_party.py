@@ -163,7 +163,9 @@ def test_own_answers_score_1_after_storage(mix: list[dict[str, Any]]) -> None:
         answer = row["reasoning_gym"]["answer"]
         assert scorer.score(row, f"I think <answer>{answer}</answer>", True) == 1.0
         assert scorer.score(row, f"<answer>{answer}</answer>", False) == 0.0
-        assert scorer.score(row, "I do not know", True) < 0.2
+        lost = scorer.score(row, "I do not know", True)
+        assert lost is not None
+        assert lost < 0.2
 
 
 @pytest.mark.extra
