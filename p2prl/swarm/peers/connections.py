@@ -151,6 +151,7 @@ class Connections:
                 observed=self.subnets.of(peer),
                 is_chosen=link.is_chosen,
                 since=link.since,
+                is_listed=self.discovery.is_listed(peer),
             )
             for peer, link in self.links.items()
             if link.role is not None and self.discovery.record_of(peer)
