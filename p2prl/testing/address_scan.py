@@ -98,7 +98,7 @@ def board_documents(url: str, most: int = 400) -> list[Document]:
         rows = names[wanted[0]] if wanted else [{"id": ""}]
         waiting += [re.sub(r"\{\w+\}", row["id"], path) for row in rows if "events" not in path]
     seen: set[str] = set()
-    documents = []
+    documents: list[Document] = []
     while waiting and len(documents) < most:
         path = waiting.pop(0)
         if path in seen:

@@ -91,10 +91,11 @@ def learn_command(
                     network = wrap_network(network, folder)
                 with device_failures_explained(), unrepeatable_explained():
                     learner.run(link.around(network), on_up=partial(_announce, link, learner, view, folder))
-            document = {"run": str(directory), "step": learner.step, **report.newest}
+            # The last version is published, and measured, after the last update.
+            document = {"run": str(directory), "step": learner.step, **report.newest, **learner.status()}
             state = "finished" if learner.finished else "stopped"
             ended = {"state": state, "time": SystemClock().now()}
-            status = {"role": "learner", **document, **learner.status(), **ended}
+            status = {"role": "learner", **document, **ended}
             write_status(directory / "status.json", status)
     if as_json:
         emit(document)

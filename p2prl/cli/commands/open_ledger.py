@@ -104,7 +104,7 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
 def _link_to_show(folder: Folder) -> str:
     """The learner's newest link as a page may show it; empty before there is one.
 
-    Its file may be of a release that named whoever could be dialed. So each peer in it has to have said, in a record
+    Its file may be of a release that named any peer that could be dialed. So each in it has to have said, in a record
     that the learner remembers, that links may name it.
     """
     try:

@@ -1,4 +1,4 @@
-"""What others see of a machine that works for a run, in one line for its owner. Pure, and light: it is said first."""
+"""The line that tells an owner what others see of a machine that works for a run. Pure, and light: it is said first."""
 
 from __future__ import annotations
 
