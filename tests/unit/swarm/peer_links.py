@@ -53,7 +53,7 @@ def dialed(links: Connections) -> list[PeerId]:
 
 
 def with_learner(**config: float) -> Connections:
-    links = connections(Role.VOLUNTEER, **config)
+    links = connections(Role.VOLUNTEER, **config)  # type: ignore[arg-type]
     links.connected(A.peer_id, NOW)
     links.on_hello(hello(), A.peer_id, NOW)
     return links
