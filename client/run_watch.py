@@ -1,7 +1,7 @@
-"""The run as a volunteer sees it: a learning curve, a rank and the next version's date, from messages it gets anyway.
+"""The run as a volunteer sees it: a learning curve and the next version's date, from messages it gets anyway.
 
 The learner's receipts for everybody pass through every volunteer. Nothing is asked of anybody for these figures, so
-they begin when this machine joined; the whole ledger is the board's. Pure.
+they begin when this machine joined. What needs the whole ledger, as a rank does, is the board's alone. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState
 
 MOST_MACHINES = 4_096
-"""Keys whose tokens are counted: an honest run has fewer, and a hostile learner must not fill this machine's memory."""
+"""Keys that are counted: an honest run has fewer, and a hostile learner must not fill this machine's memory."""
 
 MOST_POINTS = 128
 """Points of the curve. Past it two neighbors become one, so that the whole run fits on a screen."""
@@ -35,8 +35,6 @@ class RunView:
     """Newest learner step heard of; −1 before the first."""
     curve: tuple[tuple[int, float], ...] = ()
     """(learner step, mean reward of all credited completions), oldest first."""
-    rank: int | None = None
-    """Place of this machine among `machines` by credited tokens, from 1; None before its first credited group."""
     machines: int = 0
     """Machines with a group judged since `since`."""
     since: float | None = None
@@ -55,7 +53,7 @@ class RunWatch:
     def __init__(self, author: bytes) -> None:
         """`author` is this machine's public key."""
         self._author = author
-        self._tokens: dict[bytes, int] = {}
+        self._machines: set[bytes] = set()
         self._curve = _Curve()
         self._known: dict[bytes, None] = {}
         self._since: float | None = None
@@ -74,9 +72,8 @@ class RunWatch:
         self._since = now if self._since is None else self._since
         self._mark(receipts.step, now)
         for receipt in receipts.receipts:
-            credited = receipt.tokens if receipt.state in _CREDITED else 0
-            if receipt.peer in self._tokens or receipt.peer == self._author or len(self._tokens) < MOST_MACHINES:
-                self._tokens[receipt.peer] = self._tokens.get(receipt.peer, 0) + credited
+            if receipt.peer == self._author or len(self._machines) < MOST_MACHINES:
+                self._machines.add(receipt.peer)
             if receipt.state in _CREDITED:
                 self._curve.add(receipts.step, receipt.reward, receipt.completions)
 
@@ -97,13 +94,11 @@ class RunWatch:
     def view(self, now: float, *, publish_every: int) -> RunView:
         """The figures; `publish_every` is the learner's updates between versions, 0 while it is unknown."""
         step = self._marks[-1][0] if self._marks else -1
-        own = self._tokens.get(self._author, 0)
         share, seconds = self._next(step, now, publish_every)
         return RunView(
             step=step,
             curve=self._curve.points(),
-            rank=1 + sum(tokens > own for tokens in self._tokens.values()) if own else None,
-            machines=len(self._tokens),
+            machines=len(self._machines),
             since=self._since,
             next_share=share,
             next_s=seconds,

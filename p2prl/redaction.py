@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 from p2prl.plain_text import cleaned
@@ -18,6 +19,8 @@ _IPV6 = re.compile(
     r"(?<![\w:])\[?(?=[0-9a-fA-F:]*::|(?:[0-9a-fA-F]{1,4}:){7})"  # a time of day has two colons, apart
     r"(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}\]?(?::\d{1,5})?(?!\w|:[\w:])"
 )
+_SOURCE = re.compile(rf"(?:.*/site-packages|{re.escape(str(Path(__file__).parents[1]))})/((?:[\w.-]+/)*[\w.-]+\.py)")
+"""Program files: what leads to the packages is this machine's own, the rest is the same everywhere."""
 _PATH = re.compile(r"(?<![\w/:.])~?/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 
 LOG_FORMAT_VARIABLE = "P2PRL_LOG"
@@ -25,12 +28,20 @@ LOG_FORMAT_VARIABLE = "P2PRL_LOG"
 
 
 def redacted(text: str) -> str:
-    """The text with addresses, hosts and absolute paths replaced by what they were; the last part of a path stays."""
+    """The text with addresses, hosts and absolute paths replaced by what they were.
+
+    The last part of a path stays, and of a program's file what is below its packages.
+    """
     text = _MULTIADDR.sub("[address]", text)
     text = _URL_HOST.sub("[host]", text)
-    text = _PATH.sub(lambda found: "[path]/" + found[0].rstrip("/").rpartition("/")[2], text)
+    text = _PATH.sub(lambda found: f"[path]/{_rest_of(found[0])}", text)
     text = _IPV4.sub("[address]", text)
     return _IPV6.sub("[address]", text)
+
+
+def _rest_of(path: str) -> str:
+    source = _SOURCE.fullmatch(path)
+    return source[1] if source else path.rstrip("/").rpartition("/")[2]
 
 
 class RedactingFormatter(logging.Formatter):
@@ -68,5 +79,18 @@ class RedactingFormatter(logging.Formatter):
 def log_to_stderr(level: int = logging.WARNING) -> None:
     """Send this process's log to standard error, redacted, in the form that the environment asks for."""
     handler = logging.StreamHandler()
-    handler.setFormatter(RedactingFormatter(as_json=os.environ.get(LOG_FORMAT_VARIABLE) == "json"))
+    handler.setFormatter(_formatter())
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def redact_unhandled() -> None:
+    """Redact the warnings and errors of a process that sets no handler: Python prints them to standard error.
+
+    That handler looks the stream up for each line, so a live panel that stands in for it stays whole.
+    """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_formatter())
+
+
+def _formatter() -> RedactingFormatter:
+    return RedactingFormatter(as_json=os.environ.get(LOG_FORMAT_VARIABLE) == "json")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote
 
 from p2prl.errors import ConfigError, IdentityError
@@ -24,6 +25,7 @@ _DIGEST_CHARS = 52
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MULTIADDR = re.compile(r"(/[a-z0-9-]+/[^/\s]+)+/p2p/(\w+)(/p2p-circuit/p2p/(\w+))?", re.ASCII)
 _MOST_PORT = 65_535
+_PEER = re.compile(r"/p2p/(\w+)", re.ASCII)
 _REMEDY = "Copy the whole link again; it looks like p2prl://NAME@52-CHARACTERS?b=/ip4/…/tcp/…/p2p/…"
 
 
@@ -34,6 +36,10 @@ class JoinLink:
     name: str
     run: Digest
     bootstrap: tuple[str, ...]
+
+    def naming(self, peers: Collection[PeerId]) -> JoinLink:
+        """The link with those addresses alone that name nobody but these peers, as a relay or as the one behind it."""
+        return replace(self, bootstrap=tuple(each for each in self.bootstrap if peers_of(each) <= set(peers)))
 
     def __str__(self) -> str:
         text = base64.b32encode(self.run).decode().rstrip("=").lower()
@@ -74,6 +80,11 @@ def parse_link(text: str) -> JoinLink:
     if not addresses:
         raise ConfigError("the link names no peer to start from: its end was cut off", remedy=_REMEDY)
     return JoinLink(name, Digest(run), tuple(addresses[: limits.MAX_ADDRESSES]))
+
+
+def peers_of(address: str) -> frozenset[PeerId]:
+    """Every peer that a multiaddr names: its owner, and a relay in front of it."""
+    return frozenset(map(PeerId, _PEER.findall(address)))
 
 
 def _is_complete(address: str) -> bool:

@@ -7,15 +7,29 @@ from p2prl.protocol import limits
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.wire_codec import Wire
 
+LISTED = "/p2prl/listed"
+"""Last entry of the addresses of a peer that has chosen to be named in join links. It is no multiaddr, so a program
+that does not know it dials the others and passes over this one. A peer whose record lacks it has not chosen so."""
+
 
 class PeerRecord(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A peer's entry in the directory. It holds no host name, no location and no hardware."""
+    """A peer's entry in the directory: every peer of the run can read it. It holds no location and no hardware."""
 
     role: int
     addresses: tuple[str, ...]
     newest_version: int
     started_ms: int
     """When the process that uses this key started, Unix milliseconds. Of two processes with one key the later stops."""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether join links, and the pages that show them, may name the peer with its address."""
+        return LISTED in self.addresses
+
+    @property
+    def dialable(self) -> tuple[str, ...]:
+        """The addresses, without the entry that is none."""
+        return tuple(address for address in self.addresses if address != LISTED)
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` for too many addresses or an unprintable one."""

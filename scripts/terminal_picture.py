@@ -96,7 +96,6 @@ def example_progress() -> Progress:
         run=RunView(
             step=95,
             curve=tuple((step, 0.56 + 0.26 * (1 - 0.955 ** (step - 40))) for step in range(40, 96)),
-            rank=3,
             machines=15,
             since=NOW - 3_000.0,
         ),

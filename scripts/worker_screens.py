@@ -34,7 +34,7 @@ SAMPLING: Mapping[str, Any] = {
     "reward_recent": 0.81, "fetching": [0, 0], "weight_bytes_received": 1_384_000,
     "weight_bytes_from_peers": 1_176_000, "weight_bytes_sent": 1_941_000,
     "run_progress": {
-        "step": 94, "rank": 3, "machines": 15, "since": NOW - 3_000, "next_share": 0.5, "next_s": 41.0,
+        "step": 94, "rank": None, "machines": 15, "since": NOW - 3_000, "next_share": 0.5, "next_s": 41.0,
         "cut_off_since": None,
         "curve": [[step, round(0.56 + 0.26 * (1 - 0.955 ** (step - 40)), 3)] for step in range(40, 95)],
     },

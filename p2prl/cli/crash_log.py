@@ -1,4 +1,4 @@
-"""Crash files: the traceback of an unexpected error, kept in the folder the command works in."""
+"""Crash files: the traceback of an unexpected error, redacted, kept in the folder the command works in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from p2prl import __version__
+from p2prl.redaction import redacted
 
 _folder: list[Path] = []
 
@@ -21,11 +22,14 @@ def keep_in(folder: Path) -> None:
 
 
 def write(error: BaseException) -> Path:
-    """Write the traceback and the program's version; return the file. No arguments or settings: they may be private."""
+    """Write the traceback and the program's version; return the file, which may be pasted into a report.
+
+    No arguments or settings: they may be private. What a message or a path tells of this machine is taken out.
+    """
     lines = [
         f"p2prl {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n",
         f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n\n",
-        *traceback.format_exception(error),
+        *map(redacted, traceback.format_exception(error)),
     ]
     for folder in (*_folder, None):
         try:

@@ -58,7 +58,9 @@ def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = Non
     """
     from p2prl.cli import crash_log
     from p2prl.errors import MachineError, P2PRLError
+    from p2prl.redaction import redact_unhandled
 
+    redact_unhandled()
     try:
         app(args=arguments, prog_name=program)
     except P2PRLError as error:

@@ -50,7 +50,10 @@ UploadMbit = Annotated[
 ]
 Public = Annotated[
     bool,
-    typer.Option("--public", help="Others can dial this machine: do not find out, and relay for those behind routers."),
+    typer.Option(
+        "--public",
+        help="Others can dial this machine: relay for those behind routers. Join links may name a worker's address.",
+    ),
 ]
 NoPortMapping = Annotated[
     bool, typer.Option("--no-port-mapping", help="Do not ask the home router for a port (UPnP, NAT-PMP).")

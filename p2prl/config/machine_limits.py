@@ -185,9 +185,8 @@ def check_memory(needs: Requirements, limits: MachineLimits, *, on_cpu: bool, av
     `ConfigError` for the owner's figure, `MachineError` otherwise.
     """
     private = needs.private_bytes(on_cpu=on_cpu)
-    least = private + 2 * limits.network_memory_bytes
-    if limits.ram_gb and least > limits.ram_bytes:
-        raise _too_little_memory("this run", least, limits)
+    if limits.ram_gb and private + 2 * limits.network_memory_bytes > limits.ram_bytes:
+        raise _too_little_memory("this run", private, limits)
     if private > available_bytes:
         raise MachineError(
             f"this run needs {size_text(private)} of memory and {size_text(available_bytes)} are available",
@@ -195,9 +194,13 @@ def check_memory(needs: Requirements, limits: MachineLimits, *, on_cpu: bool, av
         )
 
 
-def _too_little_memory(what: str, least: int, limits: MachineLimits) -> ConfigError:
+def _too_little_memory(what: str, estimate: int, limits: MachineLimits) -> ConfigError:
+    """`estimate` is what its processes take. A limit is larger: what strangers send must fit below it as well."""
+    room = 2 * limits.network_memory_bytes
+    least = estimate + room
     return ConfigError(
-        f"{what} needs {size_text(least)} of memory, and {limits.source('ram')} allows {size_text(limits.ram_bytes)}",
+        f"{what} needs an estimated {size_text(estimate)}, and {size_text(room)} more as room for its network below a "
+        f"limit: {size_text(least)} of memory, and {limits.source('ram')} allows {size_text(limits.ram_bytes)}",
         remedy=f"{limits.raised('ram', least)} {_KEPT}",
     )
 
@@ -226,7 +229,7 @@ def enforce_memory(limits: MachineLimits, *, on_cpu: bool) -> None:
     """
     least = PROGRAM_BYTES + 2 * limits.network_memory_bytes
     if limits.ram_gb and limits.ram_bytes < least:
-        raise _too_little_memory("any run", least, limits)
+        raise _too_little_memory("any run", PROGRAM_BYTES, limits)
     if limits.ram_gb and on_cpu:
         allowed = limits.ram_bytes - 2 * limits.network_memory_bytes
         limit_memory_growth(allowed - psutil.Process().memory_info().rss + _SLACK_BYTES)

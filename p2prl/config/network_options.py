@@ -74,6 +74,7 @@ def peer_network(
     """
     caps = caps or UploadCaps()
     directory = worker_folder.run_directory(link.run)
+    reach = reach or ReachOptions()
     key = worker_folder.identity.public_key
     delegation = load_delegation(worker_folder.directory, key)
     members = {key} if delegation is None else {key, delegation.owner}
@@ -87,6 +88,7 @@ def peer_network(
             awaits_base=has_base,
             runs_code=runs_code,
             awaits_consent=True,
+            is_listed=reach.is_public or role is Role.SEEDER,
             delegations=() if delegation is None else (delegation,),
             revocations=load_revocations(worker_folder.home),
             memberships=tuple(each for each in load_memberships(worker_folder.home).values() if each.member in members),
@@ -99,7 +101,7 @@ def peer_network(
         manifest=known_run(directory, link.run),
         monthly_bytes=caps.monthly_bytes,
         memory_bytes=memory_bytes,
-        reach=reach or ReachOptions(),
+        reach=reach,
         transport=transport,
     )
 

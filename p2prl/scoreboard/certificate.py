@@ -6,7 +6,7 @@ the paper; what the numbers are worth is in the ledger either way, which the lea
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -16,9 +16,14 @@ from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of, public_key_of, verify_raw
 from p2prl.scoreboard.documents.api_views import require_run, run_document, time_text
 from p2prl.scoreboard.documents.leaderboard_view import contributor_document
+from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 
 FORMAT = "p2prl/certificate/v1"
+
+_ADDED = frozenset({"worked_from", "worked_until"})
+"""Facts that certificates of earlier releases have not."""
 
 MAX_BYTES = 16_384
 """Longest certificate text; ours have about 1 KB, and a stranger's file is read no further."""
@@ -49,6 +54,10 @@ class Certificate:
     issued_at: str
     signer: str
     """Peer id of who signed: the learner or the contributor."""
+    worked_from: str = ""
+    """First day (UTC) with credited work; empty in a certificate of an earlier release."""
+    worked_until: str = ""
+    """Last such day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +114,10 @@ def issue(snapshot: Snapshot, contributor_id: str, signer: Identity, *, now_ms: 
         ledger_head=board.head.hex(),
         issued_at=time_text(now_ms) or "",
         signer=signer.peer_id,
+        **_days(board, owner),
     )
     signature = signer.sign_raw(_signed_bytes(certificate)).hex()
-    text = msgspec.json.encode({**asdict(certificate), "signature": signature}).decode()
+    text = msgspec.json.encode({**_facts(certificate), "signature": signature}).decode()
     return Signed(certificate, text, signature)
 
 
@@ -124,7 +134,7 @@ def read(text: str) -> Signed:
         signer = public_key_of(PeerId(certificate.signer))
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, IdentityError) as error:
         raise ConfigError("this file is not a certificate", remedy="Use a file made by `p2prl certificate`.") from error
-    if certificate.format != FORMAT or set(document) != {field.name for field in fields(Certificate)}:
+    if certificate.format != FORMAT or set(document) != set(_facts(certificate)):
         raise ConfigError("this file is not a certificate", remedy="Use a file made by `p2prl certificate`.")
     if not verify_raw(signer, _signed_bytes(certificate), signature):
         raise IntegrityError(
@@ -160,6 +170,8 @@ def recount(certificate: Certificate, snapshot: Snapshot) -> None:
             "credit": person.credit,
             "receipts_root": person.receipts_root,
         }
+    if owner is not None and certificate.worked_from:
+        counted |= _days(board, owner)
     different = [name for name, value in counted.items() if getattr(certificate, name) != value]
     if person is None:
         different.append("contributor")
@@ -172,6 +184,17 @@ def recount(certificate: Certificate, snapshot: Snapshot) -> None:
         )
 
 
+def _days(board: BoardState, owner: bytes) -> dict[str, str]:
+    """The first and the last day on which the learner signed for work of an owner that is credited."""
+    days = sorted((time_text(hour * HOUR_MS) or "")[:10] for hour, workers in board.hours.items() if owner in workers)
+    return dict(zip(("worked_from", "worked_until"), (days[0], days[-1]), strict=True)) if days else {}
+
+
+def _facts(certificate: Certificate) -> dict[str, Any]:
+    """The fields by name, without those that a certificate of an earlier release has not."""
+    return {name: value for name, value in asdict(certificate).items() if value != "" or name not in _ADDED}
+
+
 def _signed_bytes(certificate: Certificate) -> bytes:
-    parts = [f"{field.name}={getattr(certificate, field.name)!r}".encode() for field in fields(Certificate)]
+    parts = [f"{name}={value!r}".encode() for name, value in _facts(certificate).items()]
     return digest("p2prl/certificate-signature/v1", *parts)

@@ -34,6 +34,8 @@ class NodeConfig:
     disk_bytes: int = 0
     """Most bytes of weights, patches, files, data and group bodies on disk together (`DiskQuota`). 0: only
     `keep_versions` limits, until the owner accepts the run with another bound."""
+    is_listed: bool = False
+    """Whether its owner has chosen that join links may name it with its address."""
     delegations: tuple[Delegation, ...] = ()
     """The delegation of this machine's key by its owner, sent to the learner."""
     revocations: tuple[Revocation, ...] = ()

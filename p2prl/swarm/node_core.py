@@ -56,7 +56,7 @@ class NodeCore:
     ) -> None:
         self.config = config
         self.rng = rng
-        self.local = LocalPeer(identity, config.role, run, started_ms=int(now * 1000))
+        self.local = LocalPeer(identity, config.role, run, started_ms=int(now * 1000), is_listed=config.is_listed)
         self.connections = Connections(self.local, rng, config.connections, now)
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)

@@ -103,6 +103,7 @@ def metric_keys(report: dict[str, Any]) -> dict[str, float]:
         figures |= {
             "pass_at_1": report["pass_at"]["1"]["rate"],
             "pass_at_k": report["pass_at"][str(report["samples"])]["rate"],
+            "samples": float(report["samples"]),
             "score_mean": report["score_mean"],
             "entropy_per_token": report["entropy_per_token"],
         }

@@ -57,7 +57,7 @@ class NetworkPeer:
             NetworkConfig(
                 key_file=self._folder / "key",
                 run=self._run,
-                node=NodeConfig(role=self._role),
+                node=NodeConfig(role=self._role, is_listed=self._role is Role.SEEDER),
                 blob_dir=self._folder / "blobs",
                 listen=tuple(given["listen"]) or DEFAULT_LISTEN,
                 bootstrap=() if self._role is Role.LEARNER else tuple(json.loads(self._link.read_text())),

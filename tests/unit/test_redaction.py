@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.redaction import RedactingFormatter, redacted
+import p2prl
+from p2prl.redaction import RedactingFormatter, redact_unhandled, redacted
 
 SECRETS = [
     "192.0.2.17",
@@ -53,12 +54,32 @@ def test_a_record_is_redacted_with_its_traceback(as_json: bool) -> None:
     line = RedactingFormatter(as_json=as_json).format(record)
     assert "192.0.2" not in line
     assert "FileNotFoundError" in line
-    assert "[path]/test_redaction.py" in line
+    assert "[path]/tests/unit/test_redaction.py" in line, "what leads to the clone is this machine's own"
     if as_json:
         document = json.loads(line)
         assert (document["level"], document["logger"]) == ("warning", "p2prl.net")
         assert document["message"] == "peer [address] left"
         assert "\n" not in line
+
+
+def test_a_program_file_keeps_what_lies_below_its_packages() -> None:
+    where = Path(p2prl.__file__).parents[1]
+    assert redacted(f'File "{where}/p2prl/errors.py", line 7') == 'File "[path]/p2prl/errors.py", line 7'
+    installed = "/home/alice/.venv/lib/python3.12/site-packages/torch/nn/functional.py"
+    assert redacted(f"in {installed}:12") == "in [path]/torch/nn/functional.py:12"
+    assert redacted(f"{where}/runs/alice/run.toml") == "[path]/run.toml"
+
+
+def test_a_line_that_no_handler_takes_is_redacted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python prints it: a role's own process sets no handler."""
+    redact_unhandled()
+    assert logging.lastResort is not None
+    logging.lastResort.handle(
+        logging.LogRecord(
+            "p2prl.net", logging.WARNING, __file__, 1, "refused by %s", ("/ip4/192.0.2.17/tcp/4001",), None
+        )
+    )
+    assert capsys.readouterr().err == "p2prl.net: refused by [address]\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -1,4 +1,4 @@
-"""The learner's join link: written into its run folder, shown, and renewed as public peers come and go."""
+"""The learner's join link: written into its run folder, shown, and renewed as listed peers come and go."""
 
 from __future__ import annotations
 

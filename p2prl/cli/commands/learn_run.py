@@ -92,10 +92,11 @@ def learn_command(
                 around = WatchedPort(link.around(network), lambda _: report.tell_waiting(learner, link))
                 with device_failures_explained(), unrepeatable_explained():
                     learner.run(around, on_up=partial(_announce, link, learner, view, folder))
-            document = {"run": str(directory), "step": learner.step, **report.newest}
+            # The last version is published, and measured, after the last update.
+            document = {"run": str(directory), "step": learner.step, **report.newest, **learner.status()}
             state = "finished" if learner.finished else "stopped"
             ended = {"state": state, "time": SystemClock().now()}
-            status = {"role": "learner", **document, **learner.status(), **ended}
+            status = {"role": "learner", **document, **ended}
             write_status(directory / "status.json", status)
     if as_json:
         emit(document)

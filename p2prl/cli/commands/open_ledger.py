@@ -10,12 +10,13 @@ from pathlib import Path
 from p2prl.cli import crash_log
 from p2prl.cli.role_files import read_status
 from p2prl.clock import SystemClock
-from p2prl.config.network_options import known_run
-from p2prl.config.run_folder import open_folder
+from p2prl.config.network_options import PEERS_FILE, known_run
+from p2prl.config.run_folder import Folder, open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
-from p2prl.errors import MachineError, UnreachableError
+from p2prl.errors import ConfigError, MachineError, UnreachableError
 from p2prl.learner.evaluation.results_file import read_results
 from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.net.storage.kept_peers import read_peers
 from p2prl.plain_text import counted
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
@@ -23,6 +24,7 @@ from p2prl.protocol.join_link import SCHEME, parse_link
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
+from p2prl.swarm.peers.peer_memory import PeerMemory
 from p2prl.validator.own_ledger import FILE_NAME as OWN_LEDGER
 
 _PROBE_S = 1.0
@@ -85,11 +87,10 @@ def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Itera
 def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
     """The ledger in a run folder's journal."""
     folder = open_folder(directory)
-    link = folder.link_file.read_text().strip() if folder.link_file.exists() else ""
     source = RunFolderSource(
         folder.paths.journal,
         folder.manifest_raw,
-        join_link=link,
+        join_link=lambda: _link_to_show(folder),
         planned_updates=folder.planned_updates,
         offline_since=LearnerWatch(directory),
         evaluations=lambda: read_results(folder.paths.evaluations).objects,
@@ -98,6 +99,24 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
         yield source
     finally:
         source.close()
+
+
+def _link_to_show(folder: Folder) -> str:
+    """The learner's newest link as a page may show it; empty before there is one.
+
+    Its file may be of a release that named any peer that could be dialed. So each in it has to have said, in a record
+    that the learner remembers, that links may name it.
+    """
+    try:
+        link = parse_link(folder.link_file.read_text())
+    except (OSError, ConfigError):
+        return ""
+    alone = link.naming({folder.identity.peer_id})
+    if alone != link:
+        memory = PeerMemory(folder.run, folder.identity.peer_id)
+        memory.restore(read_peers(folder.directory / PEERS_FILE), SystemClock().now())
+        alone = link.naming({folder.identity.peer_id, *memory.listed})
+    return str(alone) if alone.bootstrap else ""
 
 
 def _is_of_validator(directory: Path) -> bool:

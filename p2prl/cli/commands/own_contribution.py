@@ -11,7 +11,6 @@ from p2prl.cli.commands.own_spools import spools_of
 from p2prl.cli.role_files import read_status
 from p2prl.cli.views.console import console, emit, say
 from p2prl.cli.views.contribution_view import contribution_lines
-from p2prl.cli.views.receipt_view import credit_of
 from p2prl.client.own_groups import OwnGroups
 from p2prl.client.spool import SpoolState
 from p2prl.config.own_runs import OwnRun, runs_here
@@ -21,6 +20,7 @@ from p2prl.config.worker_folder import default_home
 from p2prl.errors import IdentityError, MachineError
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
 
 
 def contribution_command(*, home: Path | None, as_json: bool) -> None:

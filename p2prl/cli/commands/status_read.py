@@ -37,10 +37,15 @@ def status_documents(run: Path | None, home: Path) -> list[dict[str, Any]]:
 
 
 def _learner(run: Path) -> dict[str, Any]:
-    """A run folder's learner: its status file and the newest line of its metrics."""
+    """A run folder's learner: its status file, with what the newest line of its metrics adds.
+
+    The file is written after each update and at the end, so it wins, unless a crash came between the two.
+    """
     name = _run_name(run)
-    metrics = read_json_lines(run / "metrics.jsonl").objects
-    status = {**read_status(run / "status.json"), **(metrics[-1] if metrics else {})}
+    lines = read_json_lines(run / "metrics.jsonl").objects
+    metrics, status = lines[-1] if lines else {}, read_status(run / "status.json")
+    is_behind = float(metrics.get("step", -1)) > float(status.get("step", -1))
+    status = {**status, **metrics} if is_behind else {**metrics, **status}
     holder = holder_of(run)
     if holder is not None:  # the file's state may come from an earlier process
         status["state"] = "training" if holder == status.get("pid") else "running, no update since its start"

@@ -21,6 +21,7 @@ from p2prl.cli import crash_log
 from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.owner_controls import OwnerControls, PlannedLimits, open_controls
 from p2prl.cli.views.console import say
+from p2prl.cli.views.visibility import visibility_line
 from p2prl.config.named_link import named_link
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
@@ -133,6 +134,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     base = _base_directory(request.base)
     worker = claim_worker_folder(request.home or default_home(), kind=request.kind)
     crash_log.keep_in(worker.directory)
+    say(visibility_line(is_seeder=request.kind == "seeder", is_public=request.reach.is_public))
     if not request.confine:
         control = open_controls(worker.directory)
         return WorkerStart(

@@ -9,10 +9,11 @@ from typing import Any
 from p2prl.cli.views.quantities import age_text
 from p2prl.cli.views.small_curve import sparkline
 from p2prl.plain_text import cleaned, counted, wrapped
+from p2prl.scoreboard.web.text_format import credit
 
 _DAYS = 14
 
-_NAME = 20
+_NAME = 19
 """Columns of a run's name: a row fits in 80."""
 
 
@@ -24,7 +25,7 @@ def contribution_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
     lines = [f"You are {', '.join(names)} on the board{of_teams}." if names else "This machine has no name yet."]
     lines += [
         "",
-        f"{'run':<{_NAME}} {'worker':<8} {'groups':>7} {'passed':>6} {'tokens':>12} {'credit':>9}  last group",
+        f"{'run':<{_NAME}} {'worker':<8} {'groups':>7} {'passed':>6} {'tokens':>12} {'credit':>10}  last group",
     ]
     for part in document["runs"]:
         last = "–" if part["last_at"] is None else f"{age_text(document['time'] - part['last_at'])} ago"
@@ -35,9 +36,9 @@ def contribution_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
         name = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
         lines.append(
             f"{name:<{_NAME}} {part['seat']:<8} {verified:>7,} {passed:>6} {part['tokens']:>12,}"
-            f" {part['credit']:>9.3g}  {last}"
+            f" {credit(part['credit']):>10}  {last}"
         )
-    sums = f"{document['groups_verified']:>7,} {'':>6} {document['tokens']:>12,} {document['credit']:>9.3g}"
+    sums = f"{document['groups_verified']:>7,} {'':>6} {document['tokens']:>12,} {credit(document['credit']):>10}"
     lines += [f"{'all':<{_NAME}} {'':<8} {sums}", "", *_days(document)]
     return [part.rstrip() for line in lines for part in wrapped(line, width)]
 
@@ -48,5 +49,5 @@ def _days(document: Mapping[str, Any]) -> list[str]:
     curve = sparkline([float(value) for value in values], _DAYS) if any(values) else "nothing credited"
     return [
         f"last {_DAYS} days  {curve}  {counted(sum(values), 'token')}, {values[-1]:,} of them today (UTC)",
-        "Credit is petaFLOP of checked forward work. Groups in detail: p2prl receipts list RUN.",
+        "Credit is checked forward work, as on the board. Groups in detail: p2prl receipts list RUN.",
     ]

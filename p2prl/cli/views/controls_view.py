@@ -26,7 +26,7 @@ def answer_line(answer: Mapping[str, Any], *, now: float) -> str:
         if not answer.get("followed", True):
             parts.append("frees its memory now")
         else:
-            parts.append("memory freed" if not held else f"{size_text(held)} still held")
+            parts.append("its engine's memory is freed" if not held else f"its engine still holds {size_text(held)}")
         parts.append("relays weights" if answer.get("relays") else "off the network")
     return "; ".join(parts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from p2prl.protocol import limits
+from p2prl.protocol.join_link import peers_of
 
 _MOST_OWN = 4
 """Addresses of the learner in a link: with three peers it still fits a chat message."""
@@ -16,9 +17,14 @@ def shareable(addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def link_addresses(own: tuple[str, ...], peers: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses of a link: the learner's, those of widest reach first, then those of public peers."""
+    """The addresses of a link: the learner's, those of widest reach first, then those of listed peers.
+
+    An address of the learner's through a relay names the relay too, so it takes one of those peers.
+    """
     reaches = ("internet", "network", "machine")
-    widest = sorted(dict.fromkeys(own), key=lambda address: reaches.index(_reach(address)))
+    listed = frozenset[str]().union(*map(peers_of, peers))
+    named = [a for a in own if "/p2p-circuit" not in a or peers_of(a.partition("/p2p-circuit")[0]) <= listed]
+    widest = sorted(dict.fromkeys(named), key=lambda address: reaches.index(_reach(address)))
     room = _MOST_OWN if peers else limits.MAX_ADDRESSES
     return (*widest[:room], *peers)[: limits.MAX_ADDRESSES]
 

@@ -80,10 +80,10 @@ def evaluation_texts(metrics: Mapping[str, Any]) -> list[str]:
         if key.startswith("evaluation/") and key.endswith("/greedy_pass"):
             task = key.split("/", 1)[1].removesuffix("/greedy_pass")
             rate, low, high = (metrics[f"{key}{end}"] for end in ("", "_low", "_high"))
-            best = metrics.get(f"evaluation/{task}/pass_at_k")
+            best, k = (metrics.get(f"evaluation/{task}/{part}") for part in ("pass_at_k", "samples"))
             texts.append(
                 f"{task} v{metrics['evaluation/version']:.0f}: greedy {rate:.3f} ({low:.3f} to {high:.3f})"
-                + ("" if best is None else f", pass@k {best:.3f}")
+                + ("" if best is None else f", pass@{'k' if k is None else f'{k:.0f}'} {best:.3f}")
             )
     return sorted(texts)
 

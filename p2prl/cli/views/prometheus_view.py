@@ -7,9 +7,10 @@ says who or where a peer is.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from p2prl.cli.views.metric_families import Family, family_of
 
 _SKIPPED = frozenset({"pid", "time", "running"})
 """Keys that have a metric of their own or mean nothing over time."""
@@ -20,39 +21,40 @@ _LABEL_OF = {"peers": "role", "groups": "state", "reasons": "reason"}
 
 def prometheus_text(workers: Sequence[Mapping[str, Any]]) -> str:
     """The metrics of all workers in the text format 0.0.4, each family once."""
-    families: dict[str, list[str]] = {}
+    families: dict[str, tuple[Family, list[str]]] = {}
     for worker in workers:
         labels = {
             "role": str(worker.get("role", "unknown")),
             "run": str(worker.get("run", "")),
             "seat": str(worker.get("seat", "")),
         }
-        for name, extra, value in _samples(worker):
-            line = f"{name}{{{_labels({**labels, **extra})}}} {_number(value)}"
-            families.setdefault(name, []).append(line)
+        for key, extra, value in _samples(worker):
+            family = family_of(key)
+            line = f"{family.name}{{{_labels({**labels, **family.labels, **extra})}}} {_number(value)}"
+            families.setdefault(family.name, (family, []))[1].append(line)
     lines: list[str] = []
-    for name, samples in sorted(families.items()):
-        lines += [f"# TYPE {name} gauge", *samples]
+    for name, (family, samples) in sorted(families.items()):
+        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}", *samples]
     return "\n".join(lines) + "\n" if lines else ""
 
 
 def _samples(worker: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str], float]]:
-    yield "p2prl_running", {}, float(bool(worker.get("running")))
+    """(key, labels, value) of every number."""
+    yield "running", {}, float(bool(worker.get("running")))
     if isinstance(worker.get("state"), str):
-        yield "p2prl_state", {"state": worker["state"]}, 1.0
+        yield "state", {"state": worker["state"]}, 1.0
     if _is_number(worker.get("time")):
-        yield "p2prl_last_report_timestamp_seconds", {}, worker["time"]
+        yield "last_report_timestamp_seconds", {}, worker["time"]
     for key, value in worker.items():
         if key in _SKIPPED:
             continue
-        name = "p2prl_" + re.sub(r"[^a-z0-9]+", "_", key.lower()).strip("_")
         if _is_number(value):
-            yield name, {}, value
+            yield key, {}, value
         elif isinstance(value, Mapping) and key != "controls":
             label = _LABEL_OF.get(key, "key")
             for part, number in value.items():
                 if _is_number(number):
-                    yield name, {f"{label}_of_{key}" if label == "role" else label: str(part)}, number
+                    yield key, {f"{label}_of_{key}" if label == "role" else label: str(part)}, number
 
 
 def _is_number(value: object) -> bool:

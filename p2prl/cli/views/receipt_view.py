@@ -10,6 +10,8 @@ from p2prl.plain_text import counted
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
+from p2prl.scoreboard.web.text_format import credit
 
 if TYPE_CHECKING:
     from p2prl.client.own_groups import OwnGroup
@@ -32,11 +34,6 @@ _STATES = {
     int(ReceiptState.REJECTED): "rejected",
     int(ReceiptState.EXPIRED): "expired",
 }
-
-
-def credit_of(tokens: int, parameters: int) -> float:
-    """Tokens as petaFLOP of checked forward work, the leaderboard's unit."""
-    return tokens * 2 * parameters / 1e15
 
 
 def group_document(group: OwnGroup, seat: str, *, parameters: int, in_escrow: bool) -> dict[str, Any]:
@@ -103,7 +100,7 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
         if document["in_escrow"]:
             escrow = f"; in escrow until {escrow_groups} further groups are credited or the run ends"
         tokens = counted(document["credited_tokens"], "token")
-        lines.append(f"Credit     {tokens}, {document['credit']:.3g} petaFLOP of the board{escrow}")
+        lines.append(f"Credit     {tokens}, {credit(document['credit'])} on the board{escrow}")
     else:
         lines.append("Credit     none")
     return lines

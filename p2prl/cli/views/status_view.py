@@ -146,6 +146,8 @@ def _groups(worker: Mapping[str, Any]) -> str:
 
 
 def _memory(worker: Mapping[str, Any]) -> str:
+    """What its processes hold now, measured: the figure of a run's introduction is an estimate of them all."""
     own, network = worker.get("resident_bytes", 0), worker.get("network_resident_bytes", 0)
     network += worker.get("network_daemon_bytes", 0)
-    return size_text(own) + (f", and {size_text(network)} for the network" if network else "") if own else ""
+    parts = f" ({size_text(own)} of its own, {size_text(network)} of the network)" if network else ""
+    return f"{size_text(own + network)} measured{parts}" if own else ""

@@ -115,7 +115,7 @@ def run_document(run: RunView) -> dict[str, Any]:
     return {
         "step": run.step,
         "curve": [[step, round(reward, 4)] for step, reward in run.curve],
-        "rank": run.rank,
+        "rank": None,  # the board's alone: it has the whole ledger
         "machines": run.machines,
         "since": run.since,
         "next_share": None if run.next_share is None else round(run.next_share, 4),

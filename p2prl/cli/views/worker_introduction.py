@@ -81,7 +81,7 @@ def _run_lines(manifest: RunManifest, needs: Requirements, disk_bytes: int) -> l
         f"  Download  {size_text(needs.download_bytes)} now, up to {size_text(needs.weights_bytes)} a newer policy",
         *([f"  Data      {size_text(needs.data_bytes)} of the download are rows of data"] if needs.data_bytes else []),
         f"  Disk      {size_text(disk_bytes)} at most, everything together; writes at most {_writes(needs)}",
-        f"  Memory    about {size_text(needs.memory_bytes)}",
+        f"  Memory    about {size_text(needs.memory_bytes)}, estimated, all processes together",
     ]
 
 

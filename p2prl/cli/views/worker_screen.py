@@ -6,7 +6,6 @@ terminal, two on a wide one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -181,7 +180,8 @@ class WorkerScreen:
         if verified and not has_ended(worker):
             newest = "the newest" if verified == 1 else f"the newest {min(verified, ESCROW_GROUPS):,}"
             rows.append(("", f"{newest} in escrow until more are verified or the run ends"))
-        rows += [("board", text) for text in [self._board(verified, rejected)] if text]
+        if judged := verified + rejected:
+            rows.append(("checked", f"{verified / judged:.0%} of {counted(judged, 'judged group')} passed"))
         waiting = groups.get("generated", 0) + groups.get("delivered", 0)
         late = f"   {groups['expired']:,} too old" if groups.get("expired") else ""
         rows.append(("groups", f"{waiting:,} waiting for a verdict   {rejected:,} rejected{late}"))
@@ -194,17 +194,6 @@ class WorkerScreen:
         lines = rejection_lines(self._worker.get("reasons") or {})
         rows: Rows = [("unpaid", Text(line, style="yellow")) for line in lines[:_MOST_REASONS]]
         return [*rows, ("", "each of them: p2prl receipts list, p2prl receipts explain")] if rows else []
-
-    def _board(self, verified: int, rejected: int) -> str:
-        """Rank and pass rate. The rank counts what passed by since this machine joined."""
-        parts = []
-        if (rank := self._run.get("rank")) is not None:
-            since = time.strftime("%H:%M", time.localtime(self._run.get("since") or self._now))
-            machines = counted(self._run.get("machines", rank), "machine")
-            parts.append(f"rank {rank:,} of {machines} since {since}")
-        if judged := verified + rejected:
-            parts.append(f"{verified / judged:.0%} of {counted(judged, 'judged group')} passed")
-        return "   ".join(parts)
 
     def _given_rows(self) -> Rows:
         worker = self._worker

@@ -288,7 +288,7 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     addresses: tuple[str, ...] = ()
     """Where others may dial this peer now: they change as routers and relays do."""
     link_peers: tuple[str, ...] = ()
-    """Addresses of the peers that the join link should name beside the learner; of learners alone."""
+    """Addresses of the listed peers that a join link should name beside the learner; of learners and boards."""
     reach: str = ""
     """How others reach this peer: a value of `p2prl.swarm.peers.reachability.Reach`."""
     other_runs: int = 0

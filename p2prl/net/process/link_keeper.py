@@ -65,11 +65,12 @@ class LinkKeeper:
         self._named = config.bootstrap
         named = [(split_peer(address)[1], address) for address in config.bootstrap]
         self._is_learner = config.node.role is Role.LEARNER
+        self._shows_link = config.node.role in (Role.LEARNER, Role.BOARD)
         self._redialer = Redialer(named, rng, clock.now(), is_learner=self._is_learner)
         self._detours = Detours()
         self._link_peers = LinkPeers()
         self.link_peers: tuple[str, ...] = ()
-        """Addresses of the peers that the learner's join link should name beside it."""
+        """Addresses of the listed peers that a join link should name beside the learner; of learners and boards."""
         self._memory = PeerMemory(Digest(config.run), own)
         if self._path is not None:
             self._memory.restore(read_peers(self._path), clock.now())
@@ -116,7 +117,7 @@ class LinkKeeper:
         self._memory.learner = self._node.connections.learner
         linked = self._node.connections.linked_records()
         self._memory.note(linked, now)
-        if self._is_learner:
+        if self._shows_link:
             is_public = any(map(is_direct_public, addresses))
             self.link_peers = self._link_peers.update(linked, self._node.dial_rules, now, is_public=is_public)
         if self._path is not None and (self._memory.changed or at_once or now >= self._write_at):

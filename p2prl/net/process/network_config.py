@@ -20,8 +20,8 @@ class ReachOptions:
     """What the user says about how others reach this machine, and it them."""
 
     is_public: bool = False
-    """Others can dial it: it need not find that out, and relays to those that cannot be dialed. Learners and seeders
-    with a public address know it."""
+    """Others can dial it: it need not find that out, relays to those that cannot be dialed, and is listed: join links
+    may name it. Learners and seeders with a public address know that they can be dialed."""
     maps_ports: bool = True
     """It may ask the home router for a port (UPnP, NAT-PMP)."""
     on_lan: bool = False

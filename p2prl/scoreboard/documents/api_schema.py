@@ -1,8 +1,8 @@
 """Documents of the HTTP API, version 1.
 
 Rules: ids are strings; times are RFC 3339 in UTC; names include units; within v1 fields are only added. No field holds
-an address, a host or a location, which a test enforces. The only exception is the join link, which the run's operator
-publishes. A document has as many fields as its readers need: no limit on their number.
+an address, a host or a location, which a test enforces. The only exception is the join link, which names the learner
+and peers that have chosen so. A document has as many fields as its readers need: no limit on their number.
 """
 
 from __future__ import annotations

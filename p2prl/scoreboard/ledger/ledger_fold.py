@@ -31,7 +31,8 @@ from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
 from p2prl.protocol.membership import Membership
 from p2prl.scoreboard.ledger.hourly_totals import Hours
-from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator
+from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator, credit_of
+from p2prl.scoreboard.ledger.marks import RunMarks
 from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
 from p2prl.scoreboard.ledger.team_totals import Team, team_totals
 from p2prl.scoreboard.ledger.validator_shares import merged
@@ -67,6 +68,10 @@ class BoardState:
     """By the team's public key."""
     team_hours: Hours
     """Credited work that counts for teams by hour, then by `team_row` of team and owner."""
+    marks: RunMarks
+    """When the run passed round numbers."""
+    own_marks: Mapping[bytes, Mapping[int, int]]
+    """By the owner's public key: when it passed round numbers of credited groups, ms."""
     ignored: Mapping[str, int]
     """Ignored ledger lines, by rule."""
     waiting_verdicts: int
@@ -75,8 +80,8 @@ class BoardState:
     """Receipts that two validators, one chosen by its standing and a hash, found to be wrong."""
 
     def credit(self, tokens: int) -> float:
-        """Tokens as petaFLOP of checked forward work: tokens × 2 × parameters / 10^15."""
-        return tokens * 2 * self.parameters / 1e15
+        """Credit of a number of tokens in this run."""
+        return credit_of(tokens, self.parameters)
 
     def newest_ms(self) -> int | None:
         """When the learner signed its newest receipts, milliseconds since 1970; None before the first."""
@@ -155,6 +160,8 @@ class LedgerFold:
                 hours=owners.hours.state(),
                 teams=MappingProxyType(team_totals(owners.teams, owners.hours.team_work)),
                 team_hours=owners.hours.team_state(),
+                marks=self._receipts.marks.state(),
+                own_marks=MappingProxyType(dict(owners.marks)),
                 ignored=MappingProxyType(dict(sorted(self._ignored.items()))),
                 waiting_verdicts=self._verdicts.waiting,
                 overruled_receipts=self._verdicts.overruled,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
-from p2prl.protocol.identity import Identity
+from p2prl.protocol.identity import Identity, PeerId, peer_id_of
+from p2prl.protocol.join_link import JoinLink, peers_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
@@ -66,7 +68,7 @@ class LedgerFollower:
         store: LedgerStore,
         *,
         run: bytes,
-        join_link: str = "",
+        join_link: JoinLink | None = None,
         new_chain: Callable[[KnownRun], Chain] = KnownRun.new_fold,
         max_bytes: int | None = None,
         signer: Identity | None = None,
@@ -79,6 +81,8 @@ class LedgerFollower:
         self._signer = None if signer is None else Countersigner(signer, run)
         self._run_digest = run
         self._join_link = join_link
+        self._link_peers: tuple[str, ...] = ()
+        """Addresses of listed peers that are linked here."""
         self._ledger: VerifiedLedger | None = None
         self._told_height = 0
         """Height that the network process announces."""
@@ -104,8 +108,8 @@ class LedgerFollower:
                 self._policy_version = max(version, self._policy_version or 0)
                 self._learner_step = max(step, self._learner_step or 0)
                 self._run_end.on_policy(step)
-            case control.Status(peers=peers):
-                self._connected_peers = dict(peers)
+            case control.Status(peers=peers, link_peers=link_peers):
+                self._connected_peers, self._link_peers = dict(peers), link_peers
                 if self._connected_peers.get(Role.LEARNER.name.lower()):
                     self._learner_contact.heard(now, now)
             case control.EnvelopeArrived(envelope=raw):
@@ -170,10 +174,22 @@ class LedgerFollower:
             finished=self._run_end.is_over(self._now),
             learner_offline_since=self._learner_contact.offline_since(receipts, self._now),
             incident=self._store.incident,
-            join_link=self._join_link,
+            join_link="" if ledger is None else self._link_to_show(ledger.run),
             total_steps=None,
             unproven_entries=0 if ledger is None else ledger.next_height - ledger.height,
         )
+
+    def _link_to_show(self, run: KnownRun) -> str:
+        """The link for the page: of the peers that it was made with, the learner and those that are listed now.
+
+        The link that started this board may be of a day, or a release, on which it named others.
+        """
+        if self._join_link is None:
+            return ""
+        listed = frozenset[PeerId]().union(*map(peers_of, self._link_peers))
+        given = self._join_link.naming({peer_id_of(run.manifest.learner), *listed}).bootstrap
+        named = tuple(dict.fromkeys((*given, *self._link_peers)))
+        return str(replace(self._join_link, bootstrap=named[: limits.MAX_ADDRESSES])) if named else ""
 
     def _on_manifest(self, raw: bytes) -> list[control.ToNetwork]:
         if self._ledger is None:

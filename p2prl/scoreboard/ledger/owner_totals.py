@@ -21,6 +21,7 @@ from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.teams import Teams
 from p2prl.scoreboard.ledger.hourly_totals import HourlyTotals
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, Person
+from p2prl.scoreboard.ledger.marks import OWN_GROUPS, own_marks, passed
 
 OTHER_REASON = "other"
 """Replaces every unknown reason code: a receipt's free text is never shown."""
@@ -66,6 +67,8 @@ class OwnerTotals:
         """Who owned which machine when."""
         self.teams = Teams(self.ownership)
         """Which owner was in which team when."""
+        self.marks: dict[bytes, Mapping[int, int]] = {}
+        """By owner: when it passed each of `OWN_GROUPS` credited groups, ms; an inner mapping is replaced."""
         self._receipts: dict[bytes, array[int]] = {}
         """By machine, `_COLUMNS` numbers a receipt."""
         self._groups: dict[bytes, bytearray] = {}
@@ -80,7 +83,11 @@ class OwnerTotals:
         before = machines.get(machine)
         after = self._counted(owner, machine, before, receipt, group)
         self.machines[owner] = {**machines, machine: after}
-        self.people[owner] = _moved(_added(self.people.get(owner), receipt), self.people.get(owner), before, after)
+        counted = self.people.get(owner)
+        self.people[owner] = person = _moved(_added(counted, receipt), counted, before, after)
+        already = counted.credited_groups if counted else 0
+        for mark in passed(OWN_GROUPS, already, person.credited_groups):
+            self.marks[owner] = {**self.marks.get(owner, {}), mark: receipt.sent_ms}
 
     def take(self, statement: Delegation | Revocation) -> str | None:
         """Take in a checked statement and count its machine's receipts again. Returns the rule that ignores it."""
@@ -101,6 +108,7 @@ class OwnerTotals:
             machines = {key: person for key, person in self.machines.get(owner, {}).items() if key != machine}
             if owner in shares:
                 machines[machine] = shares[owner]
+            self.marks.pop(owner, None)
             if not machines:
                 del self.machines[owner], self.people[owner]
                 continue
@@ -109,6 +117,8 @@ class OwnerTotals:
             for other in others:
                 first = first.merged(other)
             self.people[owner] = replace(first, escrow=(), receipts_chain=b"")
+            if first.credited_groups >= OWN_GROUPS[0]:
+                self.marks[owner] = own_marks(self._credited_ms(owner))
 
     def _counted(
         self, owner: bytes, machine: bytes, before: Person | None, receipt: CountedReceipt, group: bytes
@@ -121,6 +131,13 @@ class OwnerTotals:
         elif after.forfeited_tokens > (before.forfeited_tokens if before else 0):
             self.hours.forfeit(owner, machine)
         return replace(after, receipts_chain=_chained(after.receipts_chain, receipt, group))
+
+    def _credited_ms(self, owner: bytes) -> Iterator[int]:
+        """When the learner signed for each credited group that counts for an owner."""
+        for machine in self.machines[owner]:
+            for receipt, _ in self._receipts_of(machine):
+                if receipt.state in CREDITED and self.ownership.owner_at(machine, receipt.sent_ms) == owner:
+                    yield receipt.sent_ms
 
     def _receipts_of(self, machine: bytes) -> Iterator[tuple[CountedReceipt, bytes]]:
         numbers, groups = self._receipts.get(machine, array("q")), bytes(self._groups.get(machine, b""))

@@ -10,6 +10,7 @@ from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Step, summed
+from p2prl.scoreboard.ledger.marks import RunMarksSoFar
 from p2prl.scoreboard.ledger.owner_totals import CREDITED, CountedReceipt, OwnerTotals, reason_place
 
 MAX_GROUP_TOKENS = limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS
@@ -41,6 +42,7 @@ class ReceiptTotals:
         """By learner step, in the order of their first receipt."""
         self.groups: dict[bytes, CountedGroup] = {}
         """By group digest."""
+        self.marks = RunMarksSoFar()
 
     def add(self, receipt: Receipt, *, step: int, sent_ms: int) -> str | None:
         """Count a receipt. Returns the rule that ignores it, or None when it counts."""
@@ -60,6 +62,9 @@ class ReceiptTotals:
             reward_micros=round(receipt.reward * MICRO) * receipt.completions,
         )
         self.owners.add(receipt.peer, counted, receipt.group)
+        if credited:
+            self.marks.credited(receipt.tokens, sent_ms)
+        self.marks.people(len(self.owners.people), sent_ms)
         self.steps[step] = _add_to_step(self.steps.get(step) or Step(last_ms=sent_ms), receipt, sent_ms)
         return None
 

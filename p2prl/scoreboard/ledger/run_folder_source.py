@@ -27,15 +27,16 @@ class RunFolderSource:
         manifest: bytes,
         *,
         validator: bytes = b"",
-        join_link: str = "",
+        join_link: Callable[[], str] = lambda: "",
         planned_updates: Callable[[], int | None] = lambda: None,
         offline_since: Callable[[], float | None] = lambda: None,
         evaluations: Callable[[], Sequence[Mapping[str, Any]]] = lambda: (),
     ) -> None:
         """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
 
-        `manifest` is the run manifest's envelope, `validator` as in `KnownRun`. `planned_updates` returns the learner's
-        target and is called for each snapshot, because a restarted learner may have another one; None means no end.
+        `manifest` is the run manifest's envelope, `validator` as in `KnownRun`. `join_link` returns the newest link and
+        is called for each snapshot, because peers come into it and go. So is `planned_updates`, which returns the
+        learner's target, because a restarted learner may have another one; None means no end.
         `offline_since` returns the time of the learner's last report, seconds since 1970, if no learner runs now.
         `evaluations` returns its results.
         """
@@ -75,7 +76,7 @@ class RunFolderSource:
                 finished=self._is_finished(planned, published_step),
                 learner_offline_since=None if reported is None else max(reported, newest_ms / 1000),
                 incident=self._incident,
-                join_link=self._join_link,
+                join_link=self._join_link(),
                 total_steps=planned,
                 evaluations=tuple(self._evaluations()),
             )

@@ -30,7 +30,7 @@ class SwarmSourceConfig:
     """How a board joins a run."""
 
     link: JoinLink
-    """The run's join link; shown on the page."""
+    """The run's join link. The page shows it with the learner and the listed peers of today."""
     key_file: Path
     """Identity of this peer; used only for its peer id, since a board signs nothing."""
     folder: Path
@@ -46,7 +46,7 @@ class SwarmSource:
         """Verify the stored ledger, then join in the background. Raises `MachineError` or `ConfigError`."""
         self._clock = clock
         self._store = LedgerStore(config.folder / "ledger.db", run=config.link.run)
-        self._follower = LedgerFollower(self._store, run=config.link.run, join_link=str(config.link))
+        self._follower = LedgerFollower(self._store, run=config.link.run, join_link=config.link)
         self._failure: P2PRLError | None = None
         self._lock = threading.Lock()
         self._closing = threading.Event()

@@ -57,12 +57,19 @@ def _drawn(signed: Signed) -> Picture:
     picture.frame(72, 72, _WIDTH - 72, _HEIGHT - 72, color=LINE, width=2)
     picture.text((_LEFT, 130), "Certificate of contribution", size=36, color=ACCENT, bold=True)
     picture.text((_LEFT, 215), certificate.handle, size=84, bold=True)
-    picture.text((_LEFT, 335), "lent its computers to teach a language model:", size=32, color=SOFT)
+    picture.text((_LEFT, 335), _lent(certificate), size=32, color=SOFT)
     for row, line in enumerate(picture.wrapped(certificate.goal, size=40, width=_RIGHT - _LEFT, lines=3, bold=True)):
         picture.text((_LEFT, 395 + 56 * row), line, size=40, bold=True)
     _figures(picture, certificate)
     _proof(picture, signed)
     return picture
+
+
+def _lent(certificate: Certificate) -> str:
+    """What the contributor did, and when; the run's goal follows."""
+    first, last = certificate.worked_from, certificate.worked_until
+    when = "" if not first else f" on {first}" if first == last else f" from {first} to {last}"
+    return f"lent its computers to a language model{when}, with this goal:"
 
 
 def _figures(picture: Picture, certificate: Certificate) -> None:

@@ -105,9 +105,8 @@ class Connections:
             return False
         if self.bans.is_banned(peer, now) or peer == self._local.identity.peer_id:
             return False
-        is_full = len(self.links) >= self._config.max_links
         linked, displaced = True, None
-        if is_full:
+        if len(self.links) >= self._config.max_links:
             claim = Claim(self._class_of(peer, None, now, dialed=dialed), self.subnets.of(peer), now)
             linked, displaced = self._admission.ask(peer, claim, lambda: self._claims(now), now)
         if displaced is not None:
@@ -148,6 +147,7 @@ class Connections:
                 observed=self.subnets.of(peer),
                 is_chosen=link.is_chosen,
                 since=link.since,
+                is_listed=self.discovery.is_listed(peer),
             )
             for peer, link in self.links.items()
             if link.role is not None and self.discovery.record_of(peer)

@@ -20,7 +20,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.peer_messages import Introduction, PeerRecord
+from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import ConnectionsConfig
@@ -55,9 +55,12 @@ class _KnownPeer:
     provider: Subnet = UNKNOWN
     raw: bytes = b""
     """The record's envelope."""
+    is_listed: bool = False
+    """Whether the peer has chosen that join links may name it."""
 
-    def move(self, addresses: tuple[str, ...], signed_ms: int, raw: bytes) -> bool:
+    def move(self, record: PeerRecord, signed_ms: int, raw: bytes) -> bool:
         """Take in a newer record. Returns whether the addresses are others than before."""
+        addresses, self.is_listed = record.dialable, record.is_listed
         moved = addresses != self.addresses
         if moved:
             self.subnet = subnet_of(addresses[0]) if addresses else UNKNOWN
@@ -153,6 +156,11 @@ class Discovery:
         entry = self._known.get(peer)
         return b"" if entry is None else entry.raw
 
+    def is_listed(self, peer: PeerId) -> bool:
+        """Whether the peer's newest record says that join links may name it."""
+        entry = self._known.get(peer)
+        return entry is not None and entry.is_listed
+
     def on_link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
         """A link to a peer is up; `dialed` says that this node opened it."""
         if dialed:
@@ -217,7 +225,7 @@ class Discovery:
             if entry is None:
                 entry = self._known[peer] = _KnownPeer((), -1)
             if opened.sent_ms > entry.signed_ms:
-                moved = entry.move(record.addresses, opened.sent_ms, raw)
+                moved = entry.move(record, opened.sent_ms, raw)
                 if moved and self._is_named(peer):  # the waiting time was its old address's
                     entry.dial_after = now
         self._last_records = frozenset(records) - unusable
@@ -229,7 +237,10 @@ class Discovery:
         is_connected = learner_linked or self._local.role is Role.LEARNER
         self.next_refresh = now + (self._config.refresh_s if is_connected else self._config.eager_refresh_s)
         local = self._local
-        record = PeerRecord(int(local.role), local.addresses, local.newest_version, local.started_ms)
+        addresses = local.addresses
+        if local.is_listed and addresses:
+            addresses = (*addresses[: limits.MAX_ADDRESSES - 1], LISTED)
+        record = PeerRecord(int(local.role), addresses, local.newest_version, local.started_ms)
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
         is_fresh = now < self._local.started_ms / 1000 + _KEY_CHECK_S

@@ -1,4 +1,7 @@
-"""Choice of the peers that a join link names beside the learner: public ones, those first that have been up for long.
+"""Choice of the peers that a join link names beside the learner: listed ones, those first that have been up for long.
+
+A link is published, and it joins a peer's id to its address. So it names nobody who has not chosen that: a seeder, or a
+role started with `--public`, says so in its signed record.
 
 They let a newcomer in while the learner is away or elsewhere. They can stall it at worst: the link carries the run's
 digest, and everything else is signed. Pure.
@@ -43,10 +46,15 @@ class LinkPeers:
     ) -> tuple[str, ...]:
         """Multiaddrs with peer ids: one for each peer, then those of the other IP version. `is_public` says that the
         learner has a public address: then addresses of its private networks help nobody."""
+        records = list(linked)
+        for record in records:
+            if not record.is_listed:  # it has taken its word back: it leaves at once, however long it has been up
+                self._named.pop(record.peer, None)
         candidates = {
             record.peer: (record, addresses)
-            for record in linked
-            if record.role in _PROVEN_S
+            for record in records
+            if record.is_listed
+            and record.role in _PROVEN_S
             and (now - record.since >= _EARLY_S or record.peer in self._named)
             and (addresses := _addresses_of(record, rules, is_public=is_public))
         }

@@ -19,6 +19,8 @@ class LocalPeer:
     started_ms: int = 0
     """When this node started, Unix milliseconds."""
     addresses: tuple[str, ...] = ()
+    is_listed: bool = False
+    """Whether its owner has chosen that join links may name it with its address."""
     newest_version: int = -1
     ledger_height: int = 0
     learner: PeerId | None = None

@@ -71,6 +71,8 @@ class LinkedRecord:
     """Whether this node dialed it."""
     since: float
     """When the link began."""
+    is_listed: bool = False
+    """Whether it has chosen that join links may name it."""
 
     def is_proven(self, address: str) -> bool:
         """Whether the peer's connection comes from the subnet of this address of its record."""
@@ -85,6 +87,7 @@ class _Entry:
     signed_ms: int
     linked_ms: int
     subnet: Subnet
+    is_listed: bool
 
     @property
     def worth(self) -> tuple[bool, int]:
@@ -163,6 +166,11 @@ class PeerMemory:
             for address in sorted(rules.chosen(entry.addresses, peer), key=lambda text: "/p2p-circuit" in text)
         )
 
+    @property
+    def listed(self) -> frozenset[PeerId]:
+        """The peers that have chosen, by their newest record here, that join links may name them."""
+        return frozenset(peer for peer, entry in self._entries.items() if entry.is_listed)
+
     def _read(self, raw: bytes, linked_ms: int, subnet: Subnet) -> tuple[PeerId, _Entry] | None:
         if len(raw) > MAX_RECORD_BYTES:
             return None
@@ -174,9 +182,9 @@ class PeerMemory:
         except (RemoteProtocolError, StaleWorkError, ValueError):
             return None
         peer = peer_id_of(opened.author)
-        if opened.run != self._run or peer == self._own or not record.addresses:
+        if opened.run != self._run or peer == self._own or not record.dialable:
             return None
-        return peer, _Entry(raw, role, record.addresses, opened.sent_ms, linked_ms, subnet)
+        return peer, _Entry(raw, role, record.dialable, opened.sent_ms, linked_ms, subnet, record.is_listed)
 
     def _forget(self, now: float) -> None:
         """Drop what is too old, and what exceeds the limit: the last ones of the fullest providers and subnets."""

@@ -95,6 +95,20 @@ def test_a_bug_leaves_its_traceback_in_a_file_and_one_sentence(
     shutil.rmtree(elsewhere.parent)
 
 
+def _refuse(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_a_crash_file_names_no_address_and_no_folder_of_this_machine(tmp_path: Path) -> None:
+    crash_log.keep_in(tmp_path)
+    with pytest.raises(ValueError, match="no host") as caught:
+        _refuse("no host ('192.0.2.17', 4001), said /home/alice/.local/share/p2prl/seat-1")
+    text = crash_log.write(caught.value).read_text()
+    assert "ValueError: no host ('[address]', 4001), said [path]/seat-1" in text
+    assert "[path]/tests/unit/cli/test_entry.py" in text
+    assert str(Path(crash_log.__file__).parents[2]) not in text
+
+
 def test_a_crash_file_never_follows_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2prl.cli.crash_log.time.strftime", lambda *_: "now")
     precious = tmp_path / "precious"

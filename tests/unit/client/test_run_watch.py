@@ -1,4 +1,4 @@
-"""The run as a volunteer sees it: a curve, a rank and the next version, bounded and counted once."""
+"""The run as a volunteer sees it: a curve, machines and the next version, bounded and counted once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.cli.views.volunteer_view import run_document
 from p2prl.cli.views.worker_screen import badge_of
 from p2prl.client.progress import SEARCHING, Progress, ProgressReporter
 from p2prl.client.run_watch import MOST_MACHINES, MOST_POINTS, RunWatch
@@ -25,27 +26,33 @@ def receipts(step: int, *groups: tuple[bytes, int, float], state: ReceiptState =
 
 def test_nothing_is_claimed_before_anything_was_heard() -> None:
     view = RunWatch(OWN).view(100.0, publish_every=2)
-    assert (view.step, view.curve, view.rank, view.machines, view.since) == (-1, (), None, 0, None)
+    assert (view.step, view.curve, view.machines, view.since) == (-1, (), 0, None)
     assert (view.next_share, view.next_s, view.cut_off_since) == (None, None, None)
 
 
-def test_rank_counts_credited_tokens_of_all_machines() -> None:
+def test_machines_are_those_with_a_judged_group_since_the_first_receipts() -> None:
     watch = RunWatch(OWN)
     watch.on_receipts(receipts(3, (OWN, 10, 0.5), (OTHER, 11, 0.5)), b"a", 50.0)
-    assert (watch.view(60.0, publish_every=0).rank, watch.view(60.0, publish_every=0).since) == (2, 50.0)
+    assert (watch.view(60.0, publish_every=0).machines, watch.view(60.0, publish_every=0).since) == (2, 50.0)
     watch.on_receipts(receipts(4, (OWN, 1, 0.5)), b"b", 55.0)
-    assert watch.view(60.0, publish_every=0).rank == 1, "as many tokens share a place"
     watch.on_receipts(receipts(5, (THIRD, 90, 0.5), state=ReceiptState.REJECTED), b"c", 56.0)
     view = watch.view(60.0, publish_every=0)
-    assert (view.rank, view.machines, view.since) == (1, 3, 50.0)
+    assert (view.machines, view.since) == (3, 50.0)
+
+
+def test_a_rank_is_the_boards_alone() -> None:
+    """Two machines that joined at different times both called themselves the first of two."""
+    watch = RunWatch(OWN)
+    watch.on_receipts(receipts(3, (OWN, 10, 0.5), (OTHER, 5, 0.5)), b"a", 50.0)
+    assert run_document(watch.view(60.0, publish_every=0))["rank"] is None
 
 
 def test_receipts_that_come_again_count_once() -> None:
     watch = RunWatch(OWN)
     for _ in range(2):
-        watch.on_receipts(receipts(3, (OWN, 10, 0.5)), b"a", 50.0)
-    watch.on_receipts(receipts(3, (OTHER, 15, 0.5)), b"b", 50.0)
-    assert watch.view(60.0, publish_every=0).rank == 2
+        watch.on_receipts(receipts(3, (OWN, 10, 0.0)), b"a", 50.0)
+    watch.on_receipts(receipts(3, (OTHER, 15, 1.0)), b"b", 50.0)
+    assert watch.view(60.0, publish_every=0).curve == ((3, 0.5),)
 
 
 def test_the_curve_is_the_mean_of_credited_completions() -> None:
@@ -73,7 +80,7 @@ def test_the_number_of_machines_is_bounded_and_this_one_always_counts() -> None:
     watch.on_receipts(receipts(1, *crowd), b"a", 1.0)
     assert watch.view(2.0, publish_every=0).machines == MOST_MACHINES
     watch.on_receipts(receipts(1, (OWN, 5, 0.5)), b"b", 1.0)
-    assert watch.view(2.0, publish_every=0).rank == 1
+    assert watch.view(2.0, publish_every=0).machines == MOST_MACHINES + 1
 
 
 def test_the_next_version_comes_at_the_pace_of_the_last_updates() -> None:

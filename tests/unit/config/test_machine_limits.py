@@ -32,7 +32,7 @@ from p2prl.config.machine_limits import (
     sampling_memory,
 )
 from p2prl.config.owner_limits import remember_limits
-from p2prl.config.requirements import PROGRAM_BYTES, Requirements
+from p2prl.config.requirements import PROGRAM_BYTES, Requirements, size_text
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role import Protection
 from p2prl.errors import ConfigError, MachineError
@@ -163,6 +163,7 @@ def test_a_model_that_does_not_fit_the_memory_is_refused(on_cpu: bool, private: 
     with pytest.raises(ConfigError, match="--ram-gb allows") as caught:
         check_memory(NEEDS, MachineLimits(ram_gb=private / 1e9), on_cpu=on_cpu, available_bytes=1 << 60)
     assert "GB or more" in caught.value.remedy
+    assert f"estimated {size_text(private)}" in str(caught.value), "the figure of the introduction"
 
 
 @given(st.floats(0.6, 1000.0))
@@ -178,6 +179,7 @@ def test_the_networks_share_of_the_memory_is_at_most_a_gibibyte(ram_gb: float) -
 def test_less_memory_than_the_program_takes_is_refused_before_anything_is_limited(ram_gb: float, on_cpu: bool) -> None:
     with pytest.raises(ConfigError, match=r"any run needs .* of memory, and --ram-gb allows") as caught:
         enforce_memory(MachineLimits(ram_gb=ram_gb), on_cpu=on_cpu)
+    assert f"estimated {size_text(PROGRAM_BYTES)}" in str(caught.value), "the figure of the introduction"
     (enough,) = re.findall(r"Give it (\S+) GB", caught.value.remedy)
     enforce_memory(MachineLimits(ram_gb=float(enough)), on_cpu=False)
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, "this process is not limited"

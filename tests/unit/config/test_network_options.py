@@ -10,6 +10,7 @@ import pytest
 from p2prl.config.network_options import UploadCaps, peer_network
 from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder
+from p2prl.net.process.network_config import ReachOptions
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
@@ -44,3 +45,17 @@ def test_upload_caps_are_in_bytes(worker_folder: WorkerFolder, role: Role) -> No
     assert (capped.node.relay.upload_bytes_s, capped.monthly_bytes) == (1_000_000.0, 500_000_000)
     free = peer_network(LINK, worker_folder, role, ())
     assert (free.node.relay.upload_bytes_s, free.monthly_bytes) == (0.0, 0)
+
+
+def test_join_links_may_name_seeders_and_those_who_ask_for_it(worker_folder: WorkerFolder) -> None:
+    listed = {
+        (role, is_public): peer_network(
+            LINK, worker_folder, role, (), reach=ReachOptions(is_public=is_public)
+        ).node.is_listed
+        for role in VERSIONS_KEPT
+        for is_public in (False, True)
+    }
+    assert {case for case, is_listed in listed.items() if not is_listed} == {
+        (Role.VOLUNTEER, False),
+        (Role.VALIDATOR, False),
+    }

@@ -10,7 +10,7 @@ from p2prl.errors import ConfigError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.join_link import JoinLink, parse_link, peers_of
 
 PEER = Identity(b"p" * 16).peer_id
 RELAY = Identity(b"r" * 16).peer_id
@@ -96,3 +96,13 @@ def test_foreign_parameters_are_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             parse_link(bad)
+
+
+def test_a_link_that_names_some_peers_alone() -> None:
+    relay = f"/ip6/2001:db8::1/tcp/1/p2p/{RELAY}"
+    link = JoinLink("run", Digest(bytes(32)), (DIRECT, CIRCUIT, relay))
+    assert link.naming({PEER}).bootstrap == (DIRECT,), "a circuit names its relay too"
+    assert link.naming({RELAY}).bootstrap == (relay,)
+    assert link.naming({PEER, RELAY}) == link
+    assert link.naming(()).bootstrap == ()
+    assert list(map(set, map(peers_of, (DIRECT, CIRCUIT, "/ip4/1.2.3.4/tcp/1")))) == [{PEER}, {PEER, RELAY}, set()]

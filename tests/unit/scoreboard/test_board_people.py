@@ -12,9 +12,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
+from p2prl.protocol.delegation import sign_delegation
+from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.scoreboard.documents.answers_view import answers_document
+from p2prl.scoreboard.documents.api_views import time_text
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.profile_view import profile_document
@@ -26,7 +31,16 @@ from p2prl.scoreboard.web.page import STATIC, PageRequest, render_contributor, r
 from p2prl.scoreboard.web.qr_code import QUIET, drawn
 from p2prl.scoreboard.web.static_site import write_site
 from p2prl.scoreboard.web.text_format import count, credit, quantity
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, identity, manifest, receipt, sample_run
+from p2prl.testing.sample_ledgers import (
+    START_S,
+    LedgerWriter,
+    MemorySource,
+    crowd,
+    identity,
+    manifest,
+    receipt,
+    sample_run,
+)
 from tests.unit.scoreboard.asgi import ask
 from tests.unit.scoreboard.test_board_page import CORPUS, tags
 
@@ -102,6 +116,56 @@ def test_milestones_are_passed_once_and_newest_first() -> None:
     mine = f"groups-100-{identity('ann').peer_id}"
     assert sorted(codes) == sorted(["first-group", "groups-10", "groups-100", "tokens-100000", mine])
     assert milestones_document(MemorySource(writer).snapshot(), limit=2).total == len(codes)
+
+
+def test_a_milestone_keeps_the_time_of_the_receipt_that_passed_it() -> None:
+    """Its date moved with every later receipt of its hour or step, and feed readers saw it as changed."""
+    writer, dated, entries = LedgerWriter(), dict[str, set[str | None]](), list[str]()
+    signed: list[str | None] = []
+    for number in range(130):
+        writer.now += 7
+        writer.receipts(number // 60, receipt(number, identity("ann"), tokens=1_000))
+        signed.append(time_text(int(writer.now * 1000)))
+        snapshot = MemorySource(writer).snapshot()
+        for item in milestones_document(snapshot, limit=50).milestones:
+            dated.setdefault(item.code, set()).add(item.at)
+        feed = ElementTree.fromstring(render_feed(snapshot, PageRequest()))
+        atom = "{http://www.w3.org/2005/Atom}"
+        entries += [f"{e.findtext(f'{atom}id')} {e.findtext(f'{atom}updated')}" for e in feed.iter(f"{atom}entry")]
+    mine = f"groups-100-{identity('ann').peer_id}"
+    assert dated == {
+        "first-group": {signed[0]},
+        "groups-10": {signed[9]},
+        "groups-100": {signed[99]},
+        "tokens-100000": {signed[99]},
+        mine: {signed[99]},
+    }
+    assert len(set(entries)) == len(dated), "an entry of the feed never changes"
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=90, max_size=160), st.integers(0, 160))
+@settings(max_examples=20)
+def test_a_mark_of_several_machines_is_that_of_their_owner_whenever_it_said_so(
+    work: list[tuple[str, bool]], said_at: int
+) -> None:
+    """An owner's hundredth group is the hundredth of its machines together, also when it says so only afterwards."""
+    writer, owner, times = LedgerWriter(), identity("owner"), list[str | None]()
+    begin, end = int(START_S * 1000), int(START_S * 1000) + 86_400_000
+    given_to = [
+        sign_delegation(owner, identity(name).public_key, serial=begin, not_before_ms=begin, expires_ms=end, name=name)
+        for name in "ab"
+    ]
+    for number, (name, is_good) in enumerate(work):
+        if number == min(said_at, len(work) - 1):
+            for machine, statement in zip("ab", given_to, strict=True):
+                writer.add(identity(machine), statement)
+        writer.now += 11
+        state = ReceiptState.VERIFIED if is_good else ReceiptState.EXPIRED
+        writer.receipts(number, receipt(number, identity(name), state=int(state)))
+        times += [time_text(int(writer.now * 1000))] * is_good
+    found = milestones_document(MemorySource(writer).snapshot(), limit=50).milestones
+    mine = [item.at for item in found if item.contributor_id is not None]
+    assert mine == times[99:100]
 
 
 def test_answers_pair_the_first_and_the_newest_and_show_learned_ones_first() -> None:

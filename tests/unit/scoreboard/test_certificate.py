@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from p2prl.errors import ConfigError, IdentityError, IntegrityError
+from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.certificate import Certificate, Signed, issue, read, recount
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.certificate_picture import certificate_pdf, certificate_png, certificate_text
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run
+from p2prl.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, sample_run
 
 ANN, BOB, LEARNER = identity("ann"), identity("bob"), identity("learner")
 
@@ -42,6 +44,33 @@ def test_what_was_signed_is_read_from_the_picture_and_confirmed_by_the_ledger(si
         found = read(text)
         assert found.certificate == made.certificate
         recount(found.certificate, SNAPSHOT)
+
+
+def test_it_says_from_which_day_to_which_the_work_was_done() -> None:
+    writer = ledger()
+    writer.now += 3 * 86_400
+    writer.receipts(2, receipt(4, ANN))
+    writer.now += 86_400
+    writer.receipts(3, receipt(5, BOB), receipt(6, ANN, state=4, tokens=0, completions=0))
+    snapshot = MemorySource(writer).snapshot()
+    made = signed(snapshot=snapshot).certificate
+    days = [time.strftime("%Y-%m-%d", time.gmtime(START_S + days * 86_400)) for days in (0, 3)]
+    assert [made.worked_from, made.worked_until] == days, "expired work is none"
+    recount(made, snapshot)
+
+
+def test_a_certificate_of_an_earlier_release_is_still_one() -> None:
+    """Its facts had no days, and its signature covers those that it had."""
+    old = {
+        name: value
+        for name, value in json.loads(signed().text).items()
+        if name not in ("worked_from", "worked_until", "signature")
+    }
+    facts = digest("p2prl/certificate-signature/v1", *(f"{name}={value!r}".encode() for name, value in old.items()))
+    found = read(json.dumps({**old, "signature": ANN.sign_raw(facts).hex()})).certificate
+    recount(found, SNAPSHOT)
+    assert (found.worked_from, found.worked_until) == ("", "")
+    assert certificate_png(Signed(found, "{}", "00"))
 
 
 def test_a_strangers_key_signs_nothing() -> None:

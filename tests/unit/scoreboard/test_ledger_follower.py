@@ -12,6 +12,7 @@ from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.protocol import ledger_chain, limits
 from p2prl.protocol.envelope import seal
+from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger.ledger_follower import ASK_S, LedgerFollower
@@ -313,3 +314,25 @@ def test_a_head_of_no_entries_is_refused(store: LedgerStore) -> None:
     with pytest.raises(RemoteProtocolError):
         follower.receive(control.EnvelopeArrived(WRITER.signed_head(height=0)), 0.0)
     assert follower.snapshot().signed_height is None
+
+
+def test_the_page_names_the_learner_and_the_listed_peers_that_are_linked(store: LedgerStore) -> None:
+    """The link that a board was started with may name volunteers of a release that asked nobody."""
+
+    def place(who: str, address: str) -> str:
+        return f"/ip4/{address}/tcp/4001/p2p/{identity(who).peer_id}"
+
+    learner, seeder, home, new = (
+        place(who, f"8.8.8.{number}") for number, who in enumerate(("learner", "seeder", "home", "new"))
+    )
+    circuit = f"{home}/p2p-circuit/p2p/{identity('learner').peer_id}"
+    link = JoinLink("run", WRITER.run, (learner, circuit, seeder, home))
+    follower = LedgerFollower(store, run=WRITER.run, join_link=link)
+    assert follower.snapshot().join_link == "", "who the learner is stands in the manifest"
+    follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
+    for linked, shown in (((), (learner,)), ((seeder,), (learner, seeder)), ((new,), (learner, new)), ((), (learner,))):
+        follower.receive(control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0, link_peers=linked), 1.0)
+        assert parse_link(follower.snapshot().join_link).bootstrap == shown
+    only = LedgerFollower(store, run=WRITER.run, join_link=JoinLink("run", WRITER.run, (home,)))
+    assert only.snapshot().join_link == ""
+    assert LedgerFollower(store, run=WRITER.run).snapshot().join_link == "", "a mirror has no page"

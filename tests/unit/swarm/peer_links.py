@@ -10,7 +10,7 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
-from p2prl.protocol.peer_messages import Introduction, PeerRecord
+from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import Dial
 from p2prl.swarm.peers.config import ConnectionsConfig
@@ -23,10 +23,10 @@ ME = identity_of("me")
 A, B = identity_of("A"), identity_of("B")
 
 
-def connections(role: Role = Role.VOLUNTEER, **config: float) -> Connections:
+def connections(role: Role = Role.VOLUNTEER, *, is_listed: bool = False, **config: float) -> Connections:
     """A node of the run whose learner is A."""
     dials = ConnectionsConfig(**config)  # type: ignore[arg-type]
-    return Connections(LocalPeer(ME, role, RUN, learner=A.peer_id), random.Random(1), dials, NOW)
+    return Connections(LocalPeer(ME, role, RUN, learner=A.peer_id, is_listed=is_listed), random.Random(1), dials, NOW)
 
 
 def record(
@@ -36,8 +36,10 @@ def record(
     at: float = NOW,
     run: bytes = RUN,
     address: str = "/ip4/1.2.3.4/tcp/4001",
+    is_listed: bool = False,
 ) -> bytes:
-    return seal(who, PeerRecord(int(role), (address,), 0, 0), run=run, now=at)
+    addresses = (address, LISTED) if is_listed else (address,)
+    return seal(who, PeerRecord(int(role), addresses, 0, 0), run=run, now=at)
 
 
 def hello(*, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, height: int = 0) -> Hello:
@@ -51,7 +53,7 @@ def dialed(links: Connections) -> list[PeerId]:
 
 
 def with_learner(**config: float) -> Connections:
-    links = connections(Role.VOLUNTEER, **config)
+    links = connections(Role.VOLUNTEER, **config)  # type: ignore[arg-type]
     links.connected(A.peer_id, NOW)
     links.on_hello(hello(), A.peer_id, NOW)
     return links

@@ -26,6 +26,7 @@ def linked(
     observed: str = "",
     more: tuple[str, ...] = (),
     end: str = "",
+    is_listed: bool = True,
 ) -> LinkedRecord:
     address = f"/ip4/{host}/tcp/4001{end}"
     return LinkedRecord(
@@ -36,6 +37,7 @@ def linked(
         observed=Subnet(observed) if observed else subnet_of(address),
         is_chosen=False,
         since=NOW - for_s,
+        is_listed=is_listed,
     )
 
 
@@ -161,3 +163,16 @@ def test_a_better_peer_does_not_displace_a_named_one() -> None:
     first = [linked(f"s{i}", f"{20 + i}.1.1.1", for_s=1_000) for i in range(3)]
     before = names(peers, *first)
     assert names(peers, *first, linked("old", "99.1.1.1", for_s=1e6), now=NOW + 1) == before
+
+
+@pytest.mark.parametrize("role", [Role.VOLUNTEER, Role.VALIDATOR, Role.SEEDER])
+def test_nobody_is_named_who_has_not_chosen_it(role: Role) -> None:
+    assert names(LinkPeers(), linked("s", "8.8.1.1", role=role, for_s=1e6, is_listed=False)) == []
+    assert names(LinkPeers(), linked("s", "8.8.1.1", role=role, for_s=1e6)) == ["8.8.1.1"]
+
+
+def test_who_takes_its_word_back_leaves_at_once_and_does_not_come_back_while_away() -> None:
+    peers = LinkPeers()
+    assert names(peers, linked("s", "8.8.1.1")) == ["8.8.1.1"]
+    assert names(peers, linked("s", "8.8.1.1", is_listed=False), now=NOW + 1) == []
+    assert names(peers, now=NOW + 2) == [], "it was proven, and would have stayed for fifteen minutes"

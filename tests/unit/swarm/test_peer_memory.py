@@ -236,3 +236,15 @@ def test_connections_give_the_records_of_peers_that_said_hello() -> None:
 )
 def test_provider_of_a_subnet(subnet: str, provider: str) -> None:
     assert provider_of_subnet(Subnet(subnet)) == provider
+
+
+def test_it_remembers_who_has_chosen_to_be_named_in_links() -> None:
+    address = "/ip4/8.8.8.8/tcp/4001"
+    kept = memory()
+    for who, is_listed in ((A, False), (B, True)):
+        raw = record(who, address=address, is_listed=is_listed)
+        kept.note([LinkedRecord(who.peer_id, raw, Role.VOLUNTEER, (address,), subnet_of(address), True, NOW)], NOW)
+    again = memory()
+    again.restore(kept.to_bytes(), NOW)
+    assert kept.listed == again.listed == {B.peer_id}
+    assert set(addresses(again)) == {f"{address}/p2p/{who.peer_id}" for who in (A, B)}

@@ -47,7 +47,7 @@ def test_volunteer_status_lines() -> None:
         "0.81",
         "4.0 MB received, 75% from volunteers, 10% over circuits; 500 kB sent to others",
         "1 learner, 3 volunteers",
-        "400 MB, and 100 MB for the network",
+        "500 MB measured (400 MB of its own, 100 MB of the network)",
     ):
         assert words in text
     assert "{" not in text, "no key dump"
@@ -69,7 +69,7 @@ def test_a_stopped_worker_is_shown_as_not_running(state: str, words: str) -> Non
     text = shown({**VOLUNTEER, "running": False, "state": state})
     assert text.splitlines()[0].endswith(words)
     assert "tokens/s" not in text
-    assert "MB for the network" not in text
+    assert "measured" not in text
 
 
 def test_a_worker_that_ended_while_it_rested_had_weights() -> None:

@@ -19,6 +19,7 @@ from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.membership import sign_membership, sign_team_name
 from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.web.text_format import credit
 from scripts.worker_screens import SAMPLING
 from tests.command_doc import json_keys
 from tests.unit.cli.commands.test_receipts import ME, Home
@@ -139,6 +140,8 @@ def test_contribution_counts_days_in_utc() -> None:
     assert "60 tokens, 60 of them today" in text, "1 December is longer than two weeks ago"
     row = next(line for line in lines if "rrr…" in line)
     assert row.endswith("ago"), "a row is one line of 80 columns"
+    assert f" {credit(1.5e-06)} " in row, "the board's own text for it"
+    assert f"{credit(1.5)}" in next(line for line in lines if line.startswith("all "))
     assert max(map(len, lines)) <= 80
 
 
@@ -152,13 +155,13 @@ def test_top_shows_one_worker_in_full_and_the_others_in_a_line() -> None:
     volunteer = {**SAMPLING, "running": True, "seat": "seat-1"}
     seeder = {"role": "seeder", "run": "other", "seat": "seeder-1", "running": True, "state": "seeding"}
     first = drawn(TopView([volunteer, seeder], 0, now=NOW, message="paused"))
-    assert "rank 3 of 15" in first
+    assert "judged groups passed" in first
     assert "> chain-of-sums  volunteer seat-1  sampling" in first
     assert "  other  seeder seeder-1  seeding" in first
     assert "Tab next worker" in first
     assert first.splitlines()[-1] == "paused"
     second = drawn(TopView([volunteer, seeder], 1, now=NOW))
-    assert "rank 3" not in second
+    assert "judged groups passed" not in second
     assert "> other" in second
     assert "Tab" not in drawn(TopView([volunteer], 0, now=NOW))
 

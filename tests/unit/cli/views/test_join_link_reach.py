@@ -32,6 +32,13 @@ def test_shared_addresses_and_their_reach(addresses: tuple[str, ...], shared: tu
     assert bool(words) == bool(warning)
 
 
+def test_a_relay_of_the_learner_is_named_only_if_it_is_a_listed_peer() -> None:
+    listed = "/ip4/10.0.0.1/tcp/1/p2p/r"
+    assert link_addresses((RELAYED, HOME), ()) == (HOME,)
+    assert link_addresses((RELAYED, HOME), ("/ip4/9.9.9.9/tcp/1/p2p/y",)) == (HOME, "/ip4/9.9.9.9/tcp/1/p2p/y")
+    assert link_addresses((RELAYED, HOME), (listed,)) == (RELAYED, HOME, listed)
+
+
 def test_a_link_names_the_learner_first_at_its_widest_reach_then_peers() -> None:
     peers = ("/ip4/9.9.9.9/tcp/1/p2p/y", "/ip4/7.7.7.7/tcp/1/p2p/z")
     assert link_addresses((HOME, PUBLIC, HOME, NAMED), peers) == (PUBLIC, NAMED, HOME, *peers)

@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 
 from p2prl.cli.commands.metrics_serve import metrics_server
+from p2prl.cli.views.metric_families import DESCRIBED, family_of
 from p2prl.cli.views.prometheus_view import prometheus_text
 from tests.unit.house.source_tree import ROOT
 
@@ -29,6 +30,9 @@ WORKER = {
     "peers": {"learner": 1},
     "groups": {"verified": 2, "rejected": 0},
     "step/wall-time": 4,
+    "weight_bytes_sent": 7,
+    "evaluation/my task/pass_at_k": 0.5,
+    "evaluation/version": 3,
 }
 
 
@@ -45,10 +49,17 @@ def test_every_number_is_one_sample() -> None:
         f'p2prl_groups{{{labels},state="verified"}}': "2",
         f'p2prl_groups{{{labels},state="rejected"}}': "0",
         f"p2prl_step_wall_time{{{labels}}}": "4",
+        f"p2prl_weight_bytes_sent_total{{{labels}}}": "7",
+        f'p2prl_evaluation_pass_at_k{{{labels},task="my task"}}': "0.5",
+        f"p2prl_evaluation_version{{{labels}}}": "3",
         'p2prl_running{role="learner",run="",seat=""}': "0.0",
         'p2prl_tokens_per_s{role="learner",run="",seat=""}': "+Inf",
     }
     assert text.count("# TYPE p2prl_running gauge") == 1
+    assert "# TYPE p2prl_weight_bytes_sent_total counter" in text
+    names = re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)
+    assert re.findall(r"^# HELP (\w+) \S", text, re.MULTILINE) == names == sorted(set(names))
+    assert {sample.partition("{")[0] for sample in samples} == set(names)
     assert "192.0.2.1" not in text
     assert "12D3KooW" not in text
     assert prometheus_text([]) == ""
@@ -85,4 +96,16 @@ def test_the_dashboard_asks_for_keys_of_status_files(panel: dict[str, object]) -
     documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
     (target,) = panel["targets"]  # type: ignore[misc]
     (name,) = re.findall(r"p2prl_([a-z_]+)", target["expr"])  # type: ignore[has-type]
-    assert name in documented | {"last_report_timestamp_seconds"}
+    assert name.removesuffix("_total") in documented | {"last_report_timestamp_seconds"}
+    assert f"p2prl_{name}" == family_of(name.removesuffix("_total")).name
+
+
+def test_every_number_of_a_workers_status_file_has_a_description_of_its_own() -> None:
+    """Of a learner's, whose keys are those of metrics.jsonl, the description may name the page."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    sections = [part for part in page.split("\n## ") if re.match(r"status.json of a (volunteer|validator)", part)]
+    assert len(sections) == 2
+    rows = re.findall(r"^\| (`[^|]+) \| ([^|]*) \|", "\n".join(sections), re.MULTILINE)
+    counted = {key for keys, unit in rows if unit for key in re.findall(r"`(\w+)`", keys)}
+    assert len(counted) > 25
+    assert counted - {"time", "fetching"} <= DESCRIBED

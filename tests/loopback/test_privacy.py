@@ -1,0 +1,146 @@
+"""Everything that leaves the machines of a run names the learner and those who chose so, and no other address."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from p2prl.protocol.join_link import parse_link
+from p2prl.testing.address_scan import (
+    Document,
+    Place,
+    board_documents,
+    places,
+    run_folder_documents,
+    strange_places,
+)
+from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, command, status_of, wait_until
+from tests.loopback.program import make_run
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
+
+LEARNER, HOME, VALIDATOR, SEEDER = (f"127.0.0.{number}" for number in range(1, 5))
+"""Each role has an IPv4 address of its own, but for a volunteer that has IPv6 alone."""
+
+_NAMED_S = 12.0
+"""A link may name a peer ten seconds after it was linked, and the learner looks every five seconds at the latest."""
+
+
+def at(*hosts: str) -> tuple[str, ...]:
+    return tuple(part for host in hosts for part in ("--listen", f"/ip{6 if ':' in host else 4}/{host}/tcp/0"))
+
+
+def ports(role: RoleProcess) -> set[int]:
+    daemon = role.daemon()
+    assert daemon is not None
+    return {
+        connection.laddr.port
+        for connection in daemon.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def over(link: str, version: int) -> str:
+    """The link with the learner's address of one IP version: libp2p would dial IPv6 first."""
+    parsed = parse_link(link)
+    return str(replace(parsed, bootstrap=tuple(each for each in parsed.bootstrap if each.startswith(f"/ip{version}/"))))
+
+
+def named_in(link: str) -> set[str]:
+    """The peers that a link names."""
+    return {part for address in parse_link(link).bootstrap for part in re.findall(r"/p2p/(\w+)", address)}
+
+
+def board_url(role: RoleProcess) -> str:
+    found = wait_until(lambda: re.search(r"http://127\.0\.0\.1:\d+", role.log), seconds=120, what="the board's page")
+    return str(found[0])
+
+
+def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path: Path) -> None:
+    run, swarm = make_run(tmp_path / "runs"), SwarmProcesses(tmp_path / "terminals")
+    homes = {name: tmp_path / name for name in ("home", "home6", "validator", "seeder", "board")}
+    with swarm.running():
+        learner = swarm.start("learner", "learn", str(run), "--updates", "0", *at(LEARNER, "::1"))
+        link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=150, what="a link")
+        link4, link6 = over(link, 4), over(link, 6)
+        folder_board = swarm.start("folder-board", "board", str(run), "--port", "0")
+        home = swarm.start("home", "join", link4, "--threads", "1", *at(HOME), home=homes["home"])
+        home6 = swarm.start("home6", "join", link6, "--threads", "1", *at("::1"), home=homes["home6"])
+        validator = swarm.start("validator", "validate", link4, "--rate", "1", *at(VALIDATOR), home=homes["validator"])
+        for name in ("home", "home6"):
+            wait_until(lambda name=name: verified(homes[name]) > 0, seconds=150, what=f"a verified group of {name}")
+        wait_until(lambda: status_of(homes["validator"]).get("verdicts_passed"), seconds=150, what="a verdict")
+        seeder = swarm.start("seeder", "seed", link4, *at(SEEDER), home=homes["seeder"])
+        swarm_board = swarm.start("board", "board", link4, "--port", "0", *at(LEARNER), home=homes["board"])
+        urls = board_url(folder_board), board_url(swarm_board)
+        ids = {name: status_of(homes[name])["peer"] for name in ("home", "home6", "validator")}
+
+        seeder_id = wait_until(lambda: status_of(homes["seeder"]).get("peer"), seconds=60, what="the seeder's id")
+        wait_until(lambda: len(named_in((run / "link").read_text())) > 1, seconds=150, what="a link with a peer")
+        named_at = time.monotonic()
+        wait_until(lambda: time.monotonic() >= named_at + _NAMED_S, seconds=60, what="more turns of the link")
+
+        allowed = {Place(LEARNER), Place(SEEDER), *(Place("::1", port) for port in ports(learner))}
+        assert strange_places(run_folder_documents(run), allowed) == []
+        for url in urls:  # also the board whose own link is of an hour when there was no seeder
+            wait_until(lambda url=url: seeder_id in page_link(url), seconds=150, what="a page with the seeder")
+        assert ports(home6).isdisjoint(ports(learner))
+        certificate = tmp_path / "certificate.png"
+        environment = swarm.environment(homes["home"])
+        documents = [
+            *run_folder_documents(run),
+            *(document for url in urls for document in board_documents(url)),
+            *printed(environment, "certificate", str(run), ids["home"], "--out", str(certificate)),
+            Document("certificate.png", certificate.read_bytes()),
+            *printed(environment, "ledger", "dump", str(run), str(tmp_path / "ledger")),
+            Document("ledger", (tmp_path / "ledger").read_bytes()),
+            *printed(environment, "board", str(run), "--json"),
+            *printed(environment, "metrics", str(run), "--once"),
+            *(each for form in ((), ("--json",)) for each in printed(environment, "status", *form)),
+            *printed(environment, "status", str(run)),
+            *printed(environment, "me"),
+            *printed(environment, "receipts"),
+            *printed(environment, "doctor", "--skip-device", "--bundle", str(tmp_path / "report"), "--yes"),
+            Document("report", (tmp_path / "report").read_bytes()),
+            *(Document(f"{name}'s terminal", role.log.encode()) for name, role in swarm.roles.items()),
+        ]
+    assert len(documents) > 60
+    texts = [document.text for document in documents]
+    assert all(any(each in text for text in texts) for each in ids.values()), "the scan sees who works"
+    named_here = [text for text in texts if Place(SEEDER) in {Place(place.host) for place in places(text)}]
+    assert any(seeder_id in text for text in named_here), "the scan sees who is listed"
+    assert strange_places(documents, allowed) == []
+    for role, line in (
+        (home, "joins the two"),
+        (home6, "joins the two"),
+        (validator, "joins the two"),
+        (seeder, "name both"),
+    ):
+        said = role.log.replace("\n ", "")
+        assert said.index("can see this machine's IP address") < said.index("finding the run"), role.name
+        assert line in role.log
+
+
+def verified(home: Path) -> int:
+    return int(status_of(home).get("groups", {}).get("verified", 0))
+
+
+def page_link(url: str) -> set[str]:
+    """Whom the link on a board names."""
+    with urllib.request.urlopen(f"{url}/api/v1/run", timeout=20) as answer:
+        text = json.load(answer)["join_link"]
+    return named_in(text) if text else set()
+
+
+def printed(environment: dict[str, str], *arguments: str) -> list[Document]:
+    done: Any = command(*arguments, environment=environment)
+    assert "Traceback" not in done.stderr, done.stderr
+    return [Document(" ".join(arguments[:1]), (done.stdout + done.stderr).encode())]
