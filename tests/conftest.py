@@ -14,6 +14,10 @@ from xdist import is_xdist_worker
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.strict_skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary
+
+__all__ = ["pytest_addoption", "pytest_sessionfinish", "pytest_terminal_summary"]  # hooks that stand beside their list
+
 # Hundreds of processes import the program: none of them compiles it again, whatever the caller's environment says.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

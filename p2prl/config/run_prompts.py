@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.config.prompt_record import PromptRecord, prompt_record
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.pretrained import LoadedModel
@@ -37,6 +38,8 @@ class RunPrompts:
     """Texts before and after every message of an environment."""
     encode_framed: Callable[[Sequence[str]], list[tuple[int, ...]]]
     """Tokens of procedural prompts, as every peer of the run makes them."""
+    record: PromptRecord
+    """How they were rendered."""
     notices: tuple[str, ...]
     """Sentences for the user."""
 
@@ -82,7 +85,12 @@ def make_prompts(
         return [tuple(ids) for ids in (renderer if any(frame) else codec).encode_all(framed)]
 
     return RunPrompts(
-        data_sets=data_sets, frame=frame, turn_frame=turn_frame, encode_framed=encode_framed, notices=notices
+        data_sets=data_sets,
+        frame=frame,
+        turn_frame=turn_frame,
+        encode_framed=encode_framed,
+        record=prompt_record(template, plan.system),
+        notices=notices,
     )
 
 

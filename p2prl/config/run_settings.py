@@ -23,6 +23,7 @@ from p2prl.config.init_checks import InitChecks, NewRun, check_head, check_learn
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.new_folder import new_folder
 from p2prl.config.prompt_lengths import survey_prompts
+from p2prl.config.prompt_record import write_prompt_record
 from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse
@@ -203,6 +204,7 @@ def _fill(
     loaded = _first_weights(plan, on_progress)
     plan = _with_card(plan, loaded)
     prompts = make_prompts(plan, loaded, new, on_progress)
+    write_prompt_record(new, prompts.record)
     loaded.model.save_pretrained(new / "model", safe_serialization=True)
     loaded.tokenizer.save_pretrained(new / "model")
     lora = _first_adapters(loaded.model, plan, new / "model" / ADAPTER_FOLDER)

@@ -9,6 +9,9 @@ from typing import Any
 
 from p2prl.cli.views.model_card import RewardChange
 from p2prl.config.loss_table import LossConfig
+from p2prl.scoreboard.documents.api_schema import EvaluationDocument
+from p2prl.scoreboard.documents.evaluation_view import evaluations_document
+from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 
 _UPDATES = 20
 """Updates in the means at the start and at the end: one update's reward is mostly the luck of its prompts."""
@@ -40,6 +43,12 @@ def reward_change(metrics: Path, *, until_step: int) -> RewardChange | None:
         began_ms=int(times[0] * 1000),
         ended_ms=int(times[-1] * 1000),
     )
+
+
+def newest_evaluation(snapshot: Snapshot, *, until_step: int) -> EvaluationDocument | None:
+    """The evaluation of the newest version up to a step; None before the first."""
+    measured = evaluations_document(snapshot, limit=len(snapshot.evaluations) or 1).evaluations
+    return max((each for each in measured if each.step <= until_step), key=lambda each: each.step, default=None)
 
 
 def loss_settings(loss: LossConfig) -> dict[str, Any]:

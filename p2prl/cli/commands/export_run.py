@@ -15,6 +15,7 @@ from p2prl.cli.commands.open_ledger import ledger_of_run
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.model_card import LEDGER_FILE, CardFacts, model_card
 from p2prl.cli.views.progress_bar import progress_bar
+from p2prl.config.prompt_record import read_prompt_record
 from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder, open_folder
 from p2prl.disk_full import write_error
@@ -192,7 +193,7 @@ def _policy_at(run: RunFolder, step: int) -> PolicyManifest | None:
 def _facts(
     run: RunFolder, snapshot: Snapshot, opened: OpenedExport, written: WrittenModel, *, step: int, source: str
 ) -> CardFacts:
-    from p2prl.cli.commands.export_facts import loss_settings, reward_change
+    from p2prl.cli.commands.export_facts import loss_settings, newest_evaluation, reward_change
 
     _, board = require_run(snapshot)
     reader = JournalReader(run.paths.journal)
@@ -211,7 +212,9 @@ def _facts(
         has_chat_template=opened.has_chat_template,
         base_is_local=Path(run.manifest.base_model).expanduser().is_dir(),
         loss=loss_settings(run.settings.loss),
+        prompts=read_prompt_record(run.directory),
         reward=reward_change(run.paths.metrics, until_step=step),
+        evaluation=newest_evaluation(snapshot, until_step=step),
         totals=run_document(snapshot).totals,
         people=leaderboard_document(snapshot, by="people", limit=max(1, len(board.people))).people,
         ledger_height=board.height,

@@ -13,10 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from p2prl.config.prompt_record import PromptRecord
 from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import peer_id_of
-from p2prl.protocol.manifests import RunManifest
-from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals
+from p2prl.protocol.manifests import DataSet, RunManifest
+from p2prl.scoreboard.documents.api_schema import (
+    ContributorDocument,
+    EvaluatedTaskDocument,
+    EvaluationDocument,
+    RateDocument,
+    Totals,
+)
 from p2prl.scoreboard.documents.api_views import CREDIT_DEFINITION, time_text
 
 MAX_ROWS = 100
@@ -71,7 +78,11 @@ class CardFacts:
     """Whether the base model's name is a directory of the machine that made the run."""
     loss: Mapping[str, Any]
     """Settings of the loss, without those that have their default."""
+    prompts: PromptRecord | None
+    """How prompts were rendered; None for a run made before that was kept."""
     reward: RewardChange | None
+    evaluation: EvaluationDocument | None
+    """The newest evaluation of a version up to this step."""
     totals: Totals
     people: list[ContributorDocument]
     ledger_height: int
@@ -91,6 +102,8 @@ def model_card(facts: CardFacts) -> str:
         _introduction(facts),
         _usage(facts),
         "## The run\n\n" + _list(_run_rows(facts)),
+        "## Prompts and scores\n\n" + _list(_prompt_rows(facts)),
+        _evaluation(facts),
         _reward(facts),
         _contributors(facts),
         _verification(facts),
@@ -147,9 +160,6 @@ def _introduction(facts: CardFacts) -> str:
 
 def _usage(facts: CardFacts) -> str:
     sampling = facts.manifest.sampling
-    template = (
-        " The tokenizer's chat template is the base model's; the run did not use it." if facts.has_chat_template else ""
-    )
     return f"""## Use it
 
 ```python
@@ -162,8 +172,31 @@ model = AutoModelForCausalLM.from_pretrained(source)
 
 vLLM serves the same directory: `vllm serve DIRECTORY`.
 
-The run sampled completions of plain-text prompts at temperature {sampling.temperature:g} with at most \
-{sampling.max_new_tokens:,} new tokens, without top-p, top-k or penalties.{template}"""
+The run sampled at temperature {sampling.temperature:g} with at most {sampling.max_new_tokens:,} new tokens, without \
+top-p, top-k or penalties. Its prompts were written {_rendering(facts)}."""
+
+
+def _rendering(facts: CardFacts) -> str:
+    """What stood around the prompts, as a clause."""
+    tasks, with_it = [share.task for share in facts.manifest.tasks], _templated(facts)
+    if with_it is None:
+        return "with the chat template or without: that is not known, as an earlier p2prl made the run"
+    if not with_it:
+        unused = "; the tokenizer has a chat template, which the run did not use" if facts.has_chat_template else ""
+        return f"as plain text, without a chat template{unused}"
+    rest = [task for task in tasks if task not in with_it]
+    which = f"those of {', '.join(map(code, with_it))}, and not around the others" if rest else "every prompt"
+    return f"with the tokenizer's chat template (`apply_chat_template`) around {which}"
+
+
+def _templated(facts: CardFacts) -> list[str] | None:
+    """Tasks whose prompts have the chat template around them; None where that is not known of rows."""
+    data = {each.task for each in facts.manifest.data_sets}
+    if data and facts.prompts is None:
+        return None
+    rows = facts.prompts is not None and facts.prompts.template_blake3 is not None
+    made = any(facts.manifest.prompt_frame)
+    return [share.task for share in facts.manifest.tasks if (rows if share.task in data else made)]
 
 
 def _run_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
@@ -177,7 +210,6 @@ def _run_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
     yield "License", code(manifest.licence)
     yield "Content policy", code(manifest.content_policy)
     yield "Tasks", ", ".join(f"{code(share.task)} {share.weight / weight:.0%}" for share in manifest.tasks)
-    yield "Reward trained on", code(manifest.reward)
     yield "Loss, as set now", code(json.dumps(facts.loss, sort_keys=True, ensure_ascii=False, default=str))
     yield "Updates", f"{facts.step:,}"
     yield "Policy versions", f"{facts.versions:,}, published as {code(manifest.dtype)}"
@@ -193,6 +225,46 @@ def _run_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
     yield "Rejected groups", f"{totals.rejected_groups:,}, and {totals.expired_groups:,} that arrived too stale"
 
 
+def _prompt_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
+    yield "Prompts", f"written {_rendering(facts)}"
+    if (record := facts.prompts) is not None:
+        if record.template_blake3 is not None and _templated(facts):
+            yield "BLAKE3 of the chat template", code(record.template_blake3)
+        yield "System prompt", code(record.system) if record.system else "none"
+    yield "Reward trained on", code(facts.manifest.reward)
+    for data in facts.manifest.data_sets:
+        yield f"Scorers of {code(data.task)}, with their weights", code(data.scoring)
+        yield f"Rows of {code(data.task)}", _rows(data)
+
+
+def _rows(data: DataSet) -> str:
+    held_out = (
+        f"; of those held out, never trained on, {code(data.held_out.hex())}" if data.held_out else "; none held out"
+    )
+    digests = f"prompts {code(data.prompts.root.hex())}, rows as scored {code(data.answers.root.hex())}"
+    return f"{data.rows:,} to train on. Digests in the signed manifest: {digests}{held_out}"
+
+
+def _evaluation(facts: CardFacts) -> str:
+    head, found = "## Evaluation\n\n", facts.evaluation
+    if found is None:
+        return f"{head}The learner measured no version up to this one. `p2prl eval RUN` measures a checkpoint."
+    which = f"Version {found.version:,}, of update {found.step:,}"
+    if found.step != facts.step:
+        which += f" and not the exported {facts.step:,}"
+    lines = "\n".join(_evaluated(task) for task in found.tasks)
+    return f"{head}{which}, on prompts that are never trained on. In brackets: 95 % intervals over prompts.\n\n{lines}"
+
+
+def _evaluated(task: EvaluatedTaskDocument) -> str:
+    rates = [f"greedy {_rate(task.greedy_pass)}", *(f"pass@{k} {_rate(rate)}" for k, rate in task.pass_at.items())]
+    return f"- {code(task.task)}, {counted(task.prompts, f'{task.split} prompt')}: {', '.join(rates)}"
+
+
+def _rate(rate: RateDocument) -> str:
+    return f"{rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
+
+
 def _reward(facts: CardFacts) -> str:
     reward = facts.reward
     if reward is None:
@@ -204,7 +276,7 @@ def _reward(facts: CardFacts) -> str:
 
 This is the mean reward of the groups trained on: completions sampled at the run's temperature by policies up to \
 {bound:,} updates old, scored by the learner with the reward trained on. It is not a measurement on held-out prompts \
-or on another benchmark. `p2prl eval RUN` measures fresh prompts of the run's tasks."""
+or on another benchmark."""
 
 
 def _contributors(facts: CardFacts) -> str:

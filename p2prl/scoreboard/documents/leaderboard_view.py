@@ -129,7 +129,7 @@ def leaderboard_document(
     words = tuple(query.lower().split())
     ranked = _found(board, by, window, words) if words else _ranked(board, by, window)
     start = 0
-    if cursor is not None:
+    if cursor:
         last = place_of(cursor)
         start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
     page = ranked[start : start + limit]

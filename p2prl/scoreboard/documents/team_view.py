@@ -40,7 +40,7 @@ def teams_document(
     words = query.lower().split()
     ranked = [place for place in _ranked(board, window) if _matches(board, place[1][2], words)]
     start = 0
-    if cursor is not None:
+    if cursor:
         last = place_of(cursor)
         start = next((i for i, (_, row) in enumerate(ranked) if row[:2] > last), len(ranked))
     page = ranked[start : start + limit]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from p2prl.models.export.model_directory import write_model
 from tests.unit.models.test_model_directory import made, opened
 
-vllm = pytest.importorskip("vllm", reason="needs the vllm extra")
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
 
 pytestmark = [
     pytest.mark.extra,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from p2prl.cli.commands.export_facts import loss_settings, reward_change
+from p2prl.cli.commands.export_facts import loss_settings, newest_evaluation, reward_change
 from p2prl.config.loss_table import LossConfig, ReferenceTable
 from p2prl.learner.training.loss_guards import GuardConfig
+from p2prl.testing.sample_ledgers import MemorySource, sample_run
 
 
 def write(path: Path, rewards: list[float], *, unfinished: str = "") -> None:
@@ -56,3 +58,15 @@ def test_loss_settings_leave_out_defaults() -> None:
         "guards": {"negative_tail": 2.0},
         "reference": {"kind": "ema", "beta": 0.01},
     }
+
+
+def test_the_newest_evaluation_is_of_a_version_up_to_the_step() -> None:
+    rate = {"rate": 0.5, "low": 0.4, "high": 0.6}
+    report = {
+        "split": "fresh", "prompts": 8, "samples": 0, "greedy_pass": rate, "pass_at": {}, "score_mean": None,
+        "entropy_per_token": None, "completion_tokens_mean": 1.0, "truncated_share": 0.0,
+    }  # fmt: skip
+    lines = tuple({"version": v, "step": 2 * v, "time": 0.0, "tasks": {"chain4": report}} for v in (1, 10, 20))
+    snapshot = replace(MemorySource(sample_run(0, steps=2)).snapshot(), evaluations=lines)
+    newest = [newest_evaluation(snapshot, until_step=step) for step in (1, 2, 39, 40, 99)]
+    assert [None if each is None else each.version for each in newest] == [None, 1, 10, 20, 20]

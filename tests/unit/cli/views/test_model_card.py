@@ -11,8 +11,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from p2prl.cli.views.model_card import MAX_ROWS, CardFacts, RewardChange, code, license_metadata, model_card
+from p2prl.config.prompt_record import PromptRecord
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
+from p2prl.scoreboard.documents.api_schema import EvaluatedTaskDocument, EvaluationDocument, RateDocument
 from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.testing.sample_ledgers import MemorySource, manifest, sample_run
@@ -46,6 +48,8 @@ def facts(described: RunManifest | None = None, **changes: Any) -> CardFacts:
         "has_chat_template": True,
         "base_is_local": False,
         "loss": {"name": "gepo_t", "options": {"sharpness": 1}},
+        "prompts": PromptRecord(template_blake3=None, system=""),
+        "evaluation": None,
         "reward": RewardChange(first=0.25, last=0.75, updates=20, began_ms=0, ended_ms=86_400_000),
         "totals": run_document(snapshot).totals,
         "people": leaderboard_document(snapshot, by="people", limit=1_000).people,
@@ -160,6 +164,25 @@ def test_facts_of_the_run() -> None:
     assert "Adapters" not in card
     adapted = model_card(facts(manifest(lora=LoraSpec(16, 32.0, ("q_proj",)))))
     assert "- Adapters: LoRA of rank 16, which alone were trained" in adapted
+
+
+def evaluation(step: int, task: str = "chain4") -> EvaluationDocument:
+    greedy, four = RateDocument(rate=0.9, low=0.881, high=0.917), RateDocument(rate=0.95, low=0.935, high=0.962)
+    measured = EvaluatedTaskDocument(
+        task=task, split="held-out", prompts=1_024, samples=4, greedy_pass=greedy, pass_at={"4": four},
+        score_mean=0.8, entropy_per_token=0.1, completion_tokens_mean=12.0, truncated_share=0.0,
+    )  # fmt: skip
+    return EvaluationDocument(version=740, step=step, evaluated_at=None, tasks=[measured])
+
+
+def test_evaluation_with_its_intervals() -> None:
+    card = model_card(facts(evaluation=evaluation(1_480)))
+    assert "Version 740, of update 1,480 and not the exported 1,500, on prompts that are never trained on." in card
+    assert "- `chain4`, 1,024 held-out prompts: greedy 0.900 [0.881, 0.917], pass@4 0.950 [0.935, 0.962]" in card
+    assert "Version 740, of update 1,500, on prompts" in model_card(facts(evaluation=evaluation(1_500)))
+    assert "measured no version up to this one" in model_card(facts())
+    hostile = model_card(facts(evaluation=evaluation(1_480, task="</td><script>")))
+    assert kinds(hostile) == kinds(card)
 
 
 def test_contributors_most_credit_first_and_no_more_than_fit_a_page() -> None:

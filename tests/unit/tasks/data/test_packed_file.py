@@ -21,7 +21,7 @@ def written(path: Path, records: list[bytes], without: list[int]) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data(), st.lists(st.binary(max_size=20), max_size=12))
 def test_records_come_back_without_those_left_out(tmp_path: Path, data: st.DataObject, records: list[bytes]) -> None:
     left_out = data.draw(st.sets(st.integers(0, len(records) - 1))) if records else set()

@@ -52,7 +52,9 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(["x", "y", "z"]), JSON), min_size=1, max_size=6), seed=st.integers()
 )
@@ -103,7 +105,9 @@ def test_repeated_rows_are_left_out_and_counted(tmp_path: Path) -> None:
     assert notice.endswith(f"{tmp_path / 'a.jsonl'}, line 301, which repeats {tmp_path / 'a.jsonl'}, line 8.")
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)), min_size=1, max_size=12))
 def test_contradictions_are_refused_and_repetitions_are_not(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, int]]
