@@ -22,6 +22,7 @@ from p2prl.bench.staleness.methods import Method
 from p2prl.bench.staleness.policy_evaluation import evaluate
 from p2prl.bench.staleness.score_norms import score_norms
 from p2prl.bench.staleness.seed_log import SeedLog, SeedResult
+from p2prl.bench.staleness.silent_groups import logprobs_of, pulls, silent_groups
 from p2prl.bench.training.environments import Environment
 from p2prl.bench.training.grading import success_rewards
 from p2prl.bench.training.seeded_noise import seeded_uniforms
@@ -74,6 +75,7 @@ class DelayedTraining:
         self._environment, self._method, self._delay, self._plan = environment, method, delay, plan
         self._group, self._device = plan.group_size, start_MW.device
         self._prompts = plan.prompts_of(environment)
+        self._skips_silent = environment.is_long and len(seeds) == 1 and not pulls(method.objective)
         self._seeds = tuple(seeds)
         self._weights_MW = start_MW.clone().requires_grad_()
         self._average_MW = start_MW.clone()
@@ -211,9 +213,7 @@ class DelayedTraining:
 
     def _loss(self, batch: _Batch, update: int, *, logged: bool = True) -> tuple[Tensor, list[float]]:
         """Sum of the seeds' losses, and each seed's learning-rate factor from the method's additions."""
-        logprobs_MBGT = completion_logprobs(
-            self._environment.shape, self._weights_MW, batch.tokens_MBP, batch.completions.tokens_MBGT
-        )
+        logprobs_MBGT = self._logprobs(batch)
         done = update / self._plan.updates
         losses, factors = [], []
         for index, logprobs_BGT in enumerate(logprobs_MBGT):
@@ -239,6 +239,16 @@ class DelayedTraining:
                 for log in self._logs_of(update):
                     log.trained(index, output, sequence_N, kl, tapered)
         return torch.stack(losses).sum(), factors
+
+    def _logprobs(self, batch: _Batch) -> Tensor:
+        """Log-probs (M, B, G, T) of a batch. Of long completions, where a seed is trained alone, groups without a
+        learning signal have no gradient: the same update for less than half the work once most groups agree."""
+        inputs = self._environment.shape, self._weights_MW, batch.tokens_MBP, batch.completions.tokens_MBGT
+        if not self._skips_silent:
+            return completion_logprobs(*inputs)
+        lengths_BG = batch.completions.mask_MBGT[0].sum(dim=-1)
+        advantages_BG = self._method.objective.advantages(batch.rewards_MBG[0], lengths_BG).advantages_BG
+        return logprobs_of(*inputs, silent_groups(advantages_BG))
 
     def _tapered(self, logprobs_BGT: Tensor, rollouts: RolloutBatch, output: LossOutput) -> float | None:
         """Share of failures whose weight the delay has cut below `TAPERED` of what it were on policy; None for none."""

@@ -34,6 +34,7 @@ def test_pairs_remove_what_they_share() -> None:
     assert found.difference == pytest.approx(5.5 / 3)
     deviation = math.sqrt(sum((each - 5.5 / 3) ** 2 for each in (1.0, 2.0, 2.5)) / 2)
     assert found.error == pytest.approx(deviation / math.sqrt(3))
+    assert found.error is not None
     assert found.p is not None
     # With two degrees of freedom, P(|T| > t) = 1 − t/√(2 + t²).
     t = found.difference / found.error
@@ -59,9 +60,9 @@ def test_one_pair_and_equal_pairs_say_what_they_can() -> None:
     assert not alone.is_within(9.0)
     assert paired([1.0, 2.0], [1.0, 2.0]).p == 1.0
     assert paired([2.0, 3.0], [1.0, 2.0]).p == 0.0
-    for own, other in (([], []), ([1.0], [])):
+    for values in (list[float](), [1.0]):
         with pytest.raises(LocalProtocolError):
-            paired(own, other)
+            paired(values, [])
 
 
 def test_holm_steps_down() -> None:
