@@ -76,5 +76,5 @@ def _logits(model: Any, fed_1L: Tensor, cache: DynamicCache, count: int) -> Tens
     if head is None:
         return model(input_ids=fed_1L, past_key_values=cache).logits[0, -count:]  # type: ignore[no-any-return]
     states_TD = model.base_model(input_ids=fed_1L, past_key_values=cache).last_hidden_state[0, -count:]
-    bias = None if head.bias is None else head.bias.float()
-    return torch.nn.functional.linear(states_TD.float(), head.weight.float(), bias)
+    bias: Any = head.bias  # None where the head has none, whatever its type says
+    return torch.nn.functional.linear(states_TD.float(), head.weight.float(), None if bias is None else bias.float())
