@@ -58,7 +58,7 @@ def scan(folder: Path, minutes: float) -> tuple[list[str], int]:
             documents = [Document("link", (run / "link").read_bytes()), *board_documents(urls[0], most=1)]
             found |= set(strange_places(documents, [Place(_LEARNER)]))
             read += len(documents)
-            wait_until(lambda at=looked_at: time.monotonic() >= at + _LOOK_S, seconds=_PATIENCE_S, what="the next look")
+            time.sleep(max(0.0, looked_at + _LOOK_S - time.monotonic()))
         served = [document for url in urls for document in board_documents(url)]
     written = list(_written(folder))
     found |= set(strange_places([*served, *written], [Place(_LEARNER)]))

@@ -7,6 +7,7 @@ import re
 import time
 import urllib.request
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
         home6 = swarm.start("home6", "join", link6, "--threads", "1", *at("::1"), home=homes["home6"])
         validator = swarm.start("validator", "validate", link4, "--rate", "1", *at(VALIDATOR), home=homes["validator"])
         for name in ("home", "home6"):
-            wait_until(lambda name=name: verified(homes[name]) > 0, seconds=150, what=f"a verified group of {name}")
+            wait_until(partial(verified, homes[name]), seconds=150, what=f"a verified group of {name}")
         wait_until(lambda: status_of(homes["validator"]).get("verdicts_passed"), seconds=150, what="a verdict")
         seeder = swarm.start("seeder", "seed", link4, *at(SEEDER), home=homes["seeder"])
         swarm_board = swarm.start("board", "board", link4, "--port", "0", *at(LEARNER), home=homes["board"])
@@ -91,7 +92,7 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
         allowed = {Place(LEARNER), Place(SEEDER), *(Place("::1", port) for port in ports(learner))}
         assert strange_places(run_folder_documents(run), allowed) == []
         for url in urls:  # also the board whose own link is of an hour when there was no seeder
-            wait_until(lambda url=url: seeder_id in page_link(url), seconds=150, what="a page with the seeder")
+            wait_until(partial(shows, url, seeder_id), seconds=150, what="a page with the seeder")
         assert ports(home6).isdisjoint(ports(learner))
         certificate = tmp_path / "certificate.png"
         environment = swarm.environment(homes["home"])
@@ -133,11 +134,11 @@ def verified(home: Path) -> int:
     return int(status_of(home).get("groups", {}).get("verified", 0))
 
 
-def page_link(url: str) -> set[str]:
-    """Whom the link on a board names."""
+def shows(url: str, peer: str) -> bool:
+    """Whether the link on a board names a peer."""
     with urllib.request.urlopen(f"{url}/api/v1/run", timeout=20) as answer:
         text = json.load(answer)["join_link"]
-    return named_in(text) if text else set()
+    return bool(text) and peer in named_in(text)
 
 
 def printed(environment: dict[str, str], *arguments: str) -> list[Document]:
