@@ -164,29 +164,6 @@ def test_a_draw_on_the_card_is_the_defined_one(dtype: torch.dtype, vocabulary: i
     assert logprobs.tolist() == pytest.approx(picked.tolist(), abs=1e-4)
 
 
-def test_a_captured_draw_takes_what_its_tensors_hold_then() -> None:
-    vocabulary, count = 5000, 64
-    generator = torch.Generator().manual_seed(5)
-    logits = 4 * torch.randn(3, count, vocabulary, generator=generator)
-    logits[1, ::2] = 1e8  # ties
-    temperatures, seeds = torch.full((count,), 0.7), torch.arange(count) * 0x1234_5678_9ABC_DEF
-    held, positions = logits[0].to(CARD), torch.zeros(count, dtype=torch.int64, device=CARD)
-    rows = (temperatures.to(CARD), seeds.to(CARD), positions)
-    draw_on_card(held, *rows)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tokens, logprobs = draw_on_card(held, *rows)
-    for step, part in enumerate(logits):
-        held.copy_(part)
-        positions.fill_(step)
-        graph.replay()
-        scaled = part / temperatures[:, None]
-        wanted = (scaled + gumbel(seeds, torch.full((count, 1), step), vocabulary)[:, 0]).argmax(dim=-1)
-        assert tokens.tolist() == wanted.tolist()
-        picked = torch.log_softmax(scaled.double(), dim=-1).gather(1, wanted[:, None])[:, 0]
-        assert logprobs.tolist() == pytest.approx(picked.tolist(), abs=1e-4)
-
-
 @pytest.mark.parametrize("kind", list(BUILDERS))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_sampler_draws_what_its_own_logits_demand(dtype: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2prl.models.gumbel_noise import gumbel
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.sampling import sample_all
@@ -20,6 +21,9 @@ from p2prl.models.weight_layout import flatten, layout_of
 from tests.unit.models.test_cuda import BUILDERS, CARD, DTYPES, changed, policy_on, requests_of, scores
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+if torch.cuda.is_available():
+    from p2prl.models.seeded_draw.card_draw import draw_on_card
 
 
 def pair(policy: PolicyModel, **options: Any) -> tuple[TransformersSampler, TransformersSampler]:
@@ -45,6 +49,29 @@ def uneven_requests(count: int = 72) -> list[GenerationRequest]:
         replace(request, max_new_tokens=3 + 11 * i % 90, stop_ids=stops if i % 3 else frozenset())
         for i, request in enumerate(requests_of(count))
     ]
+
+
+def test_a_captured_draw_takes_what_its_tensors_hold_then() -> None:
+    vocabulary, count = 5000, 64
+    generator = torch.Generator().manual_seed(5)
+    logits = 4 * torch.randn(3, count, vocabulary, generator=generator)
+    logits[1, ::2] = 1e8  # ties
+    temperatures, seeds = torch.full((count,), 0.7), torch.arange(count) * 0x1234_5678_9ABC_DEF
+    held, positions = logits[0].to(CARD), torch.zeros(count, dtype=torch.int64, device=CARD)
+    rows = (temperatures.to(CARD), seeds.to(CARD), positions)
+    draw_on_card(held, *rows)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens, logprobs = draw_on_card(held, *rows)
+    for step, part in enumerate(logits):
+        held.copy_(part)
+        positions.fill_(step)
+        graph.replay()
+        scaled = part / temperatures[:, None]
+        wanted = (scaled + gumbel(seeds, torch.full((count, 1), step), vocabulary)[:, 0]).argmax(dim=-1)
+        assert tokens.tolist() == wanted.tolist()
+        picked = torch.log_softmax(scaled.double(), dim=-1).gather(1, wanted[:, None])[:, 0]
+        assert logprobs.tolist() == pytest.approx(picked.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", list(BUILDERS))
