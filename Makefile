@@ -21,13 +21,12 @@ demo: $(VENV)/.installed
 # The type checker uses one core for a minute: the tests begin beside it.
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 types tests
-	$(MAKE) --no-print-directory test-vllm
 
 # Three workers on two cores: swarms of processes wait much of their time (tests/conftest.py).
 tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 3 --durations=20 --strict-skips $(PYTEST_ARGS)
 
-# The tests of the vLLM engine, on a CPU. There are packages for Linux on x86-64.
+# The tests of the vLLM engine, on a CPU. There are packages for Linux on x86-64. Not a part of `make test`.
 test-vllm: $(if $(TESTED_SYSTEM),$(VLLM)/.installed)
 	$(if $(TESTED_SYSTEM),$(VLLM)/bin/python -m pytest --strict-skips $(VLLM_TESTS))
 
