@@ -11,13 +11,14 @@ import platform
 import resource
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from p2prl.confinement import linux, macos
 from p2prl.confinement.host_calls import open_filter, role_filter
 from p2prl.confinement.layers import limit, readable_paths, succeeds
 from p2prl.confinement.package_folders import check_packages
-from p2prl.confinement.role_files import network_access, open_access, role_access
+from p2prl.confinement.role_files import compile_caches, network_access, open_access, role_access
 from p2prl.confinement.seccomp_filter import ARCHITECTURES
 from p2prl.user_home import user_home
 
@@ -99,6 +100,9 @@ def confine_files(own: Path, readable: tuple[Path, ...] = (), *, is_open: bool =
     limit(resource.RLIMIT_DATA, MEMORY_FACTOR * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     linux.forbid_new_privileges()
     succeeds(linux.drop_capabilities)
+    if is_open:  # Landlock's rules are for folders that exist, and a new user has none of these
+        for cache in compile_caches():
+            succeeds(partial(cache.mkdir, mode=0o700, parents=True, exist_ok=True))
     access = (open_access if is_open else role_access)(own, readable)
     if linux.landlock_version():
         check_packages(access.readable)

@@ -61,6 +61,9 @@ _PROGRAMS = ("/bin", "/sbin", "/usr", "/lib", "/lib64", "/opt", "/nix/store", "/
 _CACHES = (".cache/vllm", ".cache/flashinfer", ".cache/torch", ".triton", ".nv", ".config/vllm")
 """Below the home folder: what vLLM compiled before."""
 
+_MOVED = {".cache": "XDG_CACHE_HOME", ".config": "XDG_CONFIG_HOME"}
+"""Variables that name another place for a folder of the home folder."""
+
 
 def role_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
     """What a role that computes may use: its own folder, Python's packages, devices, and the names of its threads."""
@@ -76,17 +79,27 @@ def role_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
 def open_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
     """What a role may use whose engine compiles and talks to itself: programs, TCP and its caches besides."""
     access = role_access(own, readable)
-    home = user_home()
-    caches = () if home is None else tuple(home / name for name in _CACHES)
     prefixes = tuple(Path(prefix) / "bin" for prefix in (sys.prefix, sys.base_prefix))
     return replace(
         access,
-        writable=(own, *caches, Path("/dev/shm")),  # noqa: S108  # where torch shares tensors
+        writable=(own, *compile_caches(), Path("/dev/shm")),  # noqa: S108  # where torch shares tensors
         sockets=(own,),
         readable=(*access.readable, *_below("/etc", _NETWORK_ETC), Path("/proc")),
         programs=(*map(Path, _PROGRAMS), *prefixes, *package_folders()),
         tcp=True,
     )
+
+
+def compile_caches() -> tuple[Path, ...]:
+    """Folders that keep what vLLM compiled, in the home folder or where the owner moved them; none without a home."""
+    home = user_home()
+    if home is None:
+        return ()
+    found = []
+    for name in map(Path, _CACHES):
+        moved = Path(os.environ.get(_MOVED.get(name.parts[0], ""), ""))
+        found.append(moved.joinpath(*name.parts[1:]) if moved.is_absolute() else home / name)
+    return tuple(found)
 
 
 def network_access(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Access:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,41 @@ def test_a_role_names_its_own_threads_and_no_others(tmp_path: Path) -> None:
     program = [sys.executable, "-c", _NAMES_A_THREAD, str(tmp_path)]
     done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert done.stdout.split() == ["named", "refused"], done.stderr
+
+
+_COMPILES = """
+import os, sys
+from pathlib import Path
+from p2prl.confinement.role import confine_files
+confine_files(Path(sys.argv[1]), is_open=True)
+for folder in sys.argv[2:]:
+    try:
+        (Path(folder) / "compiled").mkdir(parents=True)
+        print("kept")
+    except PermissionError:
+        print("refused")
+"""
+
+
+@needs_landlock
+@pytest.mark.parametrize("moved", [False, True])
+def test_an_engine_that_compiles_keeps_its_work_for_a_user_without_caches(tmp_path: Path, moved: bool) -> None:
+    home, elsewhere, own = tmp_path / "home", tmp_path / "elsewhere", tmp_path / "seat-1"
+    for folder in (home, elsewhere, own):
+        folder.mkdir()
+    environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(elsewhere) if moved else ""}
+    caches = elsewhere if moved else home / ".cache"
+    program = [
+        sys.executable,
+        "-c",
+        _COMPILES,
+        str(own),
+        str(caches / "vllm"),
+        str(caches / "mine"),
+        str(home / "mine"),
+    ]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False, env=environment)
+    assert done.stdout.split() == ["kept", "refused", "refused"], done.stderr
 
 
 _WRITES_BY_WAY_OF_A_THREAD = """

@@ -72,7 +72,7 @@ def _policy(model: Any) -> PolicyModel:
     return PolicyModel(model, layout_of(model, "float32"))
 
 
-def _sampler(model: Any, **options: int) -> TransformersSampler:
+def _sampler(model: Any, **options: Any) -> TransformersSampler:
     return TransformersSampler(_policy(model), **options)
 
 
