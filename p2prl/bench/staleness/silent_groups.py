@@ -23,8 +23,8 @@ def pulls(objective: Objective) -> bool:
         advantages_BG=torch.zeros(1, 2, dtype=torch.float64),
         staleness_BG=torch.ones(1, 2, dtype=torch.int64),
     )
-    (gradient,) = torch.autograd.grad(objective.loss(logprobs, batch).loss, logprobs, allow_unused=True)
-    return gradient is not None and bool(gradient.any())
+    (gradient,) = torch.autograd.grad(objective.loss(logprobs, batch).loss, logprobs)
+    return bool(gradient.any())
 
 
 def silent_groups(advantages_BG: Tensor) -> Tensor:
