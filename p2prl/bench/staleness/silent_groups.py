@@ -23,7 +23,7 @@ def pulls(objective: Objective) -> bool:
         advantages_BG=torch.zeros(1, 2, dtype=torch.float64),
         staleness_BG=torch.ones(1, 2, dtype=torch.int64),
     )
-    (gradient,) = torch.autograd.grad(objective.loss(logprobs, batch).loss, logprobs, materialize_grads=True)
+    (gradient,) = torch.autograd.grad(objective.loss(logprobs, batch).loss, logprobs)
     return bool(gradient.any())
 
 
