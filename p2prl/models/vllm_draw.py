@@ -76,6 +76,41 @@ class DrawRows:
         )
 
 
+class DeviceSettings:
+    """Temperatures, seeds and positions of a step's rows on the device, kept while the same rows go on by one token.
+
+    Most steps of a few rows do, and decoding those is bound by the host.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: Sequence[Ticket] = ()
+        self._positions = np.empty(0, np.int64)
+        self._held: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def of(self, rows: DrawRows, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of this step. The next call may change them in place, behind what the device was asked until then."""
+        goes_on = rows.tickets == self._tickets and np.array_equal(rows.positions, self._positions + 1)
+        if self._held is not None and goes_on:  # a ticket has one seed and one temperature
+            self._held[2].add_(1)
+        else:
+            self._held = _settings_on(device, rows)
+        self._tickets, self._positions = rows.tickets, rows.positions
+        return self._held
+
+
+def _settings_on(device: torch.device, rows: DrawRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Temperatures, seeds and positions on the device, by one copy that nobody waits for."""
+    count = len(rows.seeds)
+    packed = torch.empty(20 * count, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    parts = packed.numpy()
+    parts[: 8 * count].view(np.int64)[:] = rows.seeds
+    parts[8 * count : 16 * count].view(np.int64)[:] = rows.positions
+    parts[16 * count :].view(np.float32)[:] = rows.temperatures
+    there = packed.to(device, non_blocking=True)
+    seeds_N, positions_N = there[: 16 * count].view(torch.int64).view(2, count)
+    return there[16 * count :].view(torch.float32), seeds_N, positions_N
+
+
 @dataclass(slots=True)
 class _StepDraws:
     """Draws of one step, on their way from the device."""
@@ -108,6 +143,8 @@ class Draws:
 
     logits: Tensor | None = None
 
+    _settings: DeviceSettings = field(default_factory=DeviceSettings)
+
     _drawn: dict[Ticket, dict[int, tuple[_StepDraws, int]]] = field(default_factory=dict)
     """By request and position: the step and the row in it."""
 
@@ -119,7 +156,7 @@ class Draws:
         """Draw one token a row, and raise its logit above all others in place."""
         if self.watched is not None and self.watched in rows.tickets:
             self.logits = logits_NV[rows.tickets.index(self.watched)].clone()
-        step = _drawn(logits_NV, rows, self.version)
+        step = _drawn(logits_NV, rows, self._settings, self.version)
         for row, (ticket, position) in enumerate(zip(rows.tickets, rows.positions.tolist(), strict=True)):
             kept = self._drawn.get(ticket)  # none of a request that ended while this step was prepared
             if kept is not None:
@@ -147,10 +184,10 @@ class Draws:
         self.watched = self.logits = None
 
 
-def _drawn(logits_NV: Tensor, rows: DrawRows, version: int) -> _StepDraws:
+def _drawn(logits_NV: Tensor, rows: DrawRows, held: DeviceSettings, version: int) -> _StepDraws:
     """Draw, and raise the logits that won."""
     if (on_card := card_draw(logits_NV.device)) is not None:
-        tokens_N, logprobs_N = on_card(logits_NV, *_settings_on(logits_NV.device, rows))
+        tokens_N, logprobs_N = on_card(logits_NV, *held.of(rows, logits_NV.device))
     else:
         settings = (torch.from_numpy(each) for each in (rows.temperatures, rows.seeds, rows.positions))
         tokens_N, logprobs_N = draw_with_logprobs(logits_NV, *settings)
@@ -161,16 +198,3 @@ def _drawn(logits_NV: Tensor, rows: DrawRows, version: int) -> _StepDraws:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return _StepDraws(version, *copies, copied=event)
-
-
-def _settings_on(device: torch.device, rows: DrawRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Temperatures, seeds and positions on the device, by one copy that nobody waits for."""
-    count = len(rows.seeds)
-    packed = torch.empty(20 * count, dtype=torch.uint8, pin_memory=True)
-    parts = packed.numpy()
-    parts[: 8 * count].view(np.int64)[:] = rows.seeds
-    parts[8 * count : 16 * count].view(np.int64)[:] = rows.positions
-    parts[16 * count :].view(np.float32)[:] = rows.temperatures
-    there = packed.to(device, non_blocking=True)
-    seeds_N, positions_N = there[: 16 * count].view(torch.int64).view(2, count)
-    return there[16 * count :].view(torch.float32), seeds_N, positions_N

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,9 +54,9 @@ class RowsByChange:
 
     def apply(self, logits: Tensor) -> Tensor:
         """Draw, in place."""
-        ours = [row for row in range(len(logits)) if row in self._rows]
-        if ours:
-            held = [self._rows[row] for row in ours]
+        ours = np.array([row for row in range(len(logits)) if row in self._rows], np.int64)
+        if len(ours):
+            held = [self._rows[row] for row in ours.tolist()]
             rows = DrawRows.of([of for of, _ in held], [len(ids) for _, ids in held])
             _draw_some(self._draws, logits, ours, rows)
         return logits
@@ -72,7 +73,7 @@ class RowsBySlot:
         self._prompt_len = req_states.prompt_len.np
         self._prefill_len = req_states.prefill_len.np
         most = req_states.max_num_reqs
-        self._tickets = [_FOREIGN] * most
+        self._tickets = np.full(most, _FOREIGN, np.int64)
         self._seeds = np.zeros(most, np.int64)
         self._temperatures = np.ones(most, np.float32)
         self._first = np.zeros(most, np.int64)
@@ -96,16 +97,11 @@ class RowsBySlot:
         lengths = ctx.seq_lens_upper_bound_np[: len(slots)]  # exact without drafts; padded behind the rows
         # Shorter than what its slot was (re)filled with, a row predicts nothing: it is a chunk of a prompt, or of what
         # a preempted request had sampled.
-        complete = lengths >= self._prefill_len[slots]
-        ours = [
-            row
-            for row, (slot, is_complete) in enumerate(zip(slots.tolist(), complete.tolist(), strict=True))
-            if is_complete and self._tickets[slot] != _FOREIGN
-        ]
-        if ours:
+        ours = np.flatnonzero((lengths >= self._prefill_len[slots]) & (self._tickets[slots] != _FOREIGN))
+        if len(ours):
             mine = slots[ours]
             sampled = (lengths[ours] - self._prompt_len[mine]).astype(np.int64)
-            tickets = [self._tickets[slot] for slot in mine.tolist()]
+            tickets = self._tickets[mine].tolist()
             rows = DrawRows(tickets, self._seeds[mine], self._temperatures[mine], self._first[mine] + sampled)
             _draw_some(self._draws, logits, ours, rows)
         return logits
@@ -141,12 +137,12 @@ def _arguments_of(params: Any) -> DrawArguments | None:
     return arguments if isinstance(arguments, DrawArguments) else None
 
 
-def _draw_some(draws: Draws, logits: Tensor, rows: list[int], settings: DrawRows) -> None:
+def _draw_some(draws: Draws, logits: Tensor, rows: npt.NDArray[np.int64], settings: DrawRows) -> None:
     """Draw some rows of a batch, and leave the others as they are."""
     if len(rows) == len(logits):
         draws.draw(logits, settings)
         return
-    where = torch.tensor(rows)
+    where = torch.from_numpy(rows)
     if logits.device.type == "cuda":
         where = where.pin_memory().to(logits.device, non_blocking=True)  # a list would be waited for
     some = logits.index_select(0, where)

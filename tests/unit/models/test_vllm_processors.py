@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.vllm_draw import ARGUMENTS, DrawArguments, DrawnToken, Draws
+from p2prl.models.vllm_draw import ARGUMENTS, DeviceSettings, DrawArguments, DrawnToken, DrawRows, Draws
 from p2prl.models.vllm_processors import RowsByChange, RowsBySlot
 
 VOCABULARY, SLOTS = 24, 4
@@ -183,6 +183,34 @@ def test_a_step_prepared_before_the_end_of_a_request_leaves_nothing_behind() -> 
     before, after = runner.step({"1.1": 3})
     check(draws, before, after, 0, 1, 0)
     assert first.token in range(VOCABULARY)
+
+
+def test_settings_on_the_device_are_those_of_the_step_when_rows_go_on_stay_or_change() -> None:
+    held = DeviceSettings()
+    requests = {ticket: ours(ticket).extra_args[ARGUMENTS] for ticket in (1, 2, 3)}
+    steps: list[list[tuple[int, int]]] = [
+        [(1, 4), (2, 0)],
+        [(1, 5), (2, 1)],
+        [(1, 6), (2, 2)],
+        [(1, 6), (2, 2)],  # again: vLLM discarded what it had prepared
+        [(1, 7), (2, 2)],
+        [(2, 3), (1, 8)],
+        [(3, 4), (1, 9)],
+        [(3, 5)],
+        [(3, 6), (1, 1), (2, 1)],
+        [(3, 5), (1, 2), (2, 2)],
+        [(3, 6), (1, 3), (2, 3)],
+    ]
+    places = []
+    for step in steps:
+        rows = DrawRows.of([requests[ticket] for ticket, _ in step], [position for _, position in step])
+        temperatures, seeds, positions = held.of(rows, torch.device("cpu"))
+        assert temperatures.tolist() == [0.5 + ticket for ticket, _ in step]
+        assert seeds.tolist() == [ticket * 977 + 5 for ticket, _ in step]
+        assert positions.tolist() == [position for _, position in step]
+        places.append(positions.data_ptr())
+    assert places[0] == places[1] == places[2], "rows that go on are not sent again"
+    assert places[-1] == places[-2]
 
 
 class Direction(Enum):
