@@ -21,7 +21,7 @@ from p2prl.models.exact_arithmetic import use_exact_arithmetic
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw
-from p2prl.models.vllm_draw import DrawArguments
+from p2prl.models.vllm_draw import DrawArguments, DrawnToken
 from p2prl.models.vllm_engine import EngineOutput, VllmEngine, VllmOptions
 from p2prl.models.vllm_library import import_vllm, require_exact_products
 from p2prl.models.vllm_policy import VllmPolicy
@@ -53,9 +53,16 @@ class _Row:
     def finished(self) -> bool:
         return bool(self.token_ids) and self.token_ids[-1] in self.request.stop_ids
 
-    @property
-    def ended(self) -> bool:
-        return self.finished or len(self.token_ids) == self.request.max_new_tokens
+    def ends_with(self, drawn: Sequence[DrawnToken]) -> bool:
+        """Whether the last of these further tokens is the last of all."""
+        is_full = len(self.token_ids) + len(drawn) == self.request.max_new_tokens
+        return is_full or bool(drawn) and drawn[-1].token in self.request.stop_ids
+
+    def add(self, drawn: DrawnToken) -> None:
+        if not self.spans or self.spans[-1][1] != drawn.version:
+            self.spans.append((len(self.token_ids), drawn.version))
+        self.token_ids.append(drawn.token)
+        self.logprobs.append(drawn.logprob)
 
     def generation(self) -> Generation:
         return Generation(tuple(self.token_ids), tuple(self.logprobs), self.finished, tuple(self.spans))
@@ -121,10 +128,10 @@ class VllmSampler:
         # What was computed of their prompts is the old policy's: they start again under the new one.
         self._withdraw([row for row in self._rows.values() if row.in_engine and not row.token_ids])
         try:
-            outputs = self._load(staged)
+            made = self._load(staged)
         except (IntegrityError, MachineError):
-            outputs = self._load(staged)  # in a new engine
-        made, before = self._absorb(outputs), self._unreported
+            made = self._load(staged)  # in a new engine
+        before = self._unreported
         self._unreported = StepResult(before.tokens + made.tokens, before.ended + made.ended)
         self._has_policy = True
 
@@ -176,10 +183,10 @@ class VllmSampler:
         if not self._has_policy:
             raise IntegrityError("the engine holds no policy")
 
-    def _load(self, staged: StagedWeights) -> list[EngineOutput]:
+    def _load(self, staged: StagedWeights) -> StepResult:
         """Load a policy. When that fails, the engine is gone, and rows go on in the next."""
         try:
-            return self._policy.load(staged, next(self._tickets))
+            return self._absorb(self._policy.load(staged, next(self._tickets)))
         except (IntegrityError, MachineError):
             self._policy.close()
             for row in self._rows.values():
@@ -212,27 +219,25 @@ class VllmSampler:
             row.in_engine = False
 
     def _absorb(self, outputs: Sequence[EngineOutput]) -> StepResult:
-        """Record what the engine sampled. `IntegrityError` when it is not what was drawn."""
+        """Record what the engine sampled. `IntegrityError` when it is not what was drawn; nothing is recorded then."""
         draws = self._policy.draws
-        tokens, ended = 0, []
+        made: dict[Ticket, list[DrawnToken]] = {}
         for output in outputs:
-            row = self._rows[output.ticket]
+            row, tokens = self._rows[output.ticket], made.setdefault(output.ticket, [])
             for token in output.token_ids:
-                drawn = draws.take(row.ticket, row.position)
+                drawn = draws.take(row.ticket, row.position + len(tokens))
                 if drawn is None or not drawn.is_number:
                     raise IntegrityError("the policy gives logits that are not numbers")
                 if drawn.token != token:
                     raise IntegrityError(f"vLLM returned token {token} where {drawn.token} was drawn")
-                if not row.spans or row.spans[-1][1] != drawn.version:
-                    row.spans.append((len(row.token_ids), drawn.version))
-                row.token_ids.append(token)
-                row.logprobs.append(drawn.logprob)
-            tokens += len(output.token_ids)
-            if output.ended:
-                if not row.ended:
-                    raise IntegrityError("vLLM ended a completion before its limit")
-                del self._rows[row.ticket]
-                draws.forget(row.ticket)
-                self._room.ended(len(row.request.prompt_ids) + len(row.token_ids), row.limit)
-                ended.append((row.ticket, row.generation()))
-        return StepResult(tokens, tuple(ended))
+                tokens.append(drawn)
+            if output.ended and not row.ends_with(tokens):
+                raise IntegrityError("vLLM ended a completion before its limit")
+        for ticket, tokens in made.items():
+            for drawn in tokens:
+                self._rows[ticket].add(drawn)
+        ended = [self._rows.pop(output.ticket) for output in outputs if output.ended]
+        for row in ended:
+            draws.forget(row.ticket)
+            self._room.ended(len(row.request.prompt_ids) + len(row.token_ids), row.limit)
+        return StepResult(sum(map(len, made.values())), tuple((row.ticket, row.generation()) for row in ended))

@@ -10,11 +10,12 @@ import torch
 
 from p2prl.models.cache_room import CacheRoom
 from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.sampler_port import Generation, GenerationRequest, StepResult, Ticket
+from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket
 from p2prl.models.sampling import sample_all
 from p2prl.models.vllm_draw import DrawArguments, DrawRows, Draws
 from p2prl.models.vllm_engine import EngineOutput
 from p2prl.models.vllm_sampler import VllmSampler
+from p2prl.protocol.digests import Digest
 
 VOCABULARY = 12
 LOGITS = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(4))
@@ -97,3 +98,50 @@ def test_one_that_is_resumed_keeps_its_place() -> None:
     while sampler.in_flight:
         ended += sampler.step().ended
     assert ended[0][1].token_ids == straight.token_ids
+
+
+class FaultyPolicy:
+    """Loads into a new `FlatEngine` after a failure; the first load returns a token that was not drawn."""
+
+    salt = ""
+
+    def __init__(self) -> None:
+        self.draws = Draws(version=1)
+        self.engine: FlatEngine | None = FlatEngine(self.draws)
+        self.loads = 0
+
+    def load(self, staged: StagedWeights, ticket: Ticket) -> list[EngineOutput]:
+        del ticket
+        self.loads += 1
+        self.engine = self.engine or FlatEngine(self.draws)
+        outputs = self.engine.step() + self.engine.step()
+        self.draws.version = staged.version
+        if self.loads == 1:
+            last = outputs[-1]
+            outputs[-1] = replace(last, token_ids=[(token + 1) % VOCABULARY for token in last.token_ids])
+        return outputs
+
+    def close(self) -> None:
+        self.engine = None
+        self.draws.clear()
+
+
+def test_a_load_that_returns_another_token_loses_none_of_the_others() -> None:
+    """Of completions that end while a policy is loaded, neither the end nor a token may be lost."""
+    asked = [
+        GenerationRequest(prompt_ids=(1, 2), seed=seed, max_new_tokens=most, temperature=0.7, stop_ids=frozenset())
+        for seed, most in ((3, 3), (4, 4), (5, 9))
+    ]
+    wanted = sample_all(flat_sampler(), asked)
+    sampler, policy = flat_sampler(), FaultyPolicy()
+    sampler._policy = policy  # type: ignore[assignment]
+    tickets = sampler.submit(asked)
+    for _ in range(2):
+        sampler.step()
+    sampler.swap(StagedWeights(version=2, weights=b"", answer=Digest(bytes(32))))
+    assert policy.loads == 2
+    ended: dict[Ticket, Generation] = {}
+    for _ in range(20):
+        ended.update(sampler.step().ended)
+    assert sampler.in_flight == 0
+    assert [ended[ticket].token_ids for ticket in tickets] == [each.token_ids for each in wanted]
