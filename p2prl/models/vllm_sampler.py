@@ -56,7 +56,7 @@ class _Row:
     def ends_with(self, drawn: Sequence[DrawnToken]) -> bool:
         """Whether the last of these further tokens is the last of all."""
         is_full = len(self.token_ids) + len(drawn) == self.request.max_new_tokens
-        return is_full or bool(drawn) and drawn[-1].token in self.request.stop_ids
+        return is_full or (bool(drawn) and drawn[-1].token in self.request.stop_ids)
 
     def add(self, drawn: DrawnToken) -> None:
         if not self.spans or self.spans[-1][1] != drawn.version:
