@@ -67,6 +67,10 @@ class BatchDecoder:
         """Drop all rows and the cache."""
         self.drop_rows()
 
+    def stop_recording(self) -> bool:
+        """False: steps are never recorded."""
+        return False
+
     def _begin(self, queue: deque[SampledRow], limit: int) -> None:
         self.clear()
         if not queue:

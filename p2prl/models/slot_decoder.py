@@ -174,6 +174,15 @@ class SlotDecoder:
             self._graphs.drop()
         self._model.clear()
 
+    def stop_recording(self) -> bool:
+        """Drop all rows, the cache and recorded steps, and record none from now on; False where none were."""
+        if self._graphs is None:
+            return False
+        log.warning("decoding goes on without CUDA graphs, as memory ran out")
+        self.clear()
+        self._graphs = None
+        return True
+
     def _use(self, rows: list[SampledRow]) -> None:
         device = self._policy.device
         self._rows = rows

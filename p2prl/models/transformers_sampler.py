@@ -171,10 +171,13 @@ class TransformersSampler:
         return self._limit.rows(self._most_tokens)
 
     def _give_way(self, error: Exception) -> None:
-        """Memory ran out: go on with half as many completions at once. All keep their tokens."""
+        """Memory ran out: go on with half as many completions at once, and a single one without CUDA graphs.
+
+        All keep their tokens.
+        """
         rows = self._decoding()
         tried = min(len(rows) + len(self._queued), self._rows_allowed())
-        if self._limit is None or tried <= 1:
+        if self._limit is None or (tried <= 1 and not self._decoder.stop_recording()):
             raise MachineError(
                 f"memory ran out with one completion in flight: {error}",
                 remedy="Close other programs, or sample for a run with a smaller model or shorter completions.",

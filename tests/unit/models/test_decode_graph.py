@@ -237,6 +237,28 @@ def test_completions_that_ended_are_told_although_memory_ran_out_then(
     assert failures == 2
 
 
+def test_where_memory_lacks_for_recorded_steps_alone_decoding_goes_on_without(
+    recorders: list[ReplayedCalls], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = small_policy()
+    asked = requests(6)
+    wanted = sample_all(TransformersSampler(policy, capture=False), asked)
+    record, rows = ReplayedCalls.record, []
+
+    def scarce(self: ReplayedCalls, work: Any) -> Any:
+        rows.append(work.args[0])
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(self, work)
+
+    monkeypatch.setattr(ReplayedCalls, "record", scarce)
+    sampler = TransformersSampler(policy, most_rows=4)
+    assert_same(sample_all(sampler, asked), wanted)
+    assert graphs(sampler) == -1
+    assert rows[-1] == 1, "graphs are given up last"
+    assert "without CUDA graphs, as memory ran out" in caplog.text
+
+
 @pytest.mark.parametrize(("kind", "is_recorded"), [("default", True), ("dynamic", False), ("longrope", False)])
 def test_positions_that_depend_on_the_longest_row_are_not_recorded(
     kind: str, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
