@@ -7,6 +7,7 @@ the same golden groups on the same device: if they pass, the machine computes we
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -67,8 +68,9 @@ def build_tested_sampler(
     if found.passed or isinstance(sampler, TransformersSampler):
         _tell(found, on_notice)
         return sampler
-    sampler.sleep()  # with the last reference to it, all its memory is free before another engine needs it
-    del sampler
+    with suppress(MachineError):  # of steps in flight behind one that failed
+        sampler.sleep()
+    del sampler  # with the last reference to it, all its memory is free before another engine needs it
     release_memory()
     on_notice(f"Self-test: {engine.name} {found.symptom}. Testing {DEFAULT_ENGINE} on the same device.")
     try:

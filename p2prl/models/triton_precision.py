@@ -23,11 +23,17 @@ _FINE = 2.0**-16
 
 
 def multiplies_exactly(device: torch.device) -> bool:
-    """Whether products of float32 numbers keep the bits that TF32 drops. The first call compiles a kernel."""
+    """Whether products of float32 numbers keep the bits that TF32 drops. The first call compiles a kernel.
+
+    `RuntimeError` where it cannot.
+    """
     factors = torch.full((_SIDE, _SIDE), 1.0 + _FINE, device=device)
     identity, made = torch.eye(_SIDE, device=device), torch.empty_like(factors)
-    with torch.cuda.device(device):
-        _multiply[(1,)](factors, identity, made, SIDE=_SIDE)
+    try:
+        with torch.cuda.device(device):
+            _multiply[(1,)](factors, identity, made, SIDE=_SIDE)
+    except triton.TritonError as error:  # such as of an assembler that does not know the card
+        raise RuntimeError(str(error)) from error
     return torch.equal(made, factors)
 
 

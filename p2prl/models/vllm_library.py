@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sized
@@ -71,10 +72,20 @@ def let_modules_be_scanned() -> None:
 
 
 def require_exact_products(device: torch.device) -> None:
-    """`MachineError` where vLLM's attention would round float32: of its kernels only Triton's take float32 on CUDA."""
-    from p2prl.models.triton_precision import multiplies_exactly
+    """`MachineError` where vLLM's attention would round float32: of its kernels only Triton's take float32 on CUDA.
 
-    if not multiplies_exactly(device):
+    Also where Triton cannot compile.
+    """
+    try:
+        from p2prl.models.triton_precision import multiplies_exactly
+
+        is_exact = multiplies_exactly(device)
+    except (*VLLM_ERRORS, subprocess.SubprocessError) as error:
+        raise MachineError(
+            f"Triton, which vLLM computes with, does not work here: {str(error)[:300]}",
+            remedy="Join with --engine transformers.",
+        ) from error
+    if not is_exact:
         raise MachineError(
             "vLLM rounds this run's float32 to 10 bits on this card (TF32), so that its tokens would be rejected",
             remedy="Join with --engine transformers, or unset TRITON_F32_DEFAULT if you have set it.",

@@ -121,6 +121,22 @@ def test_an_engine_taken_by_default_that_errs_is_replaced(kind: str, run: RunMod
     assert not any("overclock" in text for text in told)
 
 
+def test_an_engine_that_breaks_for_good_is_replaced_too(
+    run: RunModel, engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that were in flight behind the one that failed fail as well."""
+
+    def fail(_: OtherSampler) -> Any:
+        raise MachineError("CUDA out of memory")
+
+    monkeypatch.setattr(OtherSampler, "step", fail, raising=False)
+    monkeypatch.setattr(OtherSampler, "sleep", fail, raising=False)
+    seen, told = engines(lambda logits: logits), list[str]()
+    assert isinstance(built(run, AUTO, told), TransformersSampler)
+    assert seen.alive_beside_transformers == 0
+    assert "other fails in its self-test: CUDA out of memory" in told[-1]
+
+
 @pytest.mark.parametrize("kind", WRONG)
 def test_an_engine_asked_for_that_errs_ends_with_the_cause(kind: str, run: RunModel, engines: Any) -> None:
     engines(WRONG[kind])

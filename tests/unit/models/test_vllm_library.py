@@ -1,13 +1,15 @@
-"""vLLM in this process: its bars become stages of the start. Needs no vLLM."""
+"""vLLM in this process: its bars become stages of the start, and its faults a cause. Needs no vLLM."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from tqdm import tqdm as plain_bar
 from tqdm.auto import tqdm as chosen_bar
 
+from p2prl.errors import MachineError
 from p2prl.models.start_stages import stages_told, tell_stage
-from p2prl.models.vllm_library import bars_as_stages
+from p2prl.models.vllm_library import bars_as_stages, require_exact_products
 
 
 def test_bars_are_told_as_stages_and_none_reaches_the_screen(capfd: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +43,10 @@ def test_stages_go_to_the_innermost_listener_and_to_nobody_without_one() -> None
             tell_stage("b")
         tell_stage("a")
     assert (outer, inner) == (["a"], ["b"])
+
+
+def test_a_machine_without_a_working_triton_falls_back_to_another_engine() -> None:
+    """Without Triton, this card or a compiler, each of which raises an error of its own."""
+    with pytest.raises(MachineError, match="Triton, which vLLM computes with, does not work here") as error:
+        require_exact_products(torch.device("cuda", 99))
+    assert "--engine transformers" in error.value.remedy
