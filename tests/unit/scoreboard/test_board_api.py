@@ -141,6 +141,7 @@ def test_search_finds_every_contributor_by_name_or_id() -> None:
     assert row in by_name["people"]
     assert by_name["total"] == len(by_name["people"]) < 20
     nobody = ask(app, "/api/v1/leaderboard?q=Nobody").document
+    assert ask(app, "/api/v1/leaderboard?q=Nobody=").document == nobody, "a value that ends in a sign is one"
     assert (nobody["total"], nobody["people"], nobody["next_cursor"]) == (0, [], None)
 
 
