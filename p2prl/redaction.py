@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.plain_text import cleaned
+from p2prl.user_home import user_home
 
 _MULTIADDR = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6|dnsaddr)/[^\s'\",;)\]}]+")
 _URL_HOST = re.compile(r"(?<=://)(?!\[redacted)[^\s/'\"?#@]+")
@@ -21,7 +22,9 @@ _IPV6 = re.compile(
 )
 _SOURCE = re.compile(rf"(?:.*/site-packages|{re.escape(str(Path(__file__).parents[1]))})/((?:[\w.-]+/)*[\w.-]+\.py)")
 """Program files: what leads to the packages is this machine's own, the rest is the same everywhere."""
-_PATH = re.compile(r"(?<![\w/:.])~?/(?:[\w.@+~-]+/)+[\w.@+~-]*")
+_PATH = re.compile(r"(?<![\w/:.\]])~?/(?:[\w.@+~-]+/)+[\w.@+~-]*")
+_QUOTED_PATH = re.compile(r"(?<=[\"'])~?/[^\"'\n]*/[^\"'\n]*(?=[\"'])")
+"""In quotation marks, as tracebacks and errors of files have it, where it may hold spaces."""
 
 LOG_FORMAT_VARIABLE = "P2PRL_LOG"
 """Environment variable that chooses the form of log lines: `json`, or plain text by default."""
@@ -30,13 +33,24 @@ LOG_FORMAT_VARIABLE = "P2PRL_LOG"
 def redacted(text: str) -> str:
     """The text with addresses, hosts and absolute paths replaced by what they were.
 
-    The last part of a path stays, and of a program's file what is below its packages.
+    The last part of a path stays, and of a program's file what is below its packages; the home folder becomes `~`.
     """
     text = _MULTIADDR.sub("[address]", text)
     text = _URL_HOST.sub("[host]", text)
-    text = _PATH.sub(lambda found: f"[path]/{_rest_of(found[0])}", text)
+    text = _without_home(text)
+    for pattern in (_QUOTED_PATH, _PATH):
+        text = pattern.sub(lambda found: f"[path]/{_rest_of(found[0])}", text)
     text = _IPV4.sub("[address]", text)
     return _IPV6.sub("[address]", text)
+
+
+def _without_home(text: str) -> str:
+    """The text with `~` for the home folder where it stands alone, and without a name in it that has spaces."""
+    home = user_home()
+    if home is None or not home.name:
+        return text
+    text = re.sub(rf"{re.escape(str(home))}/?(?![\w./-])", "~", text)
+    return text.replace(f"{home}/", "/home/") if " " in str(home) else text
 
 
 def _rest_of(path: str) -> str:

@@ -14,8 +14,8 @@ _MOST_BYTES = 64 * 1024
 
 def named_link(text: str) -> JoinLink:
     """The link in `text`, or that of the run folder it names. `ConfigError` says how to get one."""
-    path = Path(text.strip()).expanduser()
-    if not text.strip() or text.strip().startswith(SCHEME) or not path.exists():
+    path = _existing(text.strip())
+    if path is None:
         return parse_link(text)
     if path.is_file():
         return parse_link(_read(path))
@@ -30,6 +30,17 @@ def named_link(text: str) -> JoinLink:
             remedy=f"Start it with p2prl learn {shlex.quote(text)}, which prints the link; then run this again.",
         )
     return parse_link(_read(path / "link"))
+
+
+def _existing(text: str) -> Path | None:
+    """The file or folder of this name; None where there is none, as for a link or a name that no file can have."""
+    if not text or text.startswith(SCHEME):
+        return None
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long a name, `~` of an unknown user, a null character
+        return None
 
 
 def _read(path: Path) -> str:

@@ -116,6 +116,8 @@ def _remembered(home: Path) -> dict[str, str]:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", remedy="Fix its permissions, or give another folder with --home."
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, ConfigError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is damaged: {error}", remedy=f"Delete {path} and set the limits again.") from error
+    except ConfigError as error:  # as of an earlier release, whose figures needed no unit
+        raise ConfigError(f"{path}: {error}", remedy=f"Correct it there, or delete {path} and set it again.") from error
     return kept

@@ -50,7 +50,7 @@ def package_paths() -> Iterator[Path]:
         yield folder
         yield from _native_libraries(folder)
     yield from (Path(entry) for entry in sys.path if Path(entry).suffix in _PACKED and os.path.isfile(entry))
-    yield from module_paths(_editable_modules())
+    yield from filter(_is_package, module_paths(_editable_modules()))
 
 
 def package_folders() -> Iterator[Path]:
@@ -82,7 +82,7 @@ def check_packages(readable: Iterable[Path], names: Iterable[str] = NEEDED) -> N
             place = Path(os.path.realpath(found))
             if place.is_absolute() and os.path.exists(place) and allowed.isdisjoint((place, *place.parents)):
                 folder = found.parent
-                why = "your home folder or one above it" if _is_private(folder) else "which holds other files too"
+                why = "your home folder or one above it" if holds_home(folder) else "which holds other files too"
                 raise ConfigError(
                     f"Python finds {name} in {folder}, {why}: confined processes do not read it",
                     remedy="Install p2prl in a virtual environment, or packages in a folder of their own "
@@ -91,7 +91,7 @@ def check_packages(readable: Iterable[Path], names: Iterable[str] = NEEDED) -> N
 
 
 def _is_readable_whole(folder: Path) -> bool:
-    if not os.path.isdir(folder) or _is_private(folder):
+    if not os.path.isdir(folder) or holds_home(folder):
         return False
     if folder.name in _FOLDER_NAMES:
         return True
@@ -99,8 +99,15 @@ def _is_readable_whole(folder: Path) -> bool:
     return _holds_packages_alone(folder, named=named)
 
 
-def _is_private(folder: Path) -> bool:
-    """Whether a folder is the user's home or holds it."""
+def _is_package(place: Path) -> bool:
+    """Whether a module's place is its package, and no folder that has its name alone, as that of its project has."""
+    if os.path.isdir(place) and not os.path.isfile(place / "__init__.py"):
+        return not holds_home(place) and _holds_packages_alone(place, named=True)
+    return True
+
+
+def holds_home(folder: Path) -> bool:
+    """Whether a folder is the user's home or one above it, links resolved."""
     homes = [user_home()]
     with suppress(KeyError):  # a service's user may have none
         homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir))  # `$HOME` may be another one, as in a tokenizer's process
@@ -135,7 +142,7 @@ def _link_targets(folder: Path) -> Iterator[Path]:
     """What a folder, its entries, and the entries of its packages link to."""
     place = Path(os.path.realpath(folder))
     for target in dict.fromkeys(_links_in(folder, folder.name, levels=_LEVELS)):
-        if os.path.exists(target) and not target.is_relative_to(place) and not _is_private(target):
+        if os.path.exists(target) and not target.is_relative_to(place) and not holds_home(target):
             yield target
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from p2prl.confinement.layers import readable_paths
 from p2prl.confinement.linux import Access
-from p2prl.confinement.package_folders import module_paths, package_folders
+from p2prl.confinement.package_folders import holds_home, module_paths, package_folders
 from p2prl.user_home import user_home
 
 PLUGIN_GROUPS = ("p2prl.engines", "p2prl.losses", "p2prl.tasks", "p2prl.transports")
@@ -124,11 +124,9 @@ def plugin_packages() -> Iterator[Path]:
 
 def _library_path() -> Iterator[Path]:
     """Folders of libraries that the owner named, but for a home folder as a whole."""
-    home = user_home()
     for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         path = Path(entry)
-        holds_home = home is not None and home.is_relative_to(path.resolve())
-        if path.is_absolute() and path.is_dir() and not holds_home:
+        if path.is_absolute() and path.is_dir() and not holds_home(path):
             yield path
 
 

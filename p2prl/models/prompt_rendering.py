@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError
@@ -35,7 +36,6 @@ class PromptRenderer:
         `ConfigError` when the template cannot be used.
         """
         self._tokenizer = tokenizer
-        self._control = None if keeps_control_tokens else ControlText(tokenizer)
         self._template = template
         self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         if system and template is None:
@@ -45,6 +45,7 @@ class PromptRenderer:
             )
         if template is not None:
             self._check_template(system)
+        self._control = None if keeps_control_tokens else ControlText(tokenizer, self._written())
 
     @property
     def unknown_id(self) -> int | None:
@@ -59,10 +60,15 @@ class PromptRenderer:
         """
         rendered = self._rendered(prompt)
         found = "" if self._control is None else self._control.found(_texts(prompt))
-        if not found:
+        if not found or self._control is None:
             return rendered
-        cut = self._rendered(self._cut(prompt))
-        if len(found) == 1 or cut.replace(CUT, "") != rendered:
+        if lone := self._control.lone(_texts(prompt)):
+            raise ConfigError(
+                f"the prompt has the control token {lone} in its text: of one character, it cannot be read as text",
+                remedy="Remove it from the row.",
+            )
+        cut = self._rendered(_cut(prompt, self._control))
+        if cut.replace(CUT, "") != rendered:
             raise ConfigError(
                 f"the prompt has the control token {found} in its text, which the chat template rewrites",
                 remedy="Remove it from the row.",
@@ -72,11 +78,14 @@ class PromptRenderer:
     def _rendered(self, prompt: Prompt) -> str:
         return _plain(prompt) if self._template is None else self._applied(prompt, answered=False)
 
-    def _cut(self, prompt: Prompt) -> Prompt:
-        assert self._control is not None
-        if isinstance(prompt, str):
-            return self._control.cut(prompt)
-        return [{**message, "content": self._control.cut(message["content"])} for message in prompt]
+    def _written(self) -> str:
+        """What the template writes for a prompt and, where it can, for a conversation; empty without a template."""
+        if self._template is None:
+            return ""
+        written = self._applied(_SENTINELS[0], answered=False)
+        with suppress(ConfigError):
+            written += self._applied(_conversation(_SENTINELS[0]), answered=False)
+        return written
 
     def _check_template(self, system: str) -> None:
         """`ConfigError` unless the template writes the prompt, and the system prompt if there is one."""
@@ -193,15 +202,23 @@ class PromptRenderer:
 
     def _around_answer(self, sentinel: str) -> tuple[str, str] | None:
         """What the template writes from the end of an answer to the next user message, and after that one."""
-        question, answer, reply = (f"{sentinel}-{part}" for part in ("question", "answer", "reply"))
-        messages: list[Message] = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": reply},
-        ]
+        messages = _conversation(sentinel)
+        _, answer, reply = _texts(messages)
         parts = self.render(messages).split(answer)
         around = parts[-1].split(reply)
         return (around[0], around[1]) if len(parts) == len(around) == 2 else None
+
+
+def _conversation(sentinel: str) -> list[Message]:
+    """A question, its answer, and the next message of the user."""
+    turns = (("user", "question"), ("assistant", "answer"), ("user", "reply"))
+    return [{"role": role, "content": f"{sentinel}-{part}"} for role, part in turns]
+
+
+def _cut(prompt: Prompt, control: ControlText) -> Prompt:
+    if isinstance(prompt, str):
+        return control.cut(prompt)
+    return [{**message, "content": control.cut(message["content"])} for message in prompt]
 
 
 def _texts(prompt: Prompt) -> list[str]:

@@ -170,8 +170,8 @@ def recount(certificate: Certificate, snapshot: Snapshot) -> None:
             "credit": person.credit,
             "receipts_root": person.receipts_root,
         }
-    if owner is not None and certificate.worked_from:
-        counted |= _days(board, owner)
+    if owner is not None and (certificate.worked_from or certificate.worked_until):
+        counted |= {**dict.fromkeys(_ADDED, ""), **_days(board, owner)}
     different = [name for name, value in counted.items() if getattr(certificate, name) != value]
     if person is None:
         different.append("contributor")

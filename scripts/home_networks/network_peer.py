@@ -18,7 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from p2prl.cli.views.join_link_reach import link_addresses, shareable
+from p2prl.cli.views.join_link_reach import link_addresses
 from p2prl.clock import SystemClock
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
@@ -118,8 +118,8 @@ class NetworkPeer:
             case control.NetworkUp(addresses=addresses):
                 self._status["addresses"] = list(addresses)
                 if self._role is Role.LEARNER:
-                    self._own = shareable(addresses)
-                    self._write(self._link, self._own)
+                    self._own = addresses
+                    self._write(self._link, link_addresses(self._own, ()))
                     self._publish()
             case control.VersionAnnounced():
                 self._announced_at = time.monotonic()

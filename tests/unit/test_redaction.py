@@ -36,6 +36,20 @@ def test_nothing_that_locates_a_machine_is_left(line: str, secret: str) -> None:
     assert redacted(clean) == clean
 
 
+@pytest.mark.parametrize("home", ["/home/alice", "/home/Alice Smith", "/Users/alice.smith"])
+def test_the_user_is_not_named_by_the_home_folder(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", home)
+    assert redacted(f"cannot write {home}: full") == "cannot write ~: full"
+    assert redacted(f"cannot write {home}/runs/link") == "cannot write [path]/link"
+    assert redacted(f'File "{home}/a b/x.py", line 3') == 'File "[path]/x.py", line 3'
+    assert redacted(f"no '{home}/c', no '{home}'") == "no '[path]/c', no '~'"
+
+
+def test_a_path_with_spaces_in_quotation_marks_is_one() -> None:
+    assert redacted("No such file: '/data/Alice Smith/my runs/key.json'") == "No such file: '[path]/key.json'"
+    assert redacted("'a' / 'b', \"c/d\"") == "'a' / 'b', \"c/d\""
+
+
 @pytest.mark.parametrize(
     "text",
     ["group 8790 rejected: seed_mismatch", "12:30:01 v121 loaded in 3.2 s", "p2prl 0.1.0", "50/50 groups", "a/b"],

@@ -19,6 +19,7 @@ from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
 
 DAY_S = 86_400.0
 
@@ -96,7 +97,7 @@ def run_machine_bench(
 
 def speed_row(model: str, parameters: int, tokens_per_s: float) -> SpeedRow:
     """A row from a measured speed."""
-    credit = tokens_per_s * DAY_S * 2 * parameters / 1e15
+    credit = credit_of(tokens_per_s * DAY_S, parameters)
     return SpeedRow(model=model, parameters=parameters, tokens_per_s=tokens_per_s, credit_per_day=credit)
 
 

@@ -14,6 +14,7 @@ from p2prl.cli.options import AsJson, Device, Seed, Threads
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.requirements import size_text
+from p2prl.scoreboard.web.text_format import credit
 
 _HEADING = "| model | parameters | tokens/s | tokens a day | credit a day |\n|---|---:|---:|---:|---:|"
 
@@ -57,7 +58,7 @@ def bench_machine(
             for row in run_machine_bench(config, on_progress=on_progress):
                 rows.append(row)
                 if not as_json:
-                    print_table(_line(row))
+                    print_table(speed_line(row))
     finally:  # also of what an interrupted measurement has found
         if as_json and rows:
             emit(
@@ -85,6 +86,7 @@ def fit_sentence(fits: Sequence[FitRow]) -> str:
     return f"Models of up to {most.parameters / 1e9:g} billion parameters fit, with {size_text(most.needs_bytes)}."
 
 
-def _line(row: SpeedRow) -> str:
+def speed_line(row: SpeedRow) -> str:
+    """A row of the table; credit as the board writes it."""
     day = f"{row.tokens_per_s * 86_400 / 1e6:,.1f} M"
-    return f"| {row.model} | {row.parameters:,} | {row.tokens_per_s:,.0f} | {day} | {row.credit_per_day:,.3g} |"
+    return f"| {row.model} | {row.parameters:,} | {row.tokens_per_s:,.0f} | {day} | {credit(row.credit_per_day)} |"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from p2prl.cli.views.join_link_reach import link_addresses, reach_warning, shareable
+from p2prl.cli.views.join_link_reach import link_addresses, reach_warning
 from p2prl.net.process import control
 from p2prl.net.process.passing_port import PassingPort
 from p2prl.net.transports.interface_addresses import with_one_port
@@ -45,14 +45,14 @@ class LearnerLink:
         announced = (
             f"{address}/p2p/{self._folder.identity.peer_id}" for address in self._folder.settings.network.announce
         )
-        self._own = (*announced, *shareable(addresses))
+        self._own = (*announced, *addresses)
         self._write()
         self._note_shown()
         return self.text
 
     def reach_warning(self) -> str:
         """See `join_link_reach.reach_warning`."""
-        return reach_warning(self._own)
+        return reach_warning(self._named)
 
     def take(self, status: control.Status) -> None:
         """The network's newest state."""
@@ -70,11 +70,15 @@ class LearnerLink:
         """The port for the learner."""
         return WatchedPort(port, self.take)
 
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return link_addresses(self._own, self._peers)
+
     def _note_shown(self) -> None:
         self._shown, self._shown_at, self._shown_peers = self.text, self._monotonic(), bool(self._peers)
 
     def _write(self) -> None:
-        link = str(self._folder.link(link_addresses(self._own, self._peers)))
+        link = str(self._folder.link(self._named))
         if link == self.text:
             return
         self.text = link

@@ -70,14 +70,18 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
 
 
 def hyperparameters(folder: Folder) -> dict[str, Any]:
-    """What the run is trained with, for a tracker: the manifest's facts and the settings of run.toml, flat."""
+    """What the run is trained with, for a tracker: the manifest's facts and the settings of run.toml, flat.
+
+    No settings of the network: a tracker may be public, and they have addresses, those of other peers with their ids.
+    """
     facts = {"run": folder.run.hex(), **msgspec.structs.asdict(folder.manifest.sampling)}
     names = ("base_model", "parameters", "dtype", "engine_dtype", "reward", "staleness_bound", "publish_every")
     facts |= {name: getattr(folder.manifest, name) for name in names}
     facts["tasks"] = ", ".join(f"{share.task} {share.weight:g}" for share in folder.manifest.tasks)
     if folder.manifest.lora is not None:
         facts |= {"lora_rank": folder.manifest.lora.rank, "lora_alpha": folder.manifest.lora.alpha}
-    return facts | dict(_flat(folder.settings_table()))
+    settings = {name: table for name, table in folder.settings_table().items() if name != "network"}
+    return facts | dict(_flat(settings))
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

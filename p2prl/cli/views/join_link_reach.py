@@ -17,14 +17,14 @@ def shareable(addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def link_addresses(own: tuple[str, ...], peers: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses of a link: the learner's, those of widest reach first, then those of listed peers.
+    """The addresses of a link: the learner's shareable ones, of widest reach first, then those of listed peers.
 
     An address of the learner's through a relay names the relay too, so it takes one of those peers.
     """
     reaches = ("internet", "network", "machine")
     listed = frozenset[str]().union(*map(peers_of, peers))
     named = [a for a in own if "/p2p-circuit" not in a or peers_of(a.partition("/p2p-circuit")[0]) <= listed]
-    widest = sorted(dict.fromkeys(named), key=lambda address: reaches.index(_reach(address)))
+    widest = sorted(dict.fromkeys(shareable(tuple(named))), key=lambda address: reaches.index(_reach(address)))
     room = _MOST_OWN if peers else limits.MAX_ADDRESSES
     return (*widest[:room], *peers)[: limits.MAX_ADDRESSES]
 

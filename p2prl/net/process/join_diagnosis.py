@@ -51,6 +51,11 @@ def unreachable(outcomes: Mapping[str, Outcome]) -> UnreachableError:
             seen = clause.format(places=" and ".join(_place(address) for address in places[:2]))
             return UnreachableError(f"no peer of the run answered: {seen}", remedy=remedy)
     unrouted = [address for address, seen in outcomes.items() if seen is Outcome.NO_ROUTE]
+    if any("/ip6/" in address for address in unrouted) and not all("/ip6/" in address for address in unrouted):
+        return UnreachableError(
+            "no peer of the run answered: this machine has no way to any address of the link that can be tried",
+            remedy="Connect this machine to a network; p2prl doctor says what it has.",
+        )
     if unrouted:
         family = "IPv6" if all("/ip6/" in address for address in unrouted) else "IPv4"
         other = "IPv4" if family == "IPv6" else "IPv6"

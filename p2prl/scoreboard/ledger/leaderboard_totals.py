@@ -26,7 +26,7 @@ MICRO = 1_000_000
 """Rewards are kept in millionths."""
 
 
-def credit_of(tokens: int, parameters: int) -> float:
+def credit_of(tokens: float, parameters: int) -> float:
     """Tokens as petaFLOP of checked forward work: tokens × 2 × parameters / 10^15. The one definition of credit."""
     return tokens * 2 * parameters / 1e15
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import FastAPI, Path, Request, Response
 
+from p2prl.redaction import redacted
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_schema import HealthDocument
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
@@ -55,7 +56,9 @@ def add_pages(app: FastAPI, answers: Answers) -> None:
     @app.get("/healthz", response_model=HealthDocument, responses={503: {"model": HealthDocument}})
     def health(request: Request) -> Response:
         failure = answers.source.failure()
-        document = api_views.health_document(answers.source.snapshot(), None if failure is None else str(failure))
+        # What a dial saw names addresses of the link that started this board, which the page would not show.
+        reason = None if failure is None else redacted(str(failure))
+        document = api_views.health_document(answers.source.snapshot(), reason)
         return json_response(request, document, status=503 if document.status == "failing" else 200)
 
 

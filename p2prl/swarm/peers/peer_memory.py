@@ -128,7 +128,8 @@ class PeerMemory:
             trusted = record.peer == self.learner or record.is_chosen
             if trusted or any(map(record.is_proven, entry.addresses)):
                 self._entries[record.peer] = entry
-                self.changed |= known is None or known.addresses != entry.addresses
+                was = None if known is None else (known.addresses, known.is_listed)
+                self.changed |= was != (entry.addresses, entry.is_listed)
         self._forget(now)
 
     def restore(self, data: bytes, now: float) -> None:

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from p2prl.bench.machine.benchmark import MachineBenchConfig, fit_rows, run_machine_bench, speed_row
-from p2prl.cli.commands.bench_machine import fit_sentence
+from p2prl.cli.commands.bench_machine import fit_sentence, speed_line
 from p2prl.errors import ConfigError
 
 
 def test_credit_is_that_of_the_leaderboard() -> None:
     row = speed_row("x", 10**9, 100.0)
     assert row.credit_per_day == pytest.approx(100.0 * 86_400 * 2 * 10**9 / 10**15)
+    assert speed_line(row) == "| x | 1,000,000,000 | 100 | 8.6 M | 17.3 PFLOP |"
 
 
 def test_fit_counts_weights_and_work() -> None:

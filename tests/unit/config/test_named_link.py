@@ -32,7 +32,7 @@ def test_a_run_without_a_link_says_what_makes_one(tmp_path: Path) -> None:
     assert f"p2prl learn '{run}'" in caught.value.remedy
 
 
-@pytest.mark.parametrize("text", ["runs/gone", "http://x", ""])
+@pytest.mark.parametrize("text", ["runs/gone", "http://x", "", "~no-such-user/run", "x" * 400, "a\0b"])
 def test_other_texts_are_refused_as_links(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="join link"):

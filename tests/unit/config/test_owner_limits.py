@@ -70,6 +70,14 @@ def test_a_wrong_command_is_not_remembered(tmp_path: Path) -> None:
         load_limits(tmp_path)
 
 
+def test_a_remembered_limit_of_an_earlier_release_is_named_and_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "limits.json"
+    path.write_text('{"net.up": "5"}')
+    with pytest.raises(ConfigError, match=r"limits\.json: net\.up=5 is not understood: it takes a number") as caught:
+        load_limits(tmp_path)
+    assert f"Correct it there, or delete {path}" in caught.value.remedy
+
+
 def test_options_become_texts_that_mean_the_same() -> None:
     texts = option_texts(vram_gb=7.25, ram_gb=0.0, upload_mbit=0.000001, monthly_gb=1e6, disk_gb=20.0)
     assert texts == {"gpu.memory": "7.25GB", "net.up": "0.000001Mbit", "net.month": "1000000GB", "disk": "20GB"}

@@ -21,6 +21,7 @@ import pytest
 from p2prl.confinement import linux
 from p2prl.confinement.layers import readable_paths
 from p2prl.confinement.package_folders import NEEDED, check_packages
+from p2prl.confinement.role_files import role_access
 from p2prl.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -281,7 +282,16 @@ def working_folder(home: Path) -> Place:
     return Place(folder=folder, closed=_secret(folder / "sample"))
 
 
-@pytest.mark.parametrize("make", [home_folder, above_home, project, working_folder], ids=lambda make: make.__name__)
+def project_of_the_name(home: Path) -> Place:
+    """An installation in place, started beside its project, whose folder has the package's name."""
+    metadata(home / "base" / SITE, editable=True, top_level="sample")
+    return Place(user_base=home / "base", folder=home / "work", closed=_secret(home / "work" / "sample"))
+
+
+CLOSED = [home_folder, above_home, project, working_folder, project_of_the_name]
+
+
+@pytest.mark.parametrize("make", CLOSED, ids=lambda make: make.__name__)
 def test_folders_of_the_owners_other_files_stay_closed(make: Callable[[Path], Place], tmp_path: Path) -> None:
     (tmp_path / "above" / "home").mkdir(parents=True)
     home = tmp_path / "above" / "home"
@@ -309,6 +319,15 @@ def test_a_needed_package_out_of_reach_is_named_before_anything_starts(
     assert "--target" in error.value.remedy
     check_packages(readable, ["numpy", "no_such_package"])
     check_packages((*readable, place.path / "sample"), ["sample"])  # type: ignore[operator]
+
+
+def test_a_link_to_the_home_folder_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "data" / "alice"
+    home.mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "data")
+    monkeypatch.setenv("HOME", str(tmp_path / "home" / "alice"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "data"))
+    assert tmp_path / "data" not in role_access(tmp_path / "own").readable
 
 
 def test_what_workers_need_is_what_the_program_depends_on() -> None:

@@ -24,6 +24,7 @@ IP4, IP6 = f"/ip4/8.8.4.4/tcp/4001/p2p/{PEER}", f"/ip6/2001:4860::1/tcp/443/p2p/
     [
         ({IP4: Outcome.NO_ROUTE}, "no way to IPv4 addresses", "an IPv6 address"),
         ({IP6: Outcome.NO_ROUTE}, "no way to IPv6 addresses", "an IPv4 address"),
+        ({IP4: Outcome.NO_ROUTE, IP6: Outcome.NO_ROUTE}, "no way to any address of the link", "to a network"),
         ({IP4: Outcome.NO_ROUTE, IP6: Outcome.NO_ANSWER}, "nothing answers at 2001:4860::1 port 443", "TCP 443"),
         ({IP4: Outcome.NO_ANSWER}, "nothing answers at 8.8.4.4 port 4001", "web traffic alone"),
         ({IP4: Outcome.REFUSED}, "no program listens at 8.8.4.4 port 4001", "fresh join link"),

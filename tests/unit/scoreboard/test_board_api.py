@@ -6,20 +6,23 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from p2prl.errors import MachineError
+from p2prl.errors import MachineError, P2PRLError
+from p2prl.net.process.join_diagnosis import unreachable
+from p2prl.net.transports.tcp_trial import Outcome
 from p2prl.scoreboard.documents.page_cursor import CURSOR_PATTERN
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.http_middleware import RESPONSE_HEADERS
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, sample_run
+from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, identity, sample_run
 from tests.unit.scoreboard.asgi import ask
 
 PATHS = [
@@ -141,6 +144,7 @@ def test_search_finds_every_contributor_by_name_or_id() -> None:
     assert row in by_name["people"]
     assert by_name["total"] == len(by_name["people"]) < 20
     nobody = ask(app, "/api/v1/leaderboard?q=Nobody").document
+    assert ask(app, "/api/v1/leaderboard?q=Nobody=").document == nobody, "a value that ends in a sign is one"
     assert (nobody["total"], nobody["people"], nobody["next_cursor"]) == (0, [], None)
 
 
@@ -268,6 +272,25 @@ def test_without_a_manifest_the_board_answers_503() -> None:
     page = ask(app, "/")
     assert page.status == 200
     assert "Joining the run" in page.text
+
+
+def test_the_health_of_a_board_that_reaches_no_peer_names_no_address() -> None:
+    ann, bob = identity("ann").peer_id, identity("bob").peer_id
+    link = f"/ip4/192.0.2.7/tcp/4001/p2p/{ann}/p2p-circuit/p2p/{bob}"
+
+    class Unreached(MemorySource):
+        outcomes: Mapping[str, Outcome]
+
+        def failure(self) -> P2PRLError | None:
+            return unreachable(self.outcomes)
+
+    source = Unreached(WRITER)
+    for outcomes in ({link: Outcome.UNTRIED}, {link.partition("/p2p-circuit")[0]: Outcome.NO_ANSWER}):
+        source.outcomes = outcomes
+        health = ask(create_app(source), "/healthz")
+        assert (health.status, health.document["status"]) == (503, "failing")
+        assert "no peer of the run answered" in health.text
+        assert not any(part in health.text for part in ("192.0.2.7", ann, bob))
 
 
 def test_a_broken_ledger_shows_in_api_health_and_page() -> None:

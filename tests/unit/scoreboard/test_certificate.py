@@ -73,6 +73,12 @@ def test_a_certificate_of_an_earlier_release_is_still_one() -> None:
     assert certificate_png(Signed(found, "{}", "00"))
 
 
+@pytest.mark.parametrize(("first", "last"), [("2020-01-01", ""), ("", "2020-01-01")])
+def test_a_day_without_the_other_is_held_to_the_ledger(first: str, last: str) -> None:
+    with pytest.raises(IntegrityError, match=r"worked (from|until) differs"):
+        recount(replace(signed().certificate, worked_from=first, worked_until=last), SNAPSHOT)
+
+
 def test_a_strangers_key_signs_nothing() -> None:
     with pytest.raises(IdentityError, match="neither"):
         signed(BOB)

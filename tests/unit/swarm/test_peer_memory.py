@@ -248,3 +248,14 @@ def test_it_remembers_who_has_chosen_to_be_named_in_links() -> None:
     again.restore(kept.to_bytes(), NOW)
     assert kept.listed == again.listed == {B.peer_id}
     assert set(addresses(again)) == {f"{address}/p2p/{who.peer_id}" for who in (A, B)}
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_word_taken_back_is_written_like_a_new_address(is_listed: bool) -> None:
+    address, kept = "/ip4/8.8.8.8/tcp/4001", memory()
+    for at, word in ((NOW, not is_listed), (NOW + 1, is_listed)):
+        raw = record(B, address=address, is_listed=word, at=at)
+        kept.changed = False
+        kept.note([LinkedRecord(B.peer_id, raw, Role.VOLUNTEER, (address,), subnet_of(address), True, at)], at)
+        assert kept.changed
+    assert kept.listed == ({B.peer_id} if is_listed else frozenset())

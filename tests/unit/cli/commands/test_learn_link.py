@@ -76,6 +76,20 @@ def test_announced_names_come_first_with_the_learners_id(tmp_path: Path) -> None
     assert link.reach_warning() == ""
 
 
+def test_the_warning_is_about_the_link_and_not_about_a_relay_that_it_does_not_name(tmp_path: Path) -> None:
+    relayed = f"{PEER}/p2p-circuit/p2p/{LEARNER.peer_id}"
+    here = f"/ip4/127.0.0.1/tcp/4001/p2p/{LEARNER.peer_id}"
+    cases = (((HOME, here), (HOME,), "local network only"), ((here,), (here,), "this machine only"))
+    for others, named, words in cases:
+        link = LearnerLink(folder(tmp_path), lambda text: None)
+        link.begin((relayed, *others))
+        assert written(tmp_path) == named
+        assert words in link.reach_warning()
+        link.take(status(PEER))
+        assert relayed in written(tmp_path)
+        assert link.reach_warning() == ""
+
+
 def test_the_port_is_kept_for_the_next_start(tmp_path: Path) -> None:
     made = folder(tmp_path)
     assert kept_listen(made, ()) == ("/ip4/0.0.0.0/tcp/0",)

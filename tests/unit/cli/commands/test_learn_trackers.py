@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from p2prl.cli.commands.learn_trackers import tracker
+from p2prl.cli.commands.learn_trackers import hyperparameters, tracker
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, MachineError
 from p2prl.testing.sample_ledgers import manifest
@@ -40,8 +40,19 @@ NUMBERS = {"step": 7.0, "groups": 16, "stale/17-64/ess": 0.25, "loss/weight_max"
 
 
 def folder(path: Path) -> Folder:
-    table = {"learner": {"groups_per_update": 16, "optimizer": {"learning_rate": 2e-4}}, "threads": 1, "tags": ["a"]}
+    table = {
+        "learner": {"groups_per_update": 16, "optimizer": {"learning_rate": 2e-4}},
+        "network": {"bootstrap": ["/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWother"]},
+        "threads": 1,
+        "tags": ["a"],
+    }
     return cast(Folder, SimpleNamespace(directory=path, run=RUN, manifest=MANIFEST, settings_table=lambda: table))
+
+
+def test_no_tracker_gets_an_address(tmp_path: Path) -> None:
+    config = hyperparameters(folder(tmp_path))
+    assert CONFIG.items() <= config.items()
+    assert "192.0.2.1" not in json.dumps(config)
 
 
 class Writer:
