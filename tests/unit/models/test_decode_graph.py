@@ -181,9 +181,9 @@ def test_logits_that_are_not_numbers_end_a_recorded_step_too(recorders: list[Rep
     for _ in range(3):
         sampler.step()
     policy.model.lm_head.weight.data[3] = float("nan")
+    sampler.step()  # takes the tokens of the step before
     with pytest.raises(IntegrityError, match="not numbers"):
-        for _ in range(3):
-            sampler.step()
+        sampler.step()
     assert sampler.in_flight == 0
     sampler.swap(sampler.stage(weights, 4))
     assert_same(sample_all(sampler, asked), wanted)
