@@ -154,6 +154,19 @@ def test_a_step_that_is_running_is_of_the_policy_that_it_began_with(recorders: l
     assert any(made[i].token_ids != alone[i].token_ids for i in long)
 
 
+def test_a_row_that_ended_at_the_last_column_writes_into_no_other(recorders: list[ReplayedCalls]) -> None:
+    policy = small_policy()
+    shapes = [(30, 3), *[(2 + i, 20) for i in range(5)]]  # too many go on for the first one to be dropped
+    asked = [
+        GenerationRequest(
+            prompt_ids=tuple(range(size)), seed=size, max_new_tokens=most, temperature=1.0, stop_ids=frozenset()
+        )
+        for size, most in shapes
+    ]
+    wanted = sample_all(TransformersSampler(policy, capture=False), asked)
+    assert_same(sample_all(TransformersSampler(policy), asked), wanted)
+
+
 def test_what_was_cancelled_leaves_no_token_behind(recorders: list[ReplayedCalls]) -> None:
     """The step that is running then is of rows that are gone."""
     policy = small_policy()
