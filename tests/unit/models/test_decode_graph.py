@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from p2prl.errors import IntegrityError
 from p2prl.models import decode_graph, slot_decoder, slot_model
 from p2prl.models.policy_model import PolicyModel
 from p2prl.models.row_limit import RowLimit
@@ -60,7 +61,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[ReplayedCalls]:
 
     monkeypatch.setattr(slot_decoder, "recorder_for", recorder)
     monkeypatch.setattr(decode_graph, "draw_with_logprobs", draw_as_operation)
-    monkeypatch.setattr(decode_graph, "LEAST_WIDTH", 4)
+    monkeypatch.setattr(slot_decoder, "LEAST_WIDTH", 4)
     return made
 
 
@@ -151,6 +152,54 @@ def test_a_step_that_is_running_is_of_the_policy_that_it_began_with(recorders: l
         assert list(made[i].spans) == [(0, -1), (5, 7)]
         assert made[i].token_ids[:5] == alone[i].token_ids[:5]
     assert any(made[i].token_ids != alone[i].token_ids for i in long)
+
+
+def test_a_row_that_ended_at_the_last_column_writes_into_no_other(recorders: list[ReplayedCalls]) -> None:
+    policy = small_policy()
+    shapes = [(30, 3), *[(2 + i, 20) for i in range(5)]]  # too many go on for the first one to be dropped
+    asked = [
+        GenerationRequest(
+            prompt_ids=tuple(range(size)), seed=size, max_new_tokens=most, temperature=1.0, stop_ids=frozenset()
+        )
+        for size, most in shapes
+    ]
+    wanted = sample_all(TransformersSampler(policy, capture=False), asked)
+    assert_same(sample_all(TransformersSampler(policy), asked), wanted)
+
+
+def test_what_was_cancelled_leaves_no_token_behind(recorders: list[ReplayedCalls]) -> None:
+    """The step that is running then is of rows that are gone."""
+    policy = small_policy()
+    asked, others = requests(9, tokens=24), requests(18, tokens=24)[9:]
+    wanted = sample_all(TransformersSampler(policy, capture=False), others)
+    sampler = TransformersSampler(policy)
+    for steps in (1, 2, 7):
+        sampler.submit(asked)
+        for _ in range(steps):
+            sampler.step()
+        sampler.cancel()
+        told: list[int] = []
+        assert_same(sample_all(sampler, others, on_step=told.append), wanted)
+        assert sum(told) == sum(len(each.token_ids) for each in wanted)
+    assert graphs(sampler) > 0
+
+
+def test_logits_that_are_not_numbers_end_a_recorded_step_too(recorders: list[ReplayedCalls]) -> None:
+    policy = small_policy()
+    weights = bytes(flatten(policy.model, policy._layout))
+    asked = requests(9, tokens=24)
+    wanted = sample_all(TransformersSampler(policy, capture=False), asked)
+    sampler = TransformersSampler(policy)
+    sampler.submit(asked)
+    for _ in range(3):
+        sampler.step()
+    policy.model.lm_head.weight.data[3] = float("nan")
+    sampler.step()  # takes the tokens of the step before
+    with pytest.raises(IntegrityError, match="not numbers"):
+        sampler.step()
+    assert sampler.in_flight == 0
+    sampler.swap(sampler.stage(weights, 4))
+    assert_same(sample_all(sampler, asked), wanted)
 
 
 def test_graphs_are_dropped_when_memory_moves(recorders: list[ReplayedCalls]) -> None:
