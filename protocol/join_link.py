@@ -91,7 +91,7 @@ def _is_complete(address: str) -> bool:
     """Whether a multiaddr ends in a complete peer id (a truncated id is invalid)."""
     match = _MULTIADDR.fullmatch(address)
     ports = re.findall(r"/(?:tcp|udp)/([^/]+)", address)
-    if any(not port.isdecimal() or int(port) > _MOST_PORT for port in ports):
+    if not all(port.isascii() and port.isdecimal() and 0 < int(port) <= _MOST_PORT for port in ports):
         return False
     if match is None or not address.isprintable():  # bytes of a terminal that are no UTF-8 arrive as surrogates
         return False

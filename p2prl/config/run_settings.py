@@ -44,13 +44,7 @@ from p2prl.models.lora import (
 )
 from p2prl.models.model_license import model_license
 from p2prl.models.model_name import base_model_name
-from p2prl.models.pretrained import (
-    LoadedModel,
-    check_architecture,
-    check_saveable,
-    load_pretrained,
-    model_directory,
-)
+from p2prl.models.pretrained import LoadedModel, check_architecture, check_saveable, load_pretrained, model_directory
 from p2prl.models.rewards import RunReward
 from p2prl.models.run_files import export_run_files
 from p2prl.models.run_model import confined_tokenizer_reader, read_run_model

@@ -73,7 +73,7 @@ def open_source(path: Path) -> DataSource:
         )
     if path.suffix.lower() == ".csv":
         program = "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]"
-        source, target = shlex.quote(str(path)), shlex.quote(f"{path.stem}.jsonl")
+        source, target = shlex.quote(str(path)), shlex.quote(f"{path.stem}-lines.jsonl")
         raise ConfigError(
             f"{path} is CSV, not one JSON object a line",
             remedy=f"Convert it: python3 -c {shlex.quote(program)} < {source} > {target}",

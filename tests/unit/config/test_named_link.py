@@ -44,7 +44,7 @@ def test_a_link_copied_out_of_quotation_marks_or_the_source_of_a_page() -> None:
     assert named_link(f"'{twice}'") == named_link(twice.replace("&", "&amp;")) == parse_link(twice)
 
 
-@pytest.mark.parametrize("port", ["99999", "http", "-1"])
+@pytest.mark.parametrize("port", ["99999", "http", "-1", "0", "٣", "²"])
 def test_a_port_that_is_none_is_the_links_fault(port: str) -> None:
     with pytest.raises(ConfigError, match="the link's peer address") as caught:
         parse_link(LINK.replace("/tcp/1/", f"/tcp/{port}/"))

@@ -248,6 +248,8 @@ def test_csv_is_named_and_its_remedy_converts_it(tmp_path: Path, monkeypatch: py
     Path("my rows.csv").write_text('question,answer\n"1+1, or so?",2\n')
     with pytest.raises(ConfigError, match="is CSV") as caught:
         open_source(Path("my rows.csv"))
+    Path("my rows.jsonl").write_text("the owner's")
     subprocess.run(caught.value.remedy.removeprefix("Convert it: "), shell=True, check=True)
-    assert json.loads(Path("my rows.jsonl").read_text()) == {"question": "1+1, or so?", "answer": "2"}
-    open_source(Path("my rows.jsonl"))
+    assert Path("my rows.jsonl").read_text() == "the owner's"
+    assert json.loads(Path("my rows-lines.jsonl").read_text()) == {"question": "1+1, or so?", "answer": "2"}
+    open_source(Path("my rows-lines.jsonl"))
