@@ -70,6 +70,7 @@ def draw_on_card(
         logits_NV = logits_NV.float()
     if logits_NV.stride(1) != 1 or logits_NV.stride(0) >= _MOST_STRIDE:
         logits_NV = logits_NV.contiguous()
+    stride = logits_NV.stride(0) if count > 1 else 0  # of a single row it can be anything
     device, blocks = logits_NV.device, triton.cdiv(vocabulary, _BLOCK)
     tokens_N = torch.empty(count, dtype=torch.int64, device=device)
     logprobs_N = torch.empty(count, dtype=torch.float32, device=device)
@@ -77,7 +78,7 @@ def draw_on_card(
         return tokens_N, logprobs_N
     bounds_NB, tops_NB, sums_NB = torch.empty(3, count, blocks, dtype=torch.float32, device=device)
     broken_NB = torch.empty(count, blocks, dtype=torch.int32, device=device)
-    rows = (logits_NV, logits_NV.stride(0), temperatures_N.float(), seeds_N.long(), positions_N.long())
+    rows = (logits_NV, stride, temperatures_N.float(), seeds_N.long(), positions_N.long())
     parts = (bounds_NB, tops_NB, sums_NB, broken_NB)
     with torch.cuda.device_of(logits_NV):  # type: ignore[no-untyped-call]
         _bound[(count, blocks)](*rows, *parts, vocabulary, blocks, BLOCK=_BLOCK)

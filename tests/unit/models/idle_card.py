@@ -81,7 +81,9 @@ def draw_everything() -> dict[str, Any]:
         for dtype in (*card_draw._DTYPES, torch.float64):
             for vocabulary in (1, 16, 17, 5000, MAX_VOCABULARY - 3):
                 held = torch.zeros(5, vocabulary + 3, dtype=dtype)
-                for logits in (held, held[:, 1:], held[1:2, 3:], held[::2, : vocabulary // 2 + 1], held[:, ::2]):
+                last_of_many = held.as_strided((1, vocabulary), (1 << 31, 1))
+                parts = (held[:, 1:], held[1:2, 3:], held[::2, : vocabulary // 2 + 1], held[:, ::2], last_of_many)
+                for logits in (held, *parts):
                     rows = (torch.ones(6)[1:], torch.arange(6)[1:], torch.arange(5))
                     card_draw.draw_on_card(logits, *(part[: len(logits)] for part in rows))
     return {"found": found, "fault": fault, "took_s": took_s}
