@@ -30,6 +30,7 @@ from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.desktop import desktop_program
 from p2prl.models.confined_tokenizer import tokenizer_program
+from p2prl.models.seeded_draw.kept_kernels import kernels_for
 from p2prl.net.process.network_config import DEFAULT_LISTEN, NetworkConfig, ReachOptions
 from p2prl.net.process.program import network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
@@ -40,6 +41,8 @@ from p2prl.tasks.sandbox.program import scorer_program
 
 if TYPE_CHECKING:
     from p2prl.confinement.children import Launch
+
+_CARDS = ("/dev/nvidiactl", "/dev/dxg")
 
 NETWORK, TOKENIZER, SCORERS, DESKTOP = "network", "tokenizer", "scorers", "desktop"
 
@@ -146,6 +149,10 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
             control=control,
         )
     own = worker.directory.resolve()
+    is_open = _needs_programs(request.engine, request.device)
+    kernels = None
+    if _may_use_card(request.device) and not is_open:
+        kernels = kernels_for(worker.home, "cuda" if request.device == "auto" else request.device, say)
     sockets = DaemonFolder()
     starter = Starter(
         {
@@ -160,6 +167,8 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     # After the starter's fork: a socket that it held too would seem alive when the worker is gone.
     control = open_controls(worker.directory)
     readable = () if base is None else (base, *(path.resolve() for path in base.iterdir()))
+    if kernels is not None:
+        readable = (*readable, kernels)
     return WorkerStart(
         request=request,
         link=link,
@@ -167,7 +176,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
         base=base,
         launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS, DESKTOP)},
         control=control,
-        protection=confine_files(own, readable, is_open=_needs_programs(request.engine, request.device)),
+        protection=confine_files(own, readable, is_open=is_open),
     )
 
 
@@ -177,6 +186,11 @@ def _needs_programs(engine: str, device: str) -> bool:
         return engine != "transformers"
     has_card = Path("/dev/nvidiactl").exists() and (device == "auto" or device.startswith("cuda"))
     return has_card and importlib.util.find_spec("vllm") is not None
+
+
+def _may_use_card(device: str) -> bool:
+    """Whether the device is a CUDA card, or `auto` may find one: also where Windows has the driver."""
+    return device.startswith("cuda") or (device == "auto" and any(map(os.path.exists, _CARDS)))
 
 
 def _base_directory(base: str) -> Path | None:

@@ -32,6 +32,9 @@ _BLOCK = 1024
 _BLOCKS = 1024
 """Most blocks of a vocabulary without a kernel of its own: a million tokens."""
 
+_MOST_STRIDE = 1 << 31
+"""From here on a number is a 64-bit one in Triton, which is another kernel."""
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _SLACK = tl.constexpr(1e-3)
@@ -59,11 +62,15 @@ def draw_on_card(
     """Tokens (N,) int64 as of `draw.draw`, and their log-probs (N,) float32 at the temperature.
 
     All tensors are on one CUDA device, and nothing waits for it. `logits_NV` of any float dtype; `temperatures_N`
-    float, above 0; `seeds_N` 63-bit and `positions_N` int64. The first call with a dtype compiles: see `is_right_on`.
+    float, above 0; `seeds_N` 63-bit and `positions_N` int64. `is_right_on` has compiled all that this needs, for a
+    vocabulary within the protocol's limit.
     """
     count, vocabulary = logits_NV.shape
-    if logits_NV.stride(1) != 1:
+    if logits_NV.dtype not in _DTYPES:
+        logits_NV = logits_NV.float()
+    if logits_NV.stride(1) != 1 or logits_NV.stride(0) >= _MOST_STRIDE:
         logits_NV = logits_NV.contiguous()
+    stride = logits_NV.stride(0) if count > 1 else 0  # of a single row it can be anything
     device, blocks = logits_NV.device, triton.cdiv(vocabulary, _BLOCK)
     tokens_N = torch.empty(count, dtype=torch.int64, device=device)
     logprobs_N = torch.empty(count, dtype=torch.float32, device=device)
@@ -71,7 +78,7 @@ def draw_on_card(
         return tokens_N, logprobs_N
     bounds_NB, tops_NB, sums_NB = torch.empty(3, count, blocks, dtype=torch.float32, device=device)
     broken_NB = torch.empty(count, blocks, dtype=torch.int32, device=device)
-    rows = (logits_NV, logits_NV.stride(0), temperatures_N.float(), seeds_N.long(), positions_N.long())
+    rows = (logits_NV, stride, temperatures_N.float(), seeds_N.long(), positions_N.long())
     parts = (bounds_NB, tops_NB, sums_NB, broken_NB)
     with torch.cuda.device_of(logits_NV):  # type: ignore[no-untyped-call]
         _bound[(count, blocks)](*rows, *parts, vocabulary, blocks, BLOCK=_BLOCK)
@@ -93,15 +100,21 @@ def is_right_on(device: torch.device) -> bool:
     """Whether this device draws the known tokens, and its float32 keeps the approximate noise well within the slack.
 
     It compiles what later draws need. False, with the cause in the log, also where Triton cannot compile: it needs a C
-    compiler and the right to start it.
+    compiler and the right to start it, or what `kept_kernels` keeps.
     """
+    if fault := fault_on(device):
+        log.warning("each token waits for %s, a slower way: %s", device, fault)
+    return not fault
+
+
+def fault_on(device: torch.device) -> str:
+    """Why this device must not draw, in one line; empty if it may. See `is_right_on`."""
     try:
         if all(_draws_known(device, dtype) for dtype in _DTYPES) and _is_accurate(device):
-            return True
-        log.warning("the draw on %s is not the defined one: a slower way is used", device)
+            return ""
     except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError, triton.TritonError) as error:
-        log.warning("Triton cannot compile the draw for %s, a slower way is used: %s", device, error)
-    return False
+        return f"Triton cannot compile the draw: {' '.join(str(error).split())}"
+    return "its draw is not the defined one"
 
 
 def _draws_known(device: torch.device, dtype: torch.dtype) -> bool:

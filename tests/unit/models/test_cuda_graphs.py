@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,3 +155,27 @@ def test_a_model_that_reads_from_the_card_is_decoded_without_graphs() -> None:
     after = TransformersSampler(policy)
     assert tokens(sample_all(after, requests_of())) == tokens(wanted)
     assert graphs(after) > 0, "a recording that failed spoils none that follow"
+
+
+def test_a_confined_worker_records_its_steps(tmp_path: Path) -> None:
+    """Its kernels are compiled beforehand, at the first start alone; it starts nothing, and cannot change them."""
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.unit.models.confined_decoding", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[3],
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        said.append(len(found["said"]))
+        assert found["draws_on_card"], done.stderr
+        assert not found["starts_programs"]
+        assert not found["writes_kernels"]
+        assert found["float32"]["graphs"] > 0
+        assert found["bfloat16"]["graphs"] > 0
+        assert found["float32"]["same"] == found["float32"]["of"]
+    assert said == [1, 0]

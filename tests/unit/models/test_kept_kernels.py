@@ -1,0 +1,136 @@
+"""Kernels of the draw, compiled before a worker is confined: it finds them, starts nothing, and cannot change them.
+
+The kernel of the operating system is the judge: Landlock and seccomp are real here, and so is Triton; the card is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2prl.confinement import linux
+from p2prl.models.seeded_draw import kept_kernels
+from tests.unit.models.idle_card import DEVICE, kernel_folder
+
+pytest.importorskip("triton", reason="Triton has no build for this system")
+needs_landlock = pytest.mark.skipif(sys.platform != "linux" or not linux.landlock_version(), reason="needs Landlock")
+
+_FUNCTIONS = (
+    *("CtxGetCurrent", "CtxGetLimit", "CtxSetCurrent", "CtxSetLimit", "DeviceGet", "DeviceGetAttribute"),
+    *("DevicePrimaryCtxRetain", "FuncGetAttribute", "FuncSetAttribute", "FuncSetCacheConfig", "GetErrorString"),
+    *("LaunchKernelEx", "ModuleGetFunction", "ModuleLoadData", "OccupancyMaxActiveClusters", "PointerGetAttribute"),
+    "TensorMapEncodeTiled",
+)
+"""Of CUDA's driver, those that Triton calls."""
+
+Draws = Callable[[Path], dict[str, Any]]
+
+
+def idle_card(*arguments: str | Path, library: Path) -> str:
+    """What the program printed."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.models.idle_card", *map(str, arguments)],
+        env={**settings, "LD_LIBRARY_PATH": str(library), "TRITON_LIBCUDA_PATH": str(library)},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a driver whose functions do nothing and succeed."""
+    folder = tmp_path_factory.mktemp("driver")
+    source = "\n".join(f"int cu{name}(void) {{ return 0; }}" for name in _FUNCTIONS)
+    command = ["cc", "-x", "c", "-", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(command, input=source, text=True, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose kernels are compiled."""
+    folder = tmp_path_factory.mktemp("home")
+    idle_card("compile", folder, library=library)
+    return folder
+
+
+@needs_landlock
+def test_a_confined_worker_draws_with_kernels_that_it_cannot_change(home: Path, library: Path) -> None:
+    made = json.loads(idle_card("draw", home, library=library))
+    for step in ("files", "calls"):
+        assert made[step]["fault"] == "its draw is not the defined one", "nothing computes here, but all was launched"
+    assert len(made["files"]["found"]) == 6, "two kernels for each dtype and no more: all were launched at once"
+    assert all(made["files"]["found"])
+    assert made["refused"] == ["a new file", "a kernel", "no kernel", "the note", "another folder"]
+
+
+@needs_landlock
+def test_without_its_kernels_a_confined_worker_goes_the_slower_way_at_once(home: Path, library: Path) -> None:
+    folder = kernel_folder(home)
+    kept = folder.with_name("kept")
+    shutil.copytree(folder, kept)
+    try:
+        for path in folder.glob("*/_bound*"):
+            path.unlink()
+        made = json.loads(idle_card("draw", home, library=library))
+    finally:
+        shutil.rmtree(folder)
+        kept.rename(folder)
+    assert made["files"]["fault"].startswith("Triton cannot compile the draw: [Errno 13] Permission denied")
+    assert made["files"]["took_s"] < 20
+
+
+def test_a_missing_compiler_is_named_and_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    said: list[str] = []
+    assert kept_kernels.kernels_for(tmp_path, DEVICE, said.append) is None
+    assert len(said) == 1
+    assert "Triton needs a C compiler. Install a C compiler" in said[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_card_nothing_is_left_but_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    said: list[str] = []
+    assert kept_kernels.kernels_for(tmp_path, DEVICE, said.append) is None
+    assert len(said) == 1
+    assert said[0].startswith("compiling the draw")
+    assert "TRITON_MOCK_PTX_VERSION" not in os.environ
+
+
+def test_a_compilation_that_fails_is_said_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / kept_kernels.FOLDER).write_text("in the way")
+    said: list[str] = []
+    assert kept_kernels.kernels_for(tmp_path, DEVICE, said.append) is None
+    assert said[-1].startswith("Each token will wait for the card, a slower way: ")
+    assert "Not a directory" in said[-1]
+
+
+def test_kernels_are_those_of_versions_settings_and_place_but_not_of_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = kernel_folder(tmp_path)
+    assert kernel_folder(tmp_path / "moved").name != first.name, "Triton's cache holds whole paths"
+    for name in (*kept_kernels.NOTED, "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "set by the worker that started this one")
+    assert kernel_folder(tmp_path) == first
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    assert kernel_folder(tmp_path) != first
+    monkeypatch.delenv("TRITON_DEBUG")
+    monkeypatch.setattr(kept_kernels, "version", lambda name: "another")
+    assert kernel_folder(tmp_path) != first
