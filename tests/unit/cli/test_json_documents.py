@@ -81,9 +81,10 @@ def sign_ledger(folder: RunFolder) -> None:
 def test_documented_keys_of_workers() -> None:
     common = {"role": "", "run": "", "peer": ""}
     idle = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
+    engine = {"engine": {"engine": "", "version": "", "dtype": "", "device": "", "reason": ""}}
     documents = [
-        ("p2prl join", progress_document(idle)),
-        ("p2prl join", progress_document(BUSY)),
+        ("p2prl join", progress_document(idle) | engine),
+        ("p2prl join", progress_document(BUSY) | engine),
         ("p2prl validate", audit_document(Audit(0, 0, 0, 0, 0, 0))),
         ("p2prl seed", seeding_document(Seeding(state="", version=0, chunks_held=0, chunks=0))),
     ]

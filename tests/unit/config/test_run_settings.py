@@ -59,7 +59,7 @@ def test_new_run_opens_with_the_planned_manifest(made: Path) -> None:
     assert folder.manifest.learner == folder.identity.public_key
     assert folder.manifest.staleness_bound == PLAN.staleness_bound
     assert folder.newest_weights() == made / "model"
-    assert entries(made) == ["files", "key.json", "model", "run.manifest", "run.toml"]
+    assert entries(made) == ["files", "key.json", "model", "prompts.json", "run.manifest", "run.toml"]
     assert entries(made.parent) == ["run"]
 
 

@@ -25,9 +25,16 @@ needs_landlock = pytest.mark.skipif(sys.platform != "linux" or not linux.landloc
 
 _FUNCTIONS = (
     *("CtxGetCurrent", "CtxGetLimit", "CtxSetCurrent", "CtxSetLimit", "DeviceGet", "DeviceGetAttribute"),
-    *("DevicePrimaryCtxRetain", "FuncGetAttribute", "FuncSetAttribute", "FuncSetCacheConfig", "GetErrorString"),
-    *("LaunchKernelEx", "ModuleGetFunction", "ModuleLoadData", "OccupancyMaxActiveClusters", "PointerGetAttribute"),
-    "TensorMapEncodeTiled",
+    *("DevicePrimaryCtxRetain", "DriverGetVersion", "FuncGetAttribute", "FuncSetAttribute", "FuncSetCacheConfig"),
+    *(
+        "GetErrorString",
+        "LaunchKernelEx",
+        "ModuleGetFunction",
+        "ModuleLoadData",
+        "OccupancyMaxActiveClusters",
+        "PointerGetAttribute",
+    ),
+    *("TensorMapEncodeIm2col", "TensorMapEncodeTiled"),
 )
 """Of CUDA's driver, those that Triton calls."""
 
