@@ -62,7 +62,7 @@ def test_a_cursor_keeps_its_place_while_others_overtake() -> None:
     assert [row.id for row in second.people] == [people[2].peer_id, people[1].peer_id]
 
 
-@pytest.mark.parametrize("cursor", ["", "7", "-1-abc", "1-" + "0" * 52, "9" * 30 + "-" + "1" * 46, "1-x' OR 1=1"])
+@pytest.mark.parametrize("cursor", ["7", "-1-abc", "1-" + "0" * 52, "9" * 30 + "-" + "1" * 46, "1-x' OR 1=1"])
 def test_a_made_up_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(ConfigError, match="cursor"):
         leaderboard_document(MemorySource(LedgerWriter()).snapshot(), by="people", limit=3, cursor=cursor)
