@@ -53,7 +53,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path)
         assert learner.wait(180) == 0, learner.log[-2000:]
         document = next(json.loads(line) for line in reversed(learner.log.splitlines()) if line.startswith("{"))
         newest = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-        assert json_keys("p2prl learn") | {"run", "target_updates", "finished", *newest} <= set(document)
+        assert json_keys("p2prl learn") <= set(document) == {"run", "target_updates", "finished", *newest}
         assert document["step"] == at + AFTERWARDS
         assert first.wait(60) == 9, first.log[-2000:]
         assert second.wait(60) == 9, second.log[-2000:]
