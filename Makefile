@@ -73,7 +73,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-# Where requirements.lock is of this system, its files alone are taken; pip then finds nothing left to install but p2prl.
+# Where requirements.lock is of this system, its files alone are taken; what is left is torch, in this machine's build.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt requirements.lock | $(VENV)/bin/python
 	$(if $(TESTED_SYSTEM),$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.lock)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,$(EXTRAS)]"

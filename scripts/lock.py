@@ -1,7 +1,6 @@
 """Write a lock file: the digests of the files that pip's resolver chose, for `pip install --require-hashes`.
 
-`make lock` asks pip for plans (`pip install --dry-run --report`). A pin that stays keeps the digests that the lock has:
-torch has two, of PyPI's build and of the one without CUDA, as a plan knows the files of one machine's indexes alone.
+`make lock` asks pip for plans (`pip install --dry-run --report`). A pin that stays keeps the digests that the lock has.
 """
 
 from __future__ import annotations
@@ -21,6 +20,11 @@ UNUSED = frozenset({"torchaudio", "torchcodec", "torchvision"})
 """vLLM asks for them and samples text without; PyPI's builds need CUDA, and do not load beside torch for CPUs."""
 
 
+OF_THE_MACHINE = frozenset({"torch"})
+"""Pinned without a digest: the build (for a CPU, for CUDA or for ROCm) depends on the machine, and pip would take a build
+with a known digest over the one that a machine's own index prefers."""
+
+
 def lock_text(title: str, plan: dict[str, Any], old: str, without: frozenset[str]) -> str:
     """The text of the lock `title` for a report of pip's. `old` is its text so far; pins in `without` are left out."""
     known = digests(old)
@@ -31,7 +35,7 @@ def lock_text(title: str, plan: dict[str, Any], old: str, without: frozenset[str
             continue  # the checkout itself
         name, public = _canonical(item["metadata"]["name"]), item["metadata"]["version"].partition("+")[0]
         pin = f"{name}=={public}"
-        if pin not in without and name not in UNUSED:
+        if pin not in without and name not in UNUSED | OF_THE_MACHINE:
             found = known.get(pin, set()) | {archive["hashes"]["sha256"]}
             lines.append(" ".join([pin, *(f"--hash=sha256:{digest}" for digest in sorted(found))]) + "\n")
     return "".join(lines)

@@ -151,7 +151,7 @@ def test_the_off_policy_optimal_baseline_replaces_the_mean() -> None:
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_the_default_is_what_a_run_of_a_preset_does(preset: str) -> None:
-    toml = tomllib.loads(preset_by_name(preset).settings.format(updates=1))
+    toml = tomllib.loads(preset_by_name(preset).settings_text(updates=1))
     settings = parse(RunSettings, toml, where="run.toml")
     method = parse_method(NAMED["default"], max_completion_tokens=8)
     run = settings.loss.build(Sampling(1.0, 8, 8), parse_reward("success"))

@@ -231,7 +231,7 @@ def test_reporting_and_development_seeds_are_apart() -> None:
 
 
 def test_a_warm_start_has_a_share_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained(results, _environment, method, delay, plan, seeds, _out, tell):  # type: ignore[no-untyped-def]
+    def trained(results, _environment, method, delay, plan, seeds, _out, tell, *, device):  # type: ignore[no-untyped-def]
         tell(0.25, "warm start for ")
         results.add(Setting.of("chain4", method, delay, plan), [result(seed, 0.5) for seed in seeds])
         tell(0.25)
@@ -254,7 +254,7 @@ def test_a_warm_start_has_a_share_of_its_own(tmp_path: Path, monkeypatch: pytest
 def test_a_sweep_reports_its_choices_on_reporting_seeds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str, int]] = []
 
-    def trained(results, _environment, method, delay, plan, seeds, _out, tell):  # type: ignore[no-untyped-def]
+    def trained(results, _environment, method, delay, plan, seeds, _out, tell, *, device):  # type: ignore[no-untyped-def]
         ran.extend((method, delay, seed) for seed in seeds)
         greedy = 0.9 if ("cap=4" in method) == (delay != "const:0") else 0.6
         results.add(Setting.of("chain4", method, delay, plan), [result(seed, greedy) for seed in seeds])

@@ -106,17 +106,20 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     assert seen == glossary("metrics.jsonl")
 
 
-def status_keys(home: Path, role: str, document: Mapping[str, object]) -> set[str]:
+def status_keys(home: Path, role: str, document: Mapping[str, object], **kept: object) -> set[str]:
     seat = claim_worker_folder(home)
     link = JoinLink("unit", seat.identity.public_key, ())  # type: ignore[arg-type]
-    StatusFile(seat, link, role).write(dict(document))
+    status = StatusFile(seat, link, role)
+    status.keep(**kept)
+    status.write(dict(document))
     seat.release()
     return set(json.loads((seat.run_directory(link.run) / "status.json").read_text()))
 
 
 def test_every_key_of_a_workers_status_is_explained(tmp_path: Path) -> None:
     progress = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
-    keys = status_keys(tmp_path / "a", "volunteer", progress_document(progress))
+    # What samples is a fact of the worker, known once the engine is loaded.
+    keys = status_keys(tmp_path / "a", "volunteer", progress_document(progress), engine={})
     assert keys == glossary("status.json of a volunteer")
     keys = status_keys(tmp_path / "b", "validator", audit_document(Audit(0, 0, 0, 0, 0, 0)))
     assert keys == glossary("status.json of a validator")

@@ -1,4 +1,4 @@
-"""constraints.txt pins all that an extra brings, in versions that agree, and the locks hold a digest for each pin.
+"""constraints.txt pins all that an extra brings, in versions that agree, and the locks hold a digest for each pin but torch's.
 
 Where every package is pinned and each requirement allows the pin, a resolver has one answer: the pins.
 """
@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from scripts.lock import UNUSED, digests, lock_text
+from scripts.lock import OF_THE_MACHINE, UNUSED, digests, lock_text
 from tests.unit.house.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -65,12 +65,16 @@ def faults(wanted: list[Requirement], pins: dict[str, str]) -> tuple[set[str], l
 
 @functools.cache
 def installed(name: str, extras: frozenset[str]) -> tuple[str, list[Requirement]]:
-    """Version of an installed package, and what it requires here with these of its extras."""
+    """Version of an installed package, and what it requires here with these of its extras.
+
+    The libraries for cards that a build of torch requires are that build's matter: the one for CPUs requires none.
+    """
     wishes = [Requirement(text) for text in requires(name) or []]
     here = [
         wish
         for wish in wishes
-        if wish.marker is None or any(wish.marker.evaluate({"extra": extra}) for extra in (extras or {""}))
+        if (wish.marker is None or any(wish.marker.evaluate({"extra": extra}) for extra in (extras or {""})))
+        and not (name == "torch" and CUDA.match(canonicalize_name(wish.name)))
     ]
     return version(name).partition("+")[0], here
 
@@ -127,7 +131,7 @@ def test_the_volunteers_page_installs_the_same_vllm_with_and_without_a_card() ->
 
 
 FILES = [
-    ("requirements.lock", PINS),
+    ("requirements.lock", {k: v for k, v in PINS.items() if k not in OF_THE_MACHINE}),
     ("requirements-vllm.lock", {k: v for k, v in VLLM_PINS.items() if k not in UNUSED}),
 ]
 
@@ -149,8 +153,8 @@ def plan(*files: tuple[str, str, str]) -> dict[str, Any]:
 
 
 def test_a_lock_keeps_the_other_files_of_a_pin_that_stays() -> None:
-    first = lock_text("a.lock", plan(("Torch", "2.0+cpu", "aa"), ("b_c", "1", "bb")), "", frozenset())
-    assert digests(first) == {"torch==2.0": {"aa"}, "b-c==1": {"bb"}}
-    second = lock_text("a.lock", plan(("torch", "2.0", "cc"), ("b.c", "2", "dd")), first, frozenset())
-    assert digests(second) == {"torch==2.0": {"aa", "cc"}, "b-c==2": {"dd"}}
+    first = lock_text("a.lock", plan(("Jax", "2.0+cpu", "aa"), ("b_c", "1", "bb"), ("torch", "2.13.0+cpu", "cc")), "", frozenset())
+    assert digests(first) == {"jax==2.0": {"aa"}, "b-c==1": {"bb"}}
+    second = lock_text("a.lock", plan(("jax", "2.0", "cc"), ("b.c", "2", "dd")), first, frozenset())
+    assert digests(second) == {"jax==2.0": {"aa", "cc"}, "b-c==2": {"dd"}}
     assert digests(lock_text("a.lock", json.loads(json.dumps(plan(("x", "1", "ee")))), "", frozenset({"x==1"}))) == {}
