@@ -21,8 +21,8 @@ UNUSED = frozenset({"torchaudio", "torchcodec", "torchvision"})
 
 
 OF_THE_MACHINE = frozenset({"torch"})
-"""Pinned without a digest: the build (for a CPU, for CUDA or for ROCm) depends on the machine, and pip would take a build
-with a known digest over the one that a machine's own index prefers."""
+"""Pinned without a digest: the build (for a CPU, for CUDA, for ROCm) depends on the machine, and pip would take one$
+with a known digest over the one that the machine's own index prefers."""
 
 
 def lock_text(title: str, plan: dict[str, Any], old: str, without: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""constraints.txt pins all that an extra brings, in versions that agree, and the locks hold a digest for each pin but torch's.
+"""constraints.txt pins all that an extra brings, in versions that agree; the locks hold a digest for each but torch.
 
 Where every package is pinned and each requirement allows the pin, a resolver has one answer: the pins.
 """
@@ -153,7 +153,8 @@ def plan(*files: tuple[str, str, str]) -> dict[str, Any]:
 
 
 def test_a_lock_keeps_the_other_files_of_a_pin_that_stays() -> None:
-    first = lock_text("a.lock", plan(("Jax", "2.0+cpu", "aa"), ("b_c", "1", "bb"), ("torch", "2.13.0+cpu", "cc")), "", frozenset())
+    files = [("Jax", "2.0+cpu", "aa"), ("b_c", "1", "bb"), ("torch", "2.13.0+cpu", "cc")]
+    first = lock_text("a.lock", plan(*files), "", frozenset())
     assert digests(first) == {"jax==2.0": {"aa"}, "b-c==1": {"bb"}}
     second = lock_text("a.lock", plan(("jax", "2.0", "cc"), ("b.c", "2", "dd")), first, frozenset())
     assert digests(second) == {"jax==2.0": {"aa", "cc"}, "b-c==2": {"dd"}}

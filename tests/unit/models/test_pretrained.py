@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +186,10 @@ def test_a_config_that_does_not_fit_is_named(directory: Path, changes: dict[str,
     _edit(directory / "config.json", **changes)
     with pytest.raises(ConfigError, match=message):
         load_pretrained(str(directory), device=CPU)
+
+
+def test_loading_code_for_models_says_nothing() -> None:
+    """transformers imports torchao where it is installed, which has much to say of kernels for other cards."""
+    program = [sys.executable, "-c", "import p2prl.models.pretrained"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONWARNINGS": ""})
+    assert (done.stdout, done.stderr) == ("", "")
