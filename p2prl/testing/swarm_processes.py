@@ -25,6 +25,9 @@ from typing import Any
 import psutil
 
 from p2prl.protocol.join_link import parse_link
+from p2prl.testing.forked_roles import ForkedRole, start_fork
+
+Process = subprocess.Popen[bytes] | ForkedRole
 
 MARK = "P2PRL_TEST_SWARM"
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -32,11 +35,18 @@ _FOLDER = re.compile(r"/unix(/tmp/p2prl-[^/]+)/")
 _PAUSE = threading.Event()
 
 
+PATIENCE = 4.0
+"""Machines differ by this much in speed. Limits here only end what hangs, so each is this many times the usual."""
+
+
 def wait_until(
     condition: Callable[[], Any], *, seconds: float, what: str, clock: Callable[[], float] = time.monotonic
 ) -> Any:
-    """Poll until `condition` is true and return its value; AssertionError naming `what` on timeout, by `clock`."""
-    until = clock() + seconds
+    """Poll until `condition` is true and return its value.
+
+    AssertionError naming `what` after `PATIENCE` times `seconds`, by `clock`.
+    """
+    until = clock() + PATIENCE * seconds
     while not (value := condition()):
         assert clock() < until, f"{what}: not within {seconds:g} s"
         _PAUSE.wait(0.05)
@@ -54,7 +64,7 @@ class RoleProcess:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     log_path: Path
-    process: subprocess.Popen[bytes]
+    process: Process
 
     @property
     def log(self) -> str:
@@ -83,9 +93,12 @@ class RoleProcess:
         return next((p for p in self.tree() if _is_daemon(p)), None)
 
     def wait(self, seconds: float) -> int:
-        """Wait for it to exit and return its status; AssertionError with its last output on timeout."""
+        """Wait for it to exit and return its status.
+
+        AssertionError with its last output after `PATIENCE` times `seconds`.
+        """
         try:
-            return self.process.wait(timeout=seconds)
+            return self.process.wait(timeout=PATIENCE * seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not exit within {seconds:g} s:\n{self.log[-2000:]}") from None
 
@@ -97,6 +110,8 @@ class SwarmProcesses:
     folder: Path
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     roles: dict[str, RoleProcess] = field(default_factory=dict)
+    forks: bool = False
+    """Whether roles are forks of a process that has imported the program (`forked_roles.py`), which start at once."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[SwarmProcesses]:
@@ -131,7 +146,7 @@ class SwarmProcesses:
         self.folder.mkdir(parents=True, exist_ok=True)
         log_path = self.folder / f"{name}.log"
         environment = self.environment(home) | dict(variables or {})
-        process = _launch(python, module, arguments, environment, log_path)
+        process = self._launch(python, module, arguments, environment, log_path)
         role = RoleProcess(name, python, module, arguments, environment, log_path, process)
         self.roles[name] = role
         return role
@@ -139,16 +154,33 @@ class SwarmProcesses:
     def start_again(self, role: RoleProcess) -> None:
         """Run the same command again."""
         assert not role.is_alive
-        role.process = _launch(role.python, role.module, role.arguments, role.environment, role.log_path)
+        role.process = self._launch(role.python, role.module, role.arguments, role.environment, role.log_path)
 
     def survivors(self) -> list[psutil.Process]:
         """Every living process of the swarm, whatever its parent is now."""
+        main = {role.process.pid for role in self.roles.values() if role.is_alive}
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and not has_ended(process):
+                of_swarm = process.pid in main or process.environ().get(MARK) == self.mark
+                if of_swarm and not has_ended(process):
                     found.append(process)
         return found
+
+    def _launch(
+        self, python: str, module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
+    ) -> Process:
+        with log_path.open("ab") as log:
+            if self.forks and (python, module) == (sys.executable, "p2prl"):
+                return start_fork(arguments, environment, log.fileno())
+            return subprocess.Popen(
+                [python, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
 
 
 def command(*arguments: str, environment: dict[str, str], timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -159,7 +191,7 @@ def command(*arguments: str, environment: dict[str, str], timeout_s: float = 120
         capture_output=True,
         text=True,
         env=environment,
-        timeout=timeout_s,
+        timeout=PATIENCE * timeout_s,
         check=False,
     )
 
@@ -244,20 +276,6 @@ def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
     finally:
         connection.close()
-
-
-def _launch(
-    python: str, module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
-) -> subprocess.Popen[bytes]:
-    with log_path.open("ab") as log:
-        return subprocess.Popen(
-            [python, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
 
 
 def _command_line(process: psutil.Process) -> list[str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.testing.swarm_processes import SwarmProcesses, command
+from p2prl.testing.forked_roles import run_fork
+from p2prl.testing.swarm_processes import PATIENCE, SwarmProcesses
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +15,6 @@ def warm_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder that `p2prl init NAME` makes. Copy it: each test starts it for the first time."""
     root = tmp_path_factory.mktemp("warm")
     environment = SwarmProcesses(root).environment()
-    made = command("init", "mine", "--in", str(root), environment=environment, timeout_s=240)
+    made = run_fork(("init", "mine", "--in", str(root)), environment, timeout_s=240 * PATIENCE)
     assert made.returncode == 0, made.stderr
     return root / "mine"

@@ -20,6 +20,8 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.tiny_models import tiny_model
+from p2prl.testing.forked_roles import run_fork, start_fork
+from p2prl.testing.swarm_processes import PATIENCE, Process
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "P2PRL_HOME": "/nonexistent/p2prl"}
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -28,15 +30,8 @@ SETTINGS = preset_by_name("chain4").settings_text()
 
 def p2prl(*arguments: object, file_limit: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run the program to its end; `file_limit` is the largest file it may write, bytes."""
-    return subprocess.run(
-        [sys.executable, "-m", "p2prl", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=60,
-        check=False,
-        preexec_fn=None if file_limit is None else limiter(file_limit),
-    )
+    words = tuple(map(str, arguments))
+    return run_fork(words, ENVIRONMENT, timeout_s=60 * PATIENCE, file_limit=file_limit)
 
 
 def limiter(size_bytes: int) -> Callable[[], None]:
@@ -67,8 +62,8 @@ def make_run(directory: Path) -> Path:
 
 
 def eventually(condition: Callable[[], bool], *, seconds: float = 100.0) -> None:
-    """Wait until `condition` holds; fail after `seconds`."""
-    until, pause = time.monotonic() + seconds, threading.Event()
+    """Wait until `condition` holds; fail after `PATIENCE` times `seconds`."""
+    until, pause = time.monotonic() + PATIENCE * seconds, threading.Event()
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
         pause.wait(0.05)
@@ -95,14 +90,19 @@ class RunningRole:
     ) -> None:
         self.log = log
         self._file = log.open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "p2prl", *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            env=ENVIRONMENT if patched is None else environment_with(patched),
-            preexec_fn=None if file_limit is None else limiter(file_limit),
-        )
+        words = tuple(map(str, arguments))
+        self.process: Process
+        if patched is None:
+            self.process = start_fork(words, ENVIRONMENT, self._file.fileno(), file_limit=file_limit)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "p2prl", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=self._file,
+                stderr=subprocess.STDOUT,
+                env=environment_with(patched),
+                preexec_fn=None if file_limit is None else limiter(file_limit),
+            )
 
     def said(self) -> str:
         """Everything printed so far."""
@@ -112,7 +112,7 @@ class RunningRole:
         """Ctrl-C, then the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(timeout=40)
+        code = self.process.wait(timeout=40 * PATIENCE)
         self._file.close()
         return code
 

@@ -28,7 +28,7 @@ from tests.loopback.program import (
     volunteer_status,
 )
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture

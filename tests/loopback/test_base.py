@@ -18,11 +18,11 @@ from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.testing.run_audit import recorded_steps
 from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, rows, status_of, wait_until
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 
 def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -> None:
-    swarm = SwarmProcesses(tmp_path / "terminals")
+    swarm = SwarmProcesses(tmp_path / "terminals", forks=True)
     run, public, other = tmp_path / "runs" / "mine", tmp_path / "public", tmp_path / "other"
     for folder, seed in ((public, 3), (other, 77)):
         loaded = tiny_model(seed=seed)

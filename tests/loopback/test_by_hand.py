@@ -15,7 +15,7 @@ from p2prl.testing.run_audit import audit_run, record_everything, recorded_steps
 from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, lasting, rows, spools, wait_until
 from tests.command_doc import json_keys
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 PLANNED = 400
 """Updates of the first start: more than are done before its Ctrl-C, however fast the machine is."""

@@ -9,9 +9,9 @@ import pytest
 
 from p2prl.testing.crash_run import CrashPlan, CrashRun
 from p2prl.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
-from p2prl.testing.swarm_processes import SwarmProcesses, command
+from p2prl.testing.swarm_processes import PATIENCE, SwarmProcesses, command
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def run(made_run: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_survives_kills_of_its_roles_at_random_moments(run: Path, tmp_path: Path) -> None:
-    swarm = SwarmProcesses(tmp_path / "swarm")
+    swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
     plan = CrashPlan(kills=4, updates=60, seed=3, volunteers=2, pause_s=(0.5, 2.0))
     with swarm.running():
         report = CrashRun(swarm, run, plan, say=print).execute()
@@ -44,11 +44,11 @@ def test_a_run_survives_kills_of_its_roles_at_random_moments(run: Path, tmp_path
     assert audit.policies_reproduced == audit.versions == 13
     assert audit.rejected == 0
     assert report.reward >= 0.75  # 60 updates here; the full 300 of scripts/torture.py end above .9
-    assert report.learner_back_s < 20.0
+    assert report.learner_back_s < 20.0 * PATIENCE
 
 
 def test_work_done_while_cut_off_is_used_afterwards(run: Path, tmp_path: Path) -> None:
-    swarm = SwarmProcesses(tmp_path / "swarm")
+    swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
     with swarm.running():
         report = disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=6.0), say=print)
     assert report.versions_sampled <= 2

@@ -24,7 +24,7 @@ from p2prl.testing.run_audit import recorded_steps
 from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, spools, wait_until
 from tests.json_shapes import breaches
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 UPDATES = 4
 
@@ -49,7 +49,7 @@ NO_TEMPLATES = "import sys\nsys.modules['jinja2'] = None  # importing it fails\n
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> SwarmProcesses:
-    return SwarmProcesses(tmp_path / "swarm")
+    return SwarmProcesses(tmp_path / "swarm", forks=True)
 
 
 def made_run(tmp_path: Path, swarm: SwarmProcesses) -> Path:

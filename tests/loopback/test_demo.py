@@ -19,7 +19,7 @@ from p2prl.testing.swarm_processes import (
 from tests.command_doc import json_keys
 from tests.json_shapes import breaches
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 KEYS = {
     "reward_before",

@@ -12,7 +12,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.testing.hostile_runs import hostile_run
 from p2prl.testing.hostile_sockets import attack_over_sockets
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 WEIGHTS = 2_000_000
 

@@ -59,7 +59,7 @@ def arriving(network: NetworkHandle, *, seconds: float = 120.0) -> Iterator[cont
     raise AssertionError("nothing more arrives")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_large_group_survives_a_kill_and_delays_no_small_one(tmp_path: Path) -> None:
     now = SystemClock().now()
     settings = msgspec.structs.replace(run_manifest_of(LEARNER), sampling=SAMPLING)

@@ -28,7 +28,7 @@ from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.testing.protocol_swarm import group_of
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 LEARNER = identity_of("learner")
 WEIGHTS = random.Random(1).randbytes(200_000)

@@ -18,7 +18,7 @@ import pytest
 
 from p2prl.testing.swarm_processes import MARK, SwarmProcesses, wait_until
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 _PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "scripts" / "nat_lab.py"), "--case", "meeting")
 

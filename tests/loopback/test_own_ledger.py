@@ -19,11 +19,11 @@ from p2prl.testing.swarm_processes import SwarmProcesses, wait_until
 from tests.command_doc import json_keys
 from tests.loopback.program import p2prl
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 
 def test_a_validator_keeps_receipts_of_its_own_over_a_kill(warm_run: Path, tmp_path: Path) -> None:
-    swarm = SwarmProcesses(tmp_path / "terminals")
+    swarm = SwarmProcesses(tmp_path / "terminals", forks=True)
     home, run = tmp_path / "home", shutil.copytree(warm_run, tmp_path / "runs" / "mine")
     with swarm.running():
         learner = swarm.start("learner", "learn", str(run), "--updates", "0", "--json", home=home)

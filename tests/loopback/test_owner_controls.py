@@ -10,7 +10,7 @@ import pytest
 
 from tests.loopback.program import LISTEN, eventually, live_learner, p2prl, running, spool_states, volunteer_status
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 
 def told(home: Path, *arguments: object) -> dict[str, Any]:

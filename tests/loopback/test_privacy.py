@@ -26,7 +26,7 @@ from p2prl.testing.address_scan import (
 from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, command, status_of, wait_until
 from tests.loopback.program import make_run
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 LEARNER, HOME, VALIDATOR, SEEDER = (f"127.0.0.{number}" for number in range(1, 5))
 """Each role has an IPv4 address of its own, but for a volunteer that has IPv6 alone."""
@@ -66,7 +66,7 @@ def board_url(role: RoleProcess) -> str:
 
 
 def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path: Path) -> None:
-    run, swarm = make_run(tmp_path / "runs"), SwarmProcesses(tmp_path / "terminals")
+    run, swarm = make_run(tmp_path / "runs"), SwarmProcesses(tmp_path / "terminals", forks=True)
     homes = {name: tmp_path / name for name in ("home", "home6", "validator", "seeder", "board")}
     with swarm.running():
         learner = swarm.start("learner", "learn", str(run), "--updates", "0", *at(LEARNER, "::1"))

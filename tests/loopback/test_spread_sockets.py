@@ -21,7 +21,7 @@ pytestmark = pytest.mark.loopback
 SIZE, CHUNK = 1 << 20, 16 << 10
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_survivors_finish_the_liar_is_banned_and_the_learner_sends_three_copies_at_most(tmp_path: Path) -> None:
     swarm = ShapedSwarm(tmp_path, SIZE)
     with swarm.running():
@@ -49,7 +49,7 @@ def test_survivors_finish_the_liar_is_banned_and_the_learner_sends_three_copies_
             assert [line["peer"] for line in peer.said("banned")] in ([], [liar.peer]), "the liar, once"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_seeder_relays_weights_in_little_memory(tmp_path: Path) -> None:
     swarm, command_line = ShapedSwarm(tmp_path / "shaped", SIZE), SwarmProcesses(tmp_path / "seeder")
     home = tmp_path / "home"

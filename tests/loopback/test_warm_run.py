@@ -9,7 +9,7 @@ import pytest
 from p2prl.models.pretrained import load_pretrained
 from tests.unit.models.chain4_accuracy import accuracy
 
-pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 
 def test_recipe_ends_at_the_benchmarks_accuracy(warm_run: Path) -> None:
