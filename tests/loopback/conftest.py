@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.testing.swarm_processes import SwarmProcesses, command
+from p2prl_lab.testing.swarm_processes import SwarmProcesses, command
 
 
 @pytest.fixture(scope="session")
