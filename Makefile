@@ -50,7 +50,7 @@ lint: $(VENV)/.installed-dev
 
 # A million seeded inputs for every decoder of strangers' bytes. FUZZ_ARGS="--seed 1 --inputs 50000 --json"
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python -m scripts.fuzz $(FUZZ_ARGS)
+	$(BIN)/python -m p2prl_lab.fuzz $(FUZZ_ARGS)
 
 # Draw docs/floor_plan.md again from the code.
 floor-plan: $(VENV)/.installed-dev
@@ -58,8 +58,8 @@ floor-plan: $(VENV)/.installed-dev
 
 # Draw the figures of docs/benchmarks/trust.md and staleness.md again from the rows beside them.
 figures: $(VENV)/.installed-dev
-	$(BIN)/python -m scripts.trust_figures
-	$(BIN)/python -m scripts.staleness_experiment --report
+	$(BIN)/python -m p2prl_lab.trust_figures
+	$(BIN)/python -m p2prl_lab.staleness_experiment --report
 
 # The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev
@@ -74,9 +74,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 # Where requirements.lock is of this system, its files alone are taken; what is left is torch, in this machine's build.
-$(VENV)/.installed-dev: pyproject.toml constraints.txt requirements.lock | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml lab/pyproject.toml constraints.txt requirements.lock | $(VENV)/bin/python
 	$(if $(TESTED_SYSTEM),$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.lock)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,$(EXTRAS)]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,$(EXTRAS)]" --editable ./lab
 	$(BIN)/python -m pip check
 	touch $(VENV)/.installed $@
 
@@ -96,4 +96,4 @@ lock: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.lock requirements-vllm.lock build/plan-vllm.json requirements.lock
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist *.egg-info lab/*.egg-info lab/build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -157,7 +157,28 @@ def page(plan: list[list[Package]]) -> str:
                 for file in package.files
                 if file.name != "__init__.py"
             ]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, *_laboratory()]) + "\n"
+
+
+def _laboratory() -> list[str]:
+    """The parts of the laboratory, one line each: its README names their readers."""
+    folder = ROOT / "lab" / "p2prl_lab"
+    parts = sorted(path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
+    return [
+        "",
+        "## Laboratory",
+        "",
+        "Above all floors, a distribution of its own: [its README](../lab/README.md) names readers and commands.",
+        "",
+        "| part | |",
+        "|---|---|",
+        *(
+            f"| [`{path.relative_to(ROOT)}`](../{path.relative_to(ROOT)}) |"
+            f" {first_line(path / '__init__.py' if path.is_dir() else path)} |"
+            for path in parts
+            if path.name != "__init__.py"
+        ),
+    ]
 
 
 def _summary(package: Package) -> str:

@@ -30,7 +30,7 @@ from p2prl.models.engine_registry import AUTO, choose_engine
 from p2prl.plain_text import wrapped
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import Sampling, TaskShare
-from p2prl.testing.sample_ledgers import identity, manifest
+from p2prl_lab.testing.sample_ledgers import identity, manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from p2prl.cli.views.worker_screen import WorkerScreen
-from p2prl.testing.sample_ledgers import identity
+from p2prl_lab.testing.sample_ledgers import identity
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "unit" / "cli" / "views" / "screens"
 

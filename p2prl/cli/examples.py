@@ -70,32 +70,6 @@ _EXAMPLES = {
         "p2prl sim --partition 300:900 --loss 0.1",
         "p2prl sim --task guess --volunteers 4",
     ),
-    "p2prl bench machine": ("p2prl bench machine", "p2prl bench machine --models 494m --dtype bfloat16"),
-    "p2prl bench staleness": (
-        "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --seeds 1",
-        "p2prl bench staleness --methods grpo,gepo_t --delays const:64 --updates 320 --steady-state --sweep",
-        "p2prl bench staleness --methods grpo,gepo_t --delays burst:8 --task-file my_task.py",
-        "p2prl bench staleness --methods ablations,rivals --delays const:64 --updates 320 --steady-state --sweep",
-    ),
-    "p2prl bench rewards": ("p2prl bench rewards --rewards 'success, success+0.2*process:clip+delta' --seeds 1",),
-    "p2prl bench ppo": ("p2prl bench ppo --recipes 'ppo, ppo:normalise=off' --seeds 1",),
-    "p2prl bench spread": ("p2prl bench spread --schemes p2prl,star --peers 64 --mib 16",),
-    "p2prl bench patch": (
-        "p2prl bench patch --words 65536",
-        "p2prl bench patch --run runs/demo",
-        "p2prl bench patch --train chain4@96x2",
-    ),
-    "p2prl bench swap": ("p2prl bench swap --swaps 3",),
-    "p2prl bench publish": ("p2prl bench publish --model 29m --versions 5",),
-    "p2prl bench engine": (
-        "p2prl bench engine --models 29m --batches 8 --repeats 3",
-        "p2prl bench engine --pairs --groups 100",
-    ),
-    "p2prl bench step": ("p2prl bench step --losses gepo_t,dpo --model 29m --tokens 128",),
-    "p2prl bench draw": ("p2prl bench draw --batches 8",),
-    "p2prl bench replay": ("p2prl bench replay --models 29m",),
-    "p2prl bench pacing": ("p2prl bench pacing --seeds 1 --updates 100",),
-    "p2prl bench trust": ("p2prl bench trust --part attacks --dtypes float32 --tokens 8,40",),
     "p2prl ledger verify": ("p2prl ledger verify runs/my-run", "p2prl ledger verify 'p2prl://NAME@…?b=…'"),
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),
     "p2prl receipts list": ("p2prl receipts list my-run", "p2prl receipts list LINK --limit 100"),
@@ -121,5 +95,10 @@ def examples(command: str) -> tuple[str, ...]:
 
 
 def epilog(command: str) -> str:
-    """The examples as the end of a help page, in separate paragraphs so that each gets its own line."""
-    return "\n\n".join(f"[dim]Example:[/dim]  {line}" for line in examples(command))
+    """The examples of a command as the end of its help page."""
+    return shown(examples(command))
+
+
+def shown(lines: tuple[str, ...]) -> str:
+    """Examples as the end of a help page, in separate paragraphs so that each gets its own line."""
+    return "\n\n".join(f"[dim]Example:[/dim]  {line}" for line in lines)

@@ -1,7 +1,7 @@
 """Delay distributions, written as text such as `lognormal:60:1800`, and their quantile functions.
 
 Tests, the simulator and the command line name a distribution the same way. Values are seconds;
-`p2prl.bench.staleness.staleness_distributions` counts in learner updates with the same quantile functions.
+`p2prl_lab.bench.staleness.staleness_distributions` counts in learner updates with the same quantile functions.
 """
 
 from __future__ import annotations

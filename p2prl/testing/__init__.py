@@ -1,27 +1,9 @@
-"""Testing tools, for this project's tests and benchmarks and for packages that extend p2prl.
+"""Testing tools for packages that extend p2prl, and for operators who try out the checks of their run.
 
-In one process, without sockets:
-
-* `memory_transport` — transports that share an event loop, for tests of code that drives a transport.
-* `protocol_swarm` — a simulated swarm (`p2prl.sim`) of nodes without models, and their disks.
-* `patched_swarm` — the same swarm with a learner that publishes real patches.
-* `delayed_port` — a network port that delays rollout groups, so that training gets stale data.
+* `memory_transport` — transports that share an event loop, without sockets, for tests of code that drives a transport.
 * `adversaries` — engines of dishonest volunteers.
-* `hostile_neighbors` — adversaries of the chunk relay, each in the place of a relay.
-* `fuzz` — a seeded campaign over every decoder that a stranger's bytes reach (`python -m scripts.fuzz`).
-* `patch_properties` — strategies for weights with any bit pattern, and properties of the patch codec (needs
-  hypothesis).
-
-With real processes and sockets on this machine:
-
-* `swarm_processes` — start, kill and find the processes of a swarm; one process tree per role.
-* `crash_run`, `disconnect_run` — one swarm whose roles are killed at random, or one of whose volunteers is cut off.
-* `python -m p2prl.testing.storm` — floods of strangers against a run, until it is killed.
-* `run_audit` — check a finished run from its files alone: ledger, spools, journal, weights.
-* `shaped_swarm`, `shaped_peer` — peers with a chosen uplink and downlink, one of which may serve corrupt chunks.
-* `python -m p2prl.testing.cheating_volunteer`, `python -m p2prl.testing.delayed_learner` — `p2prl join` and
-  `p2prl learn` with a dishonest engine, or with delayed groups.
+* `python -m p2prl.testing.cheating_volunteer` — `p2prl join` with a dishonest engine; `p2prl demo --cheats` starts it.
 
 The product never imports this package: it is the highest layer, above the command line. `docs/testing.md` shows it in
-use.
+use, with the tools of the laboratory (`p2prl_lab.testing`) for whole swarms, crashes, floods and fuzzing.
 """

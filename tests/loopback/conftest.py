@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.testing.forked_roles import run_fork
-from p2prl.testing.swarm_processes import PATIENCE, SwarmProcesses
+from p2prl_lab.testing.forked_roles import run_fork
+from p2prl_lab.testing.swarm_processes import PATIENCE, SwarmProcesses
 
 
 @pytest.fixture(scope="session")

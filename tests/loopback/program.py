@@ -20,8 +20,8 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.tiny_models import tiny_model
-from p2prl.testing.forked_roles import run_fork, start_fork
-from p2prl.testing.swarm_processes import PATIENCE, Process
+from p2prl_lab.testing.forked_roles import run_fork, start_fork
+from p2prl_lab.testing.swarm_processes import PATIENCE, Process
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "P2PRL_HOME": "/nonexistent/p2prl"}
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")

@@ -181,7 +181,7 @@ def test_a_newer_wire_version_ends_each_worker_with_the_command_that_updates_it(
     peer = subprocess.Popen(
         [
             sys.executable,
-            *("-m", "p2prl.testing.newer_peer"),
+            *("-m", "p2prl_lab.testing.newer_peer"),
             str(tmp_path / "newer.json"),
             run_name.hex(),
             str(tmp_path / "blobs"),

@@ -15,8 +15,8 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
-from p2prl.testing.run_audit import recorded_steps
-from p2prl.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, rows, status_of, wait_until
+from p2prl_lab.testing.run_audit import recorded_steps
+from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, rows, status_of, wait_until
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 

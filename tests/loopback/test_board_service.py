@@ -33,7 +33,7 @@ from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
 from p2prl.scoreboard.web.service import BoardServer
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
 pytestmark = pytest.mark.loopback
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.testing.run_audit import audit_run, record_everything, recorded_steps
-from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, lasting, rows, spools, wait_until
+from p2prl_lab.testing.run_audit import audit_run, record_everything, recorded_steps
+from p2prl_lab.testing.swarm_processes import RoleProcess, SwarmProcesses, lasting, rows, spools, wait_until
 from tests.command_doc import json_keys
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from p2prl.testing.run_audit import settled_groups
-from p2prl.testing.swarm_processes import (
+from p2prl_lab.testing.run_audit import settled_groups
+from p2prl_lab.testing.swarm_processes import (
     SwarmProcesses,
     command,
     folder_if_running,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.testing.forked_roles import run_fork, start_fork
+from p2prl_lab.testing.forked_roles import run_fork, start_fork
 from tests.loopback.program import ENVIRONMENT
 
 pytestmark = pytest.mark.loopback

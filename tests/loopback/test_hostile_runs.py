@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2prl.protocol.identity import Identity
-from p2prl.testing.hostile_runs import hostile_run
-from p2prl.testing.hostile_sockets import attack_over_sockets
+from p2prl_lab.testing.hostile_runs import hostile_run
+from p2prl_lab.testing.hostile_sockets import attack_over_sockets
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from scripts.many_neighbors import measure
+from p2prl_lab.many_neighbors import measure
 
 NEIGHBORS = 1_024
 

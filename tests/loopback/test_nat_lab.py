@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2prl.testing.swarm_processes import MARK, SwarmProcesses, wait_until
+from p2prl_lab.testing.swarm_processes import MARK, SwarmProcesses, wait_until
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 

@@ -14,8 +14,8 @@ from p2prl.net.storage.key_file import load_or_create_identity
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.known_run import open_run_manifest
-from p2prl.testing.run_audit import recorded_steps
-from p2prl.testing.swarm_processes import SwarmProcesses, wait_until
+from p2prl_lab.testing.run_audit import recorded_steps
+from p2prl_lab.testing.swarm_processes import SwarmProcesses, wait_until
 from tests.command_doc import json_keys
 from tests.loopback.program import p2prl
 

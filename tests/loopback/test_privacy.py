@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from p2prl.protocol.join_link import parse_link
-from p2prl.testing.address_scan import (
+from p2prl_lab.testing.address_scan import (
     Document,
     Place,
     board_documents,
@@ -23,7 +23,7 @@ from p2prl.testing.address_scan import (
     run_folder_documents,
     strange_places,
 )
-from p2prl.testing.swarm_processes import RoleProcess, SwarmProcesses, command, status_of, wait_until
+from p2prl_lab.testing.swarm_processes import RoleProcess, SwarmProcesses, command, status_of, wait_until
 from tests.loopback.program import make_run
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]

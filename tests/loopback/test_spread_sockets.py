@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from p2prl.protocol.kinds import Role
-from p2prl.testing.shaped_swarm import ShapedSwarm
-from p2prl.testing.swarm_processes import LISTEN, SwarmProcesses, status_of, wait_until
+from p2prl_lab.testing.shaped_swarm import ShapedSwarm
+from p2prl_lab.testing.swarm_processes import LISTEN, SwarmProcesses, status_of, wait_until
 from tests.json_shapes import breaches
 
 pytestmark = pytest.mark.loopback

@@ -18,9 +18,9 @@ from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.kinds import Role
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.loopback.hivemind_swarm import Inbox, fresh, run, start
 
 pytestmark = pytest.mark.loopback

@@ -14,7 +14,7 @@ from p2prl.patches.ec2 import decode_ec2_both_ways, encode_ec2
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.words import Words, WordType
-from p2prl.testing.patch_properties import Version, versions
+from p2prl_lab.testing.patch_properties import Version, versions
 from tests.devices import DEVICES
 
 

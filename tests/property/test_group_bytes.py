@@ -18,10 +18,10 @@ from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.protocol.signed_group import read_group
 from p2prl.protocol.wire_codec import encode
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.swarm.relays import chunk
 
 KEY, NOW, PART = Identity(b"k" * 16), 1_800_000_000.0, limits.GROUP_PART_BYTES

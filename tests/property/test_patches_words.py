@@ -20,7 +20,7 @@ from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.stream_format import MAGIC, Codec, SegmentHeader, words_digest
 from p2prl.patches.words import BF16, Words, WordType
-from p2prl.testing.patch_properties import (
+from p2prl_lab.testing.patch_properties import (
     Version,
     check_both_ways,
     check_each_codec,

@@ -36,12 +36,12 @@ from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import group_of
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
 MANIFEST = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=25_600), run=bytes(32), now=START)

@@ -20,7 +20,7 @@ from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import EnvelopeArrived, Event, GroupBodyWanted, GroupFetched
 from p2prl.swarm.node import Node
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm, group_of
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm, group_of
 
 LONGEST = limits.MAX_COMPLETION_TOKENS
 

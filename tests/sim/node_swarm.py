@@ -9,7 +9,7 @@ from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.link_messages import Hello
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
 
 
 def swarm(seed: int = 1, volunteers: int = 0, *, weight_bytes: int = 20_000) -> ProtocolSwarm:

@@ -22,8 +22,8 @@ from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Event, PatchesReady, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.hostile_learner import HostileNode, HostileRun
-from p2prl.testing.hostile_runs import ATTACKS, NEEDS_MODEL, REFUSED, hostile_run
+from p2prl_lab.testing.hostile_learner import HostileNode, HostileRun
+from p2prl_lab.testing.hostile_runs import ATTACKS, NEEDS_MODEL, REFUSED, hostile_run
 
 LEARNER, VICTIM = identity_of("learner"), identity_of("victim")
 WEIGHTS = 400_000

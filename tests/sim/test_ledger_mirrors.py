@@ -25,8 +25,8 @@ from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Event, LedgerWanted
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
-from p2prl.testing.sample_ledgers import LedgerWriter, receipt
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, receipt
 
 ANN, VALIDATOR, NEWCOMER = identity_of("ann"), identity_of("validator"), identity_of("newcomer")
 DAY_S = 86_400.0

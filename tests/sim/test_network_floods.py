@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from p2prl.bench.trust.network_floods import flood_directory, flood_links, flood_streams, surround_newcomer
 from p2prl.net.transports import framing
+from p2prl_lab.bench.trust.network_floods import flood_directory, flood_links, flood_streams, surround_newcomer
 
 
 def test_1024_keys_in_all_links_do_not_lock_a_newcomer_out() -> None:

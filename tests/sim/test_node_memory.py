@@ -35,7 +35,6 @@ from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import Dial, Send
 from p2prl.swarm.gossip import entry_limits, forwarding, ledger_sync, verdict_gate
 from p2prl.swarm.gossip.forwarding import GossipConfig
@@ -44,7 +43,8 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers import dial_rules
 from p2prl.swarm.peers.config import ConnectionsConfig
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import group_of
 
 LEARNER = identity_of("learner")
 START = 1_800_000_000.0

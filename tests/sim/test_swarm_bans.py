@@ -9,7 +9,7 @@ from p2prl.protocol.link_messages import Chunk, Offer, Push
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import PeerBanned
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.testing.protocol_swarm import group_of
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 

@@ -12,8 +12,8 @@ from p2prl.sim.link_conditions import LinkConditions
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.patched_swarm import PatchedSwarm
-from p2prl.testing.protocol_swarm import Member
+from p2prl_lab.testing.patched_swarm import PatchedSwarm
+from p2prl_lab.testing.protocol_swarm import Member
 
 FULL = 40_000
 """Bytes of a version's weights."""

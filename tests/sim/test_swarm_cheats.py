@@ -19,9 +19,9 @@ from p2prl.protocol import ledger_chain
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.sim import simulated_run
-from p2prl.sim.dishonest_volunteers import FORGED
-from p2prl.sim.mixed_swarm import MixedSwarm
 from p2prl.sim.swarm import SwarmConfig
+from p2prl_lab.sim.dishonest_volunteers import FORGED
+from p2prl_lab.sim.mixed_swarm import MixedSwarm
 
 Outcomes = dict[str, Counter[tuple[ReceiptState, str]]]
 """Receipts by the kind of volunteer, "" for honest ones."""

@@ -13,7 +13,7 @@ from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, PeerBanned, Send
 from p2prl.swarm.node import Node
-from p2prl.testing.protocol_swarm import ProtocolSwarm
+from p2prl_lab.testing.protocol_swarm import ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 

@@ -12,7 +12,6 @@ from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunFile, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import (
@@ -23,7 +22,8 @@ from p2prl.swarm.events import (
     VersionReady,
     WireMismatch,
 )
-from p2prl.testing.protocol_swarm import ProtocolSwarm
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 

@@ -17,10 +17,10 @@ from p2prl.protocol.signed_group import seal_group
 from p2prl.protocol.wire_codec import encode
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, PeerBanned, Send
 from p2prl.swarm.node import Node
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.sim.large_groups import LONGEST, LargeGroupSwarm, large_group
 from tests.sim.node_swarm import events_of, hello_of
 

@@ -11,7 +11,7 @@ from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, LedgerArrived, LedgerWanted, PeerBanned
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm, group_of
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm, group_of
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 

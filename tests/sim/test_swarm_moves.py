@@ -17,7 +17,7 @@ from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import RunKnown
 from p2prl.swarm.peers.peer_memory import MAX_REMEMBERED, PeerMemory
 from p2prl.swarm.peers.redialing import Redialer
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
 from tests.sim.node_swarm import hello_of
 
 OLD, NEW = "/ip4/20.0.0.1/tcp/4001", "/ip4/91.7.7.7/tcp/4002"

@@ -23,7 +23,7 @@ from p2prl.swarm.gossip.statement_quota import (
     StatementQuota,
 )
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
 OWNER = identity_of("owner")

@@ -20,8 +20,8 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.running import Running
-from p2prl.testing.patched_swarm import PatchedSwarm
-from p2prl.testing.protocol_swarm import Member
+from p2prl_lab.testing.patched_swarm import PatchedSwarm
+from p2prl_lab.testing.protocol_swarm import Member
 
 FULL = 40_000
 """Bytes of a version's weights."""

@@ -10,11 +10,11 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, RunFile, RunManifest, TaskShare, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import FileReady
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
 from tests.sim.node_swarm import events_of
 
 RNG = random.Random(8)

@@ -22,9 +22,9 @@ from p2prl.protocol.wire_codec import decode
 from p2prl.sim import simulated_run
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.swarm import SwarmConfig
-from p2prl.sim.validated_swarm import ValidatedSwarm
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.node_config import NodeConfig
+from p2prl_lab.sim.validated_swarm import ValidatedSwarm
 
 CONFIG = SwarmConfig(volunteers=3, updates=4, step_seconds=20.0, seed=7)
 OWNER, TEAM = identity_of("owner"), identity_of("team")

@@ -15,8 +15,8 @@ from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import RunKnown, VersionAnnounced, VersionReady
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.chunk_sets import to_bitmap
-from p2prl.testing.patched_swarm import PatchedSwarm
-from p2prl.testing.protocol_swarm import Member, ProtocolSwarm
+from p2prl_lab.testing.patched_swarm import PatchedSwarm
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
 from tests.sim.node_swarm import events_of, hello_of
 
 MESSENGER = identity_of("messenger").peer_id

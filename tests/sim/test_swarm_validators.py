@@ -12,8 +12,8 @@ from p2prl.models.tiny_models import tiny_model
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.sim import simulated_run
 from p2prl.sim.swarm import SwarmConfig
-from p2prl.sim.validated_swarm import ValidatedSwarm
 from p2prl.testing.adversaries import ADVERSARIES
+from p2prl_lab.sim.validated_swarm import ValidatedSwarm
 
 CONFIG = SwarmConfig(volunteers=4, updates=3, step_seconds=20.0, seed=5)
 

@@ -1,37 +1,51 @@
-"""`p2prl bench`: the benchmarks."""
+"""`p2prl bench`: measurements of this machine, and the benchmarks of installed packages, such as the laboratory's."""
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from p2prl.cli.commands.bench_draw import bench_draw
-from p2prl.cli.commands.bench_engine import bench_engine
-from p2prl.cli.commands.bench_machine import bench_machine
-from p2prl.cli.commands.bench_pacing import bench_pacing
-from p2prl.cli.commands.bench_patch import bench_patch
-from p2prl.cli.commands.bench_ppo import bench_ppo
-from p2prl.cli.commands.bench_publish import bench_publish
-from p2prl.cli.commands.bench_replay import bench_replay
-from p2prl.cli.commands.bench_rewards import bench_rewards
-from p2prl.cli.commands.bench_spread import bench_spread
-from p2prl.cli.commands.bench_staleness import bench_staleness
-from p2prl.cli.commands.bench_step import bench_step
-from p2prl.cli.commands.bench_swap import bench_swap
-from p2prl.cli.commands.bench_trust import bench_trust
-from p2prl.cli.examples import epilog
+from p2prl.cli.benchmark import Benchmark
+from p2prl.errors import ConfigError
+from p2prl.plugins import Registry
 
-bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks that anyone can rerun.")
-bench_app.command("machine", epilog=epilog("p2prl bench machine"))(bench_machine)
-bench_app.command("staleness", epilog=epilog("p2prl bench staleness"))(bench_staleness)
-bench_app.command("rewards", epilog=epilog("p2prl bench rewards"))(bench_rewards)
-bench_app.command("ppo", epilog=epilog("p2prl bench ppo"))(bench_ppo)
-bench_app.command("spread", epilog=epilog("p2prl bench spread"))(bench_spread)
-bench_app.command("patch", epilog=epilog("p2prl bench patch"))(bench_patch)
-bench_app.command("swap", epilog=epilog("p2prl bench swap"))(bench_swap)
-bench_app.command("publish", epilog=epilog("p2prl bench publish"))(bench_publish)
-bench_app.command("step", epilog=epilog("p2prl bench step"))(bench_step)
-bench_app.command("draw", epilog=epilog("p2prl bench draw"))(bench_draw)
-bench_app.command("engine", epilog=epilog("p2prl bench engine"))(bench_engine)
-bench_app.command("replay", epilog=epilog("p2prl bench replay"))(bench_replay)
-bench_app.command("pacing", epilog=epilog("p2prl bench pacing"))(bench_pacing)
-bench_app.command("trust", epilog=epilog("p2prl bench trust"))(bench_trust)
+_OWN = ("machine", "engine", "step", "publish")
+
+BENCHMARKS = Registry(
+    "p2prl.benchmarks",
+    kind="benchmark",
+    builtin={name: f"p2prl.cli.commands.bench_{name}:BENCHMARK" for name in _OWN},
+    expected=Benchmark,
+)
+
+
+class _Benchmarks(TyperGroup):
+    """Looks benchmarks up when they are asked for, so that no other command waits for a search of packages."""
+
+    def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002 - typer's signature
+        """Names for the help page."""
+        return list(BENCHMARKS.names())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """The command of this name; None where others are installed. ConfigError where the laboratory is not."""
+        names = BENCHMARKS.names()
+        if cmd_name in names:
+            return _command(cmd_name)
+        if len(names) > len(_OWN) or cmd_name.startswith("-") or ctx.resilient_parsing:
+            return None
+        raise ConfigError(
+            f"there is no benchmark {cmd_name!r} here; the laboratory has more of them",
+            remedy="Install it, in a clone: pip install -c constraints.txt ./lab",
+        )
+
+
+def _command(name: str) -> TyperCommand:
+    benchmark = BENCHMARKS.get(name)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    alone.command(name, epilog=benchmark.epilog)(benchmark.command)
+    return cast(TyperCommand, typer.main.get_command(alone))
+
+
+bench_app = typer.Typer(cls=_Benchmarks, no_args_is_help=True, help="Benchmarks that anyone can rerun.")

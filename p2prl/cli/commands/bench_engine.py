@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from p2prl.cli.benchmark import Benchmark
 from p2prl.cli.comma_lists import listed, numbers
 from p2prl.cli.commands.bench_results import print_table
 from p2prl.cli.options import AsJson, BenchDevice, Seed
@@ -107,3 +108,12 @@ def _share(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
+
+
+BENCHMARK = Benchmark(
+    bench_engine,
+    examples=(
+        "p2prl bench engine --models 29m --batches 8 --repeats 3",
+        "p2prl bench engine --pairs --groups 100",
+    ),
+)

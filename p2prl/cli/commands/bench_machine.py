@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from p2prl.cli.benchmark import Benchmark
 from p2prl.cli.comma_lists import listed
 from p2prl.cli.commands.bench_results import print_table
 from p2prl.cli.options import AsJson, Device, Seed, Threads
@@ -90,3 +91,12 @@ def speed_line(row: SpeedRow) -> str:
     """A row of the table; credit as the board writes it."""
     day = f"{row.tokens_per_s * 86_400 / 1e6:,.1f} M"
     return f"| {row.model} | {row.parameters:,} | {row.tokens_per_s:,.0f} | {day} | {credit(row.credit_per_day)} |"
+
+
+BENCHMARK = Benchmark(
+    bench_machine,
+    examples=(
+        "p2prl bench machine",
+        "p2prl bench machine --models 494m --dtype bfloat16",
+    ),
+)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from p2prl.cli.benchmark import Benchmark
 from p2prl.cli.commands.bench_results import verdict_line
 from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit, say
@@ -67,3 +68,9 @@ def bench_publish(
         say(verdict_line("rebuilt by a worker, CPU s", REBUILD_BOUND_CPU_S, rebuilt, rebuilt <= REBUILD_BOUND_CPU_S))
     if check and not report.met:
         raise P2PRLError("publishing costs too much", remedy="Rerun it while nothing else is running.")
+
+
+BENCHMARK = Benchmark(
+    bench_publish,
+    examples=("p2prl bench publish --model 29m --versions 5",),
+)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from p2prl.cli.benchmark import Benchmark
 from p2prl.cli.comma_lists import listed
 from p2prl.cli.commands.bench_results import print_table
 from p2prl.cli.options import AsJson, BenchDevice, Seed
@@ -114,3 +115,9 @@ def _line(row: dict[str, Any]) -> str:
 
 def _figure(value: float | None, unit: float, digits: str) -> str:
     return "–" if value is None else f"{value / unit:{digits}}"
+
+
+BENCHMARK = Benchmark(
+    bench_step,
+    examples=("p2prl bench step --losses gepo_t,dpo --model 29m --tokens 128",),
+)

@@ -30,10 +30,12 @@ def commands() -> dict[str, click.Command]:
     found: dict[str, click.Command] = {}
 
     def walk(command: Any, name: str) -> None:
-        for child_name, child in getattr(command, "commands", {}).items():
-            walk(child, f"{name} {child_name}")
-        if not hasattr(command, "commands"):
+        if not hasattr(command, "list_commands"):
             found[name] = command
+            return
+        context = click.Context(command)
+        for child in command.list_commands(context):
+            walk(command.get_command(context, child), f"{name} {child}")
 
     walk(_program(), "p2prl")
     return found

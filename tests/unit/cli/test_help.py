@@ -11,6 +11,7 @@ import sys
 import click
 import pytest
 
+from p2prl.cli.commands.bench import BENCHMARKS
 from p2prl.cli.examples import examples
 from p2prl.config.presets import PRESETS
 from p2prl.controls.limits import SPECS
@@ -111,7 +112,8 @@ def test_no_default_is_cut_off_on_a_narrow_terminal() -> None:
 @pytest.mark.parametrize("name", ["p2prl", *COMMANDS])
 def test_every_command_has_examples(name: str) -> None:
     shown = help_text(name, columns=200)
-    for line in examples(name):
+    group, _, last = name.rpartition(" ")
+    for line in BENCHMARKS.get(last).examples if group == "p2prl bench" else examples(name):
         assert line in shown
         assert f"$ {line}\n" in section(name)
 

@@ -13,18 +13,10 @@ from typing import Any
 
 import pytest
 
-from p2prl.bench.comparison.report import CaseRow
-from p2prl.bench.draw_cost.benchmark import DrawCost
 from p2prl.bench.engine.benchmark import EngineRow
 from p2prl.bench.engine_pairs.benchmark import PairResult
-from p2prl.bench.hot_swap.benchmark import SwapReport
 from p2prl.bench.machine.benchmark import FitRow, SpeedRow
-from p2prl.bench.pacing.benchmark import PacingRow
 from p2prl.bench.publish.benchmark import PublishReport
-from p2prl.bench.replay.outrun_learner import OutrunReport
-from p2prl.bench.replay.replay_cost import ReplayCost
-from p2prl.bench.staleness.summary import Row
-from p2prl.bench.staleness.sweep import Choice
 from p2prl.bench.step.benchmark import StepRow
 from p2prl.cli.commands import certificate_make
 from p2prl.cli.commands.seed_worker import seeding_document
@@ -38,14 +30,23 @@ from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.sim.swarm import SwarmConfig, SwarmResult
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 from p2prl.validator.service import Audit
+from p2prl_lab.bench.comparison.report import CaseRow
+from p2prl_lab.bench.draw_cost.benchmark import DrawCost
+from p2prl_lab.bench.hot_swap.benchmark import SwapReport
+from p2prl_lab.bench.pacing.benchmark import PacingRow
+from p2prl_lab.bench.replay.outrun_learner import OutrunReport
+from p2prl_lab.bench.replay.replay_cost import ReplayCost
+from p2prl_lab.bench.staleness.summary import Row
+from p2prl_lab.bench.staleness.sweep import Choice
+from p2prl_lab.commands import recipe_comparison
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 from tests.command_doc import json_keys, section
 from tests.json_shapes import breaches, promised, shape_of
 from tests.unit.cli.invocation import commands, json_of
 from tests.unit.cli.views.test_worker_views import BUSY
 
-COMMANDS = Path(certificate_make.__file__).parent
+COMMANDS, LABORATORY = (Path(str(module.__file__)).parent for module in (certificate_make, recipe_comparison))
 
 BENCHMARKS = "p2prl bench "
 """docs/cli.md names the keys of their rows, not always those of the whole document."""
@@ -175,15 +176,17 @@ def test_keys_that_only_some_documents_have_are_optional(command: str, path: str
         ("p2prl bench engine", ["bench_engine", "bench_engine_pairs"]),
         ("p2prl bench machine", ["bench_machine"]),
         ("p2prl bench pacing", ["bench_pacing"]),
-        ("p2prl bench ppo", ["bench_results"]),
+        ("p2prl bench ppo", ["recipe_comparison"]),
         ("p2prl bench replay", ["bench_replay"]),
-        ("p2prl bench rewards", ["bench_results"]),
+        ("p2prl bench rewards", ["recipe_comparison"]),
         ("p2prl bench step", ["bench_step"]),
     ],
 )
 def test_documents_of_benchmarks_have_the_promised_keys(command: str, modules: list[str]) -> None:
     """Read from what the program passes to `emit`, without the minutes that a benchmark takes."""
-    emitted = {key for module in modules for key in keys_emitted_by(COMMANDS / f"{module}.py")}
+    files = [path for folder in (COMMANDS, LABORATORY) for path in folder.glob("*.py") if path.stem in modules]
+    assert len(files) == len(modules)
+    emitted = {key for file in files for key in keys_emitted_by(file)}
     assert emitted == {re.split(r"[.\[]", path)[1] for path in promised()[command]}
 
 

@@ -24,7 +24,7 @@ from p2prl.scoreboard.documents.leaderboard_view import contributor_document
 from p2prl.scoreboard.ledger_dump import verify_source
 from p2prl.scoreboard.web.page import PageRequest, render_contributor
 from p2prl.scoreboard.web.text_format import credit
-from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt
 from tests.unit.cli.invocation import invoke, json_of
 
 LEARNER, MINE, OTHERS = identity("learner"), identity("mine"), [identity("ann"), identity("bob")]

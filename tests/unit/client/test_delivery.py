@@ -14,8 +14,8 @@ from p2prl.net.process import control
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
-from p2prl.testing.sample_ledgers import LedgerWriter, identity, sample_run, verdict_on
-from p2prl.testing.sample_ledgers import receipt as some_receipt
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, sample_run, verdict_on
+from p2prl_lab.testing.sample_ledgers import receipt as some_receipt
 
 NOW = 1_800_000_000.0
 AUTHOR, RUN = b"a" * 32, Digest(bytes(32))

@@ -19,10 +19,10 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.protocol.signed_group import seal_group
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.client.volunteer_rig import ME, InboxPort, VolunteerRig
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 

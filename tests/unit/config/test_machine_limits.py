@@ -42,7 +42,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.groups.config import GroupBodyConfig
-from p2prl.testing.sample_ledgers import manifest
+from p2prl_lab.testing.sample_ledgers import manifest
 
 W = 1_000_000_000
 NEEDS = Requirements(

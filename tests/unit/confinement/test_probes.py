@@ -12,7 +12,7 @@ import pytest
 
 from p2prl.confinement import linux
 from p2prl.confinement.seccomp_filter import ARCHITECTURES
-from p2prl.testing.confinement_probes import PROCESSES, Finding, findings
+from p2prl_lab.testing.confinement_probes import PROCESSES, Finding, findings
 
 MISSING = [
     layer

@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PRODUCT_FOLDERS = ("p2prl", "client", "validator", "protocol")
-ALL_FOLDERS = (*PRODUCT_FOLDERS, "scripts", "tests", "examples")
+LABORATORY = "lab"
+ALL_FOLDERS = (*PRODUCT_FOLDERS, LABORATORY, "scripts", "tests", "examples")
 
 
 def python_files(*folders: str) -> Iterator[Path]:

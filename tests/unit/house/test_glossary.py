@@ -16,7 +16,7 @@ ROWS = [
     for line in TEXT.splitlines()
     if line.startswith("| ") and not line.startswith("| term ")
 ]
-PATH = re.compile(r"`((?:p2prl|protocol|client|validator|scripts)/[\w/.]+\.py)`")
+PATH = re.compile(r"`((?:p2prl|protocol|client|validator|lab|scripts)/[\w/.]+\.py)`")
 
 
 def definitions(path: Path) -> set[str]:

@@ -1,18 +1,19 @@
-"""Imports of the product form no circle, however late or lazy they are."""
+"""Imports of the product and of the laboratory form no circle, however late or lazy they are."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.house.source_tree import PRODUCT_FOLDERS, ROOT, imports_of, python_files
+from tests.unit.house.source_tree import LABORATORY, PRODUCT_FOLDERS, ROOT, imports_of, python_files
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the product by its import name."""
+    """Every module of the product and of the laboratory by its import name."""
     found = {}
-    for path in python_files(*PRODUCT_FOLDERS):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(("p2prl", *parts) if parts[0] != "p2prl" else parts).removesuffix(".__init__")] = path
+    for path in python_files(*PRODUCT_FOLDERS, LABORATORY):
+        first, *rest = path.relative_to(ROOT).with_suffix("").parts
+        parts = rest if first == LABORATORY else [first, *rest] if first == "p2prl" else ["p2prl", first, *rest]
+        found[".".join(parts).removesuffix(".__init__")] = path
     return found
 
 
@@ -61,4 +62,5 @@ def test_every_room_is_read() -> None:
     edges = graph()
     assert "p2prl.protocol.limits" in edges["p2prl.protocol.envelope"]
     assert "p2prl.client.agent" in edges["p2prl.client.service"]
+    assert "p2prl_lab.bench.trust.attacks" in edges["p2prl_lab.bench.trust.benchmark"]
     assert "p2prl.patches.numba_kernels" in edges["p2prl.patches.kernel_choice"], "lazy imports count"

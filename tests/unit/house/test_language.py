@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.unit.house.source_tree import ALL_FOLDERS, PRODUCT_FOLDERS, name_of, parsed, python_files
+from tests.unit.house.source_tree import ALL_FOLDERS, LABORATORY, PRODUCT_FOLDERS, name_of, parsed, python_files
 
 OPENING = re.compile(r"(What|Who|Whoever|Whatever|Whom|How|Which|Where|When|So many)\b")
 
@@ -25,10 +25,6 @@ DIALECT = re.compile(
 FIXED_NAMES = ("neighbours: ", "neighbours=", '"rehearsal"')
 """A key of the scoreboard's API and a run name that seeds depend on: both must stay."""
 
-WORDS = re.compile(r"\bwords\b", re.IGNORECASE)
-WORDS_ALLOWED = ("p2prl/patches/", "p2prl/testing/", "p2prl/bench/patch/", "p2prl/scoreboard/display_names.py")
-"""Where bit patterns of weights, or a key's mnemonic words, are the subject."""
-
 
 def test_module_docstrings_name_the_thing() -> None:
     opening = {
@@ -39,7 +35,7 @@ def test_module_docstrings_name_the_thing() -> None:
     assert opening == {}
 
 
-@pytest.mark.parametrize("folder", PRODUCT_FOLDERS)
+@pytest.mark.parametrize("folder", [*PRODUCT_FOLDERS, LABORATORY])
 def test_no_dialect(folder: str) -> None:
     found = {
         f"{name_of(path)}:{number}": line.strip()

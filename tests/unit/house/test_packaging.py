@@ -84,7 +84,7 @@ def test_sdist_can_make_the_wheel_again(distributions: Path) -> None:
     assert {"protocol/kinds.py", "client/agent.py", "validator/service.py", "pyproject.toml", "LICENSE"} <= names
 
 
-ATTACKS = "p2prl/testing/hostile_"
+ATTACKS = "lab/p2prl_lab/testing/hostile_"
 """Hostile answers, and a scorer that executes them in the sandbox: texts, none of which p2prl runs itself."""
 
 
@@ -95,7 +95,7 @@ def test_no_sentence_of_a_dangerous_loader() -> None:
     )
     offenders = [
         f"{path.relative_to(ROOT)}:{number}"
-        for folder in ("p2prl", "client", "validator", "protocol", "scripts")
+        for folder in ("p2prl", "client", "validator", "protocol", "lab", "scripts")
         for path in (ROOT / folder).rglob("*.py")
         if not path.relative_to(ROOT).as_posix().startswith(ATTACKS)
         for number, line in enumerate(path.read_text().splitlines(), 1)

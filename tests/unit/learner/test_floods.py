@@ -1,7 +1,7 @@
 """Floods against the pure cores of intake, in the time of a simulated learner: honest work goes on, and newcomers too.
 
 Limits of arrival, standings, backlog and buffer are the product's; a check takes the time it would take, and an update
-waits for its groups. `p2prl/bench/trust/floods.py` does the same with whole nodes and a model.
+waits for its groups. `lab/p2prl_lab/bench/trust/floods.py` does the same with whole nodes and a model.
 """
 
 from __future__ import annotations

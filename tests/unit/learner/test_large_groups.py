@@ -45,8 +45,8 @@ from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.protocol_swarm import group_of
-from p2prl.testing.run_audit import _kept, record_everything
+from p2prl_lab.testing.protocol_swarm import group_of
+from p2prl_lab.testing.run_audit import _kept, record_everything
 
 KEY, VOLUNTEER = identity_of("learner"), identity_of("volunteer")
 SAMPLING = Sampling(1.0, limits.MAX_COMPLETION_TOKENS, limits.MAX_GROUP_SIZE)

@@ -9,7 +9,7 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
-from p2prl.testing.sample_ledgers import sample_run
+from p2prl_lab.testing.sample_ledgers import sample_run
 
 
 class _Clock:

@@ -30,7 +30,7 @@ from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState, Verdict, 
 from p2prl.protocol.rollout_group import EngineClass
 from p2prl.protocol.standing import Standing
 from p2prl.protocol.wire_codec import decode
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.learner.small_run import NOW, identity
 
 RUN = digest("p2prl/test-run", b"")

@@ -16,7 +16,7 @@ from p2prl.errors import MachineError, RemoteProtocolError
 from p2prl.models.confined_tokenizer import MOST_FAILURES, ConfinedTokenizer, tokenizer_program
 from p2prl.models.run_file_checks import read_tokenizer
 from p2prl.models.tokenizer_backend import read_backend
-from p2prl.testing.tokenizer_bombs import VOCABULARY, Bomb, bombs, unchecked_program
+from p2prl_lab.testing.tokenizer_bombs import VOCABULARY, Bomb, bombs, unchecked_program
 from tests.unit.models.test_tokenizer_checks import REAL
 
 TEXTS = ["", "a1 a  é字\n1", "</s> a </s>", "▁a 1 [SEP]", "a" * 500]

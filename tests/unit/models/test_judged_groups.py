@@ -15,9 +15,9 @@ from p2prl.models.sampling import sample_all
 from p2prl.models.transformers_sampler import TransformersSampler
 from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.models.weight_layout import flatten, layout_of
-from p2prl.testing.judged_groups import JudgedGroups, judge, replayed
-from p2prl.testing.mixed_replay import differing_tokens, mixed_scores
-from p2prl.testing.spread_models import spread_model
+from p2prl_lab.testing.judged_groups import JudgedGroups, judge, replayed
+from p2prl_lab.testing.mixed_replay import differing_tokens, mixed_scores
+from p2prl_lab.testing.spread_models import spread_model
 
 CONFIG = Qwen2Config(
     vocab_size=600,

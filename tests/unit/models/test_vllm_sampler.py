@@ -27,7 +27,7 @@ from p2prl.models.vllm_engine import VllmOptions
 from p2prl.models.vllm_processors import runner_v2
 from p2prl.models.vllm_sampler import VllmSampler
 from p2prl.models.weight_reader import WeightReader
-from p2prl.testing.mixed_replay import differing_tokens
+from p2prl_lab.testing.mixed_replay import differing_tokens
 from tests.unit.models.vllm_runs import (
     CONTEXT,
     LAYOUT,

@@ -22,13 +22,13 @@ from p2prl.protocol.link_messages import Chunk, ChunkRequest, Hello, Meeting
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.link_admission import LinkClass
 from p2prl.testing.memory_transport import MemoryHub, MemoryTransport
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import group_of
 
 LEARNER = identity_of("learner")
 MANIFEST = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=9000), run=bytes(32), now=SystemClock().now())

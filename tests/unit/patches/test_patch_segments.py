@@ -9,7 +9,6 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
-from p2prl.bench.patch.simulated_training import adam_training, adam_versions, entropy_bits
 from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
 from p2prl.patches.decode import PatchReader, apply_route, decode_segment
 from p2prl.patches.ec2 import decode_ec2, encode_ec2
@@ -27,6 +26,7 @@ from p2prl.patches.stream_format import (
     words_digest,
 )
 from p2prl.patches.words import BF16, FP32, Words
+from p2prl_lab.bench.patch.simulated_training import adam_training, adam_versions, entropy_bits
 
 KERNELS = {kernels.name: kernels for kernels in (NUMPY_KERNELS, fastest_kernels())}
 

@@ -15,7 +15,7 @@ from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Verd
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.testing.protocol_swarm import group_of
 
 USED = {
     "HELLO": 1, "OFFER": 2, "WANT": 3, "PUSH": 4, "HAVE": 5, "CHUNK_REQUEST": 6, "CHUNK": 7, "CHUNK_REFUSED": 8,

@@ -23,7 +23,7 @@ from p2prl.protocol.rollout_group import (
 )
 from p2prl.protocol.signed_group import assemble_group, read_group, seal_group
 from p2prl.protocol.wire_codec import encode
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.testing.protocol_swarm import group_of
 
 ME, RUN, NOW = Identity(b"m" * 16), bytes(32), 1_800_000_000.0
 PART = limits.GROUP_PART_BYTES

@@ -22,7 +22,7 @@ from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.http_middleware import RESPONSE_HEADERS
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, identity, sample_run
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, identity, sample_run
 from tests.unit.scoreboard.asgi import ask
 
 PATHS = [

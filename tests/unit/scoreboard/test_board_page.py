@@ -20,7 +20,7 @@ from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.web.learning_curve import HEIGHT, WIDTH, reward_chart
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
 from p2prl.scoreboard.web.text_format import credit, percent, quantity, quoted
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
 
 CORPUS = [
     "<script>alert(1)</script>",

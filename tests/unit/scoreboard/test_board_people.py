@@ -31,7 +31,7 @@ from p2prl.scoreboard.web.page import STATIC, PageRequest, render_contributor, r
 from p2prl.scoreboard.web.qr_code import QUIET, drawn
 from p2prl.scoreboard.web.static_site import write_site
 from p2prl.scoreboard.web.text_format import count, credit, quantity
-from p2prl.testing.sample_ledgers import (
+from p2prl_lab.testing.sample_ledgers import (
     START_S,
     LedgerWriter,
     MemorySource,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.scoreboard.summary import summary
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 
 GOLDEN = Path(__file__).with_name("summary_golden.json")
 GUIDE = Path(__file__).parents[3] / "docs" / "leaderboard.md"

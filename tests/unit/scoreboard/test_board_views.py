@@ -15,7 +15,7 @@ from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, ValidatorDocument
 from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.ledger.leaderboard_totals import wilson_interval
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.certificate import Certificate, Signed, issue, read, recount
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.certificate_picture import certificate_pdf, certificate_png, certificate_text
-from p2prl.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, sample_run
+from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, sample_run
 
 ANN, BOB, LEARNER = identity("ann"), identity("bob"), identity("learner")
 

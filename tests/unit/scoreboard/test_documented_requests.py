@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from p2prl.scoreboard.web.api import create_app
-from p2prl.testing.sample_ledgers import MemorySource
+from p2prl_lab.testing.sample_ledgers import MemorySource
 from tests.unit.house.source_tree import ROOT
 from tests.unit.scoreboard.asgi import ask
 from tests.unit.scoreboard.test_teams import ANN, RED, two_teams

@@ -12,7 +12,7 @@ from p2prl.scoreboard.summary import summary
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.page import PageRequest, render_page
 from p2prl.tasks.evaluation_report import CompletionOutcome, PromptOutcome, task_report
-from p2prl.testing.sample_ledgers import MemorySource, sample_run
+from p2prl_lab.testing.sample_ledgers import MemorySource, sample_run
 from tests.unit.scoreboard.asgi import ask
 
 WRITER = sample_run(0, steps=3)

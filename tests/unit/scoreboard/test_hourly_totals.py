@@ -16,7 +16,7 @@ from p2prl.scoreboard.documents.activity_view import MAX_COLUMNS, MIN_COLUMNS, a
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS
 from p2prl.scoreboard.ledger.owner_totals import CountedReceipt, OwnerTotals, reason_place
-from p2prl.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt
+from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt
 
 ANN, BOB, CAT = identity("ann"), identity("bob"), identity("cat")
 _KEYS = [bytes([number]) * 32 for number in range(3)]

@@ -17,7 +17,7 @@ from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.scoreboard.ledger_recount import Countersigned
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run
 
 WRITER = sample_run(0, steps=6)
 SOURCE = MemorySource(WRITER, signed_head=WRITER.signed_head())

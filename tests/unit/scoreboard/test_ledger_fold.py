@@ -15,7 +15,7 @@ from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState, Verdict, VerdictChecks
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
-from p2prl.testing.sample_ledgers import (
+from p2prl_lab.testing.sample_ledgers import (
     LedgerWriter,
     identity,
     manifest,

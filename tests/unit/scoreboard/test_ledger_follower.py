@@ -17,7 +17,7 @@ from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger.ledger_follower import ASK_S, LedgerFollower
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
-from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
 
 WRITER = sample_run(0, steps=10)
 

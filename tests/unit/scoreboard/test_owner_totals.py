@@ -17,7 +17,7 @@ from p2prl.scoreboard.documents.leaderboard_view import contributor_document, le
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.scoreboard.ledger.owner_totals import CountedReceipt, OwnerTotals, reason_place
 from p2prl.scoreboard.web.page import PageRequest, render_page
-from p2prl.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt
+from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt
 
 ANN, BOB, ATTIC, CELLAR = (identity(name) for name in ("ann", "bob", "attic", "cellar"))
 START_MS = int(START_S * 1000)

@@ -11,7 +11,7 @@ from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
-from p2prl.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run
 
 
 def test_follows_the_journal_while_the_learner_writes(tmp_path: Path) -> None:

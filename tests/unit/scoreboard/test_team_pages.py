@@ -15,7 +15,7 @@ from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.page import PageRequest, render_contributor, render_page, render_team
 from p2prl.scoreboard.web.static_site import write_site
 from p2prl.scoreboard.web.text_format import credit
-from p2prl.testing.sample_ledgers import MemorySource
+from p2prl_lab.testing.sample_ledgers import MemorySource
 from tests.unit.scoreboard.asgi import ask
 from tests.unit.scoreboard.test_board_page import CORPUS, tags
 from tests.unit.scoreboard.test_teams import ANN, BLUE, BOB, EVE, RED, two_teams

@@ -28,7 +28,7 @@ from p2prl.scoreboard.ledger.owner_totals import CREDITED, CountedReceipt, Owner
 from p2prl.scoreboard.ledger.receipt_totals import CountedGroup
 from p2prl.scoreboard.ledger.team_totals import team_totals
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
-from p2prl.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, verdict_on
+from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, verdict_on
 
 ANN, ATTIC, BOB, EVE, RED, BLUE = (identity(name) for name in ("ann", "attic", "bob", "eve", "red", "blue"))
 START_MS = int(START_S * 1000)

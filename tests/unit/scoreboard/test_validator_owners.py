@@ -20,7 +20,7 @@ from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.scoreboard.ledger.receipt_totals import CountedGroup
 from p2prl.scoreboard.ledger.validator_shares import merged
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
-from p2prl.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, verdict_on
+from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, verdict_on
 
 ANN, ATTIC, CELLAR, BOB, EVE = (identity(name) for name in ("ann", "attic", "cellar", "bob", "eve"))
 START_MS = int(START_S * 1000)

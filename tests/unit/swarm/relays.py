@@ -14,11 +14,11 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import BlobQuery, Chunk, ChunkRequest
 from p2prl.protocol.manifests import BlobRef, blob_of, tree_of
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
-from p2prl.testing.hostile_neighbors import HostileNeighbor
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.hostile_neighbors import HostileNeighbor
 
 CHUNK = 4096
 W = TypeVar("W", bound=Wire)

@@ -12,11 +12,11 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello, Offer, Push
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.protocol_swarm import group_of
 
 NOW = 1_800_000_000.0
 SLOTS = itertools.count()

@@ -18,7 +18,7 @@ from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.testing.protocol_swarm import group_of
 
 KEY = Identity(b"k" * 16)
 A, B, C, D, E = (PeerId(name) for name in "ABCDE")

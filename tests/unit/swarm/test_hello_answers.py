@@ -13,10 +13,10 @@ from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 
 NOW = 1_800_000_000.0
 WEIGHTS = bytes(8_192)

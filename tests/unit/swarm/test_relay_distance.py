@@ -13,9 +13,9 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import blob_of
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import SOURCE, A
 
 SIZE = 8_000_000

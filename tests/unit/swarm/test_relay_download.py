@@ -18,11 +18,11 @@ from p2prl.protocol.link_messages import (
     GrantDeclined,
     Have,
 )
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.state import Neighbor
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, bitmap, blob, chunk, fetcher, piece, poisoned, sent
 
 

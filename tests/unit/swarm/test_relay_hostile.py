@@ -9,14 +9,14 @@ import pytest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import BlobQuery, ChunkCancel, ChunkGrant, ChunkRequest, Have, LinkRates
 from p2prl.protocol.manifests import BlobRef
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.state import ANNOUNCED_BYTES
 from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, Grant, Upload, UploadSlots
-from p2prl.testing.hostile_neighbors import NeverAcknowledges, SilentGranter
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.hostile_neighbors import NeverAcknowledges, SilentGranter
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, RelayMesh, bitmap, blob, chunk, fetcher, poisoned, sent, server
 
 ROOT = blob(1)[1].root

@@ -19,9 +19,9 @@ from p2prl.protocol.link_messages import (
     Have,
 )
 from p2prl.protocol.manifests import blob_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, RelayMesh, bitmap, blob, chunk, piece, sent
 
 

@@ -21,10 +21,10 @@ from p2prl.protocol.link_messages import (
     LinkRates,
 )
 from p2prl.protocol.manifests import BlobRef
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, A, B, C, bitmap, blob, fetcher, piece, sent, server
 
 

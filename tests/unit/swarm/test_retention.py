@@ -9,7 +9,6 @@ from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
@@ -18,6 +17,7 @@ from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import RoutePlanner
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 
 LEARNER = Identity(b"l" * 16)
 SIZE_BYTES = 5_000

@@ -10,13 +10,13 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.link_messages import Have
 from p2prl.protocol.manifests import NO_BASE, BlobRef, PolicyManifest
 from p2prl.protocol.policy_head import PatchEdge
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.swarm.policies.stalls import Stalls, Step
 from p2prl.swarm.policies.version_download import VersionDownload
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import SOURCE, A, blob
 
 VERSION, CHUNKS = 7, 4

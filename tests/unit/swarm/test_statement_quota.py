@@ -16,11 +16,11 @@ from p2prl.protocol.link_messages import Hello, Push
 from p2prl.protocol.membership import OwnersStatement
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.events import EnvelopeArrived
 from p2prl.swarm.gossip.statement_quota import MAX_PER_MACHINE
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
 
 NOW = 1_800_000_000.0
 SERIAL = int(NOW * 1000)

@@ -19,7 +19,7 @@ from p2prl.protocol.ledger_messages import (
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.testing.protocol_swarm import group_of
 
 NOW = 1.8e9
 LEARNER, ANN, BOB = identity_of("learner"), identity_of("ann"), identity_of("bob")

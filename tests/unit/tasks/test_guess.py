@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.bench.training.environments import environment_by_name
 from p2prl.errors import ConfigError, LocalProtocolError
 from p2prl.tasks.guess import FAULTS, GUESS, OPENING, SYMBOLS, Guess, GuessFaults, demonstrated_turns
 from p2prl.tasks.task_registry import scorer_by_task, task_by_name
 from p2prl.tasks.task_spec import TurnsDemonstration
+from p2prl_lab.bench.training.environments import environment_by_name
 
 TEXT = (Path(__file__).parents[3] / "docs/tasks.md").read_text()
 GAME = Guess()

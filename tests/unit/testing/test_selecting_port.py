@@ -11,7 +11,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.rollout_group import Completion
 from p2prl.sim.selecting_port import CHOICES, STRETCH, selecting
-from p2prl.testing.protocol_swarm import group_of
+from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.learner.small_run import NOW, identity
 
 ME = identity("chooser")

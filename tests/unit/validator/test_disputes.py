@@ -8,8 +8,8 @@ import pytest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.rollout_group import EngineClass
-from p2prl.testing.protocol_swarm import group_of
 from p2prl.validator.disputes import Disputes
+from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.learner.small_run import NOW, identity
 
 ME, OTHER = identity("me").public_key, identity("other").public_key

@@ -19,9 +19,9 @@ from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.scoreboard.web.page import PageRequest, render_page
-from p2prl.testing.protocol_swarm import group_of
-from p2prl.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run
 from p2prl.validator.own_ledger import GoodGroup, OwnLedger
+from p2prl_lab.testing.protocol_swarm import group_of
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run
 
 RUN = LedgerWriter()
 ME, ANN, BOB = identity("validator"), identity("ann"), identity("bob")

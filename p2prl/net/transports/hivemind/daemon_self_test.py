@@ -1,7 +1,7 @@
 """Self-test of a network daemon: three of them on loopback, frames between two, and frames over a circuit.
 
 For people who build a newer daemon and name it with `P2PRL_P2PD`. It shows that the daemon takes the product's command
-line and carries its frames; behavior behind home routers needs routers (`scripts/nat_lab.py`).
+line and carries its frames; behavior behind home routers needs routers (`lab/p2prl_lab/nat_lab.py`).
 """
 
 from __future__ import annotations

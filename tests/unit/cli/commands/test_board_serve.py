@@ -14,7 +14,7 @@ from p2prl.cli.commands.open_ledger import await_current_ledger
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource
-from p2prl.testing.sample_ledgers import MemorySource, sample_run
+from p2prl_lab.testing.sample_ledgers import MemorySource, sample_run
 from tests.unit.cli.invocation import invoke
 
 

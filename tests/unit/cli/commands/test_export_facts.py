@@ -11,7 +11,7 @@ import pytest
 from p2prl.cli.commands.export_facts import loss_settings, newest_evaluation, reward_change
 from p2prl.config.loss_table import LossConfig, ReferenceTable
 from p2prl.learner.training.loss_guards import GuardConfig
-from p2prl.testing.sample_ledgers import MemorySource, sample_run
+from p2prl_lab.testing.sample_ledgers import MemorySource, sample_run
 
 
 def write(path: Path, rewards: list[float], *, unfinished: str = "") -> None:

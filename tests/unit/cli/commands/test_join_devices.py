@@ -19,7 +19,7 @@ from rich.console import Console
 from p2prl.cli.commands.join_devices import DeviceGroup, devices_of, exit_code_of, given_options
 from p2prl.cli.views.devices_view import DeviceRow, DevicesScreen, devices_line
 from p2prl.errors import ConfigError, MachineError
-from p2prl.testing.swarm_processes import wait_until
+from p2prl_lab.testing.swarm_processes import wait_until
 from tests.unit.cli.invocation import commands
 
 WORKER = """

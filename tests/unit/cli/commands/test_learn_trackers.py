@@ -13,7 +13,7 @@ import pytest
 from p2prl.cli.commands.learn_trackers import hyperparameters, tracker
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, MachineError
-from p2prl.testing.sample_ledgers import manifest
+from p2prl_lab.testing.sample_ledgers import manifest
 
 METRICS = {
     "step": 7.0,

@@ -14,7 +14,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.swarm.peers.peer_memory import LinkedRecord, PeerMemory
 from p2prl.swarm.peers.subnets import subnet_of
-from p2prl.testing.sample_ledgers import LedgerWriter, identity
+from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity
 from tests.unit.swarm.peer_links import record
 
 

@@ -17,7 +17,7 @@ from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.scoreboard.documents.api_schema import EvaluatedTaskDocument, EvaluationDocument, RateDocument
 from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
-from p2prl.testing.sample_ledgers import MemorySource, manifest, sample_run
+from p2prl_lab.testing.sample_ledgers import MemorySource, manifest, sample_run
 
 HOSTILE = (
     "</td><script>alert(1)</script>",

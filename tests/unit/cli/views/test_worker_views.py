@@ -23,8 +23,8 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, blob_of
 from p2prl.scoreboard.display_names import display_name
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
-from p2prl.testing.sample_ledgers import manifest
 from p2prl.validator.service import Audit
+from p2prl_lab.testing.sample_ledgers import manifest
 
 IDENTITY = Identity.generate(bytes(range(16)))
 DISK = 9_000_000

@@ -16,9 +16,9 @@ from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
 from p2prl.tasks.scorers.build import build_scorer
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS, THIRD_PARTY
-from p2prl.testing.hostile_answers import Kind
-from p2prl.testing.hostile_scorer import hostile_scorer
-from p2prl.testing.sandbox_attack import ROW, Attack, attack, sandbox_processes
+from p2prl_lab.testing.hostile_answers import Kind
+from p2prl_lab.testing.hostile_scorer import hostile_scorer
+from p2prl_lab.testing.sandbox_attack import ROW, Attack, attack, sandbox_processes
 
 NEEDED = {
     "choice": {"column": "letter"},

@@ -13,7 +13,7 @@ import pytest
 
 from p2prl.errors import LocalProtocolError
 from p2prl.tasks.sandbox.pool import PoolConfig, ScoredAnswer, ScorerPool, TaskScoring
-from p2prl.testing.sandbox_attack import sandbox_processes
+from p2prl_lab.testing.sandbox_attack import sandbox_processes
 
 BUILDER = "tests.unit.tasks.sandbox.scorer_builder"
 TASKS = {"exact": TaskScoring("exact"), "obeying": TaskScoring("obeying"), "forked": TaskScoring("forked obeying")}

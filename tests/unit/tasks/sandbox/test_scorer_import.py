@@ -15,8 +15,8 @@ from p2prl.confinement.layers import LANDLOCK
 from p2prl.errors import ConfigError
 from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
-from p2prl.testing.sandbox_attack import sandbox_processes
-from p2prl.testing.swarm_processes import has_ended
+from p2prl_lab.testing.sandbox_attack import sandbox_processes
+from p2prl_lab.testing.swarm_processes import has_ended
 
 SPEC = scoring_spec(Scoring(rewards=(Reward(scorer="function", options={"function": "score"}),)))
 

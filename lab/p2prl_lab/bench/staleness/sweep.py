@@ -1,0 +1,255 @@
+"""The sweep: every method at its best learning rate and clip, chosen on development seeds and reported on others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from p2prl.errors import ConfigError, IntegrityError, MachineError
+from p2prl_lab.bench.staleness.bases import ON_POLICY, areas_of
+from p2prl_lab.bench.staleness.delay_laws import parse_law
+from p2prl_lab.bench.staleness.methods import parse_method
+from p2prl_lab.bench.staleness.results import ResultFile, Setting
+from p2prl_lab.bench.staleness.seed_log import SeedResult
+from p2prl_lab.bench.training.environments import environment_by_name
+from p2prl_lab.bench.training.training_plan import TrainingPlan
+from p2prl_lab.bench.training.warm_start import UNWRITABLE
+
+DEVELOPMENT_SEEDS = range(100, 105)
+"""Seeds that settings are chosen on, and nothing is reported on."""
+
+REPORTING_SEEDS = 10
+"""Reporting seeds, from 0 on, unless told otherwise."""
+
+RATES = (1.0, 0.5, 0.25, 2.0)
+"""Learning rates tried, relative to the plan's; the plan's own first, which wins a tie. Lower ones may follow, see
+`wants_lower`."""
+
+LEAST_RATE = 0.01
+"""No lower rate is tried, relative to the plan's: there a run hardly leaves its start."""
+
+KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
+    (("share", "clip_low", "clip_high"), ((0.02, 0.4, 0.4), (0.2, 0.8, 4.0))),
+    (("share",), ((0.02,), (0.2,))),
+    (("clip_low", "clip_high", "delta"), ((0.4, 0.4, 4.0), (0.8, 4.0, 8.0))),
+    (("clip_low", "clip_high", "veto"), ((0.4, 0.4, 0.1), (0.8, 4.0, 0.01))),
+    (("clip_low", "clip_high"), ((0.4, 0.4), (0.8, 4.0))),
+    (("clip",), ((0.4,), (0.8,))),
+    (("cap",), ((1.0,), (4.0,))),
+    (("low", "high"), ((0.25, 4.0), (0.0625, 16.0))),
+    (("mask_low", "mask_high"), ((0.1, 0.1), (0.4, 0.4))),
+    (("budget",), ((0.01,), (0.16,))),
+    (("negative_low", "negative_high"), ((0.0, 0.5), (0.0, 2.0))),
+    (("nll_floor",), ((0.001,), (0.1,))),
+    (("delta_v",), ((-0.05,), (-0.2,))),
+    (("log_clip_low", "log_clip_high"), ((0.2, 0.2), (0.8, 0.8))),
+    (("tau_pos", "tau_neg"), ((0.5, 0.525), (2.0, 2.1))),
+    (("power_pos", "decay_pos", "power_neg", "decay_neg"), ((1.0, 1.5, 1.5, 1.0), (4.0, 6.0, 6.0, 4.0))),
+    (("threshold",), ((0.1,), (0.6,))),
+    (("beta",), ((1e-4,), (1e-2,))),
+)
+"""Clips and caps tried besides a loss's defaults: the first entry whose options the loss has, since each loss has one
+trust region. The default `share` is for larger batches: here it is one token. A loss with none, and a method that sets
+the option itself, are swept over learning rates alone."""
+
+
+def grid(method: str, plan: TrainingPlan, *, max_completion_tokens: int, rates: Sequence[float] = RATES) -> list[str]:
+    """The settings of a method that a sweep tries, as methods, each once: learning rates × clips or caps.
+
+    `rates` are relative to the plan's; a method with a rate of its own keeps it.
+    """
+    parsed = parse_method(method, max_completion_tokens=max_completion_tokens)
+    body, *added = parsed.text.split("+")
+    given = {setting.partition("=")[0] for setting in body.split(":")[1:]}
+    fields = {field.name for field in dataclasses.fields(parsed.objective.config)}
+    bodies = [body]
+    for names, choices in KNOBS:
+        if set(names) <= fields:
+            if not given & set(names):
+                options = (zip(names, values, strict=True) for values in choices)
+                wider = [body + "".join(f":{name}={value:g}" for name, value in pairs) for pairs in options]
+                bodies += [other for other in wider if _accepted(other, max_completion_tokens)]
+            break
+    tails = [""] if "lr" in parsed.additions else [f"+lr={rate * plan.learning_rate:g}" for rate in rates]
+    return ["+".join((body, *added)) + tail for body in bodies for tail in tails]
+
+
+def _accepted(body: str, max_completion_tokens: int) -> bool:
+    """Whether a loss, perhaps of another package, accepts options of these names with these values."""
+    try:
+        parse_method(body, max_completion_tokens=max_completion_tokens)
+    except ConfigError:
+        return False
+    return True
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting on the development seeds."""
+
+    method: str
+    greedy: float
+    """Mean greedy reward over the delay laws: of the last three evaluations, and of a task that moves the area under
+    the curve."""
+    sampled: float
+    collapsed: bool
+    """Whether any seed collapsed under any law."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One method's settings as chosen, and all that were tried."""
+
+    method: str
+    """The method as given."""
+    chosen: str
+    """The setting for the delay laws: no collapse first, then greedy, then sampled reward."""
+    on_policy: str
+    """The setting for the on-policy run, chosen in the same way."""
+    tried: tuple[Tried, ...]
+    """Under the delay laws."""
+    tried_on_policy: tuple[Tried, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """Everything that a sweep's choices depend on but the method."""
+
+    task: str
+    delays: tuple[str, ...]
+    """Full text of each law."""
+    plan: TrainingPlan
+    max_completion_tokens: int
+
+    def grid(self, method: str, rates: Sequence[float] = RATES) -> list[str]:
+        """See `grid`."""
+        return grid(method, self.plan, max_completion_tokens=self.max_completion_tokens, rates=rates)
+
+    def settings(self, results: ResultFile, method: str) -> list[str]:
+        """Every setting to try, as far as the results say: the grid, and lower rates if the laws or on-policy runs want
+        them."""
+        settings, lowest = self.grid(method), min(RATES)
+        at_lowest = self.grid(method, [lowest])
+        while set(at_lowest) < set(settings) and lowest / 2 >= LEAST_RATE:
+            if any(self._missing(results, setting) for setting in settings):
+                break
+            tried = [self._tried(results, settings, delays) for delays in (self.delays, (ON_POLICY,))]
+            if not any(wants_lower(rows, at_lowest) for rows in tried):
+                break
+            lowest /= 2
+            at_lowest = self.grid(method, [lowest])
+            settings += at_lowest
+        return settings
+
+    def runs(self, results: ResultFile, methods: Sequence[str]) -> list[tuple[str, str, str, TrainingPlan]]:
+        """(task, method, delay, plan) of every run on the development seeds, as far as the results say."""
+        settings = [setting for method in methods for setting in self.settings(results, method)]
+        return [(self.task, setting, delay, self.plan) for setting in settings for delay in self._laws]
+
+    @property
+    def _laws(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((ON_POLICY, *self.delays)))
+
+    def _missing(self, results: ResultFile, setting: str) -> bool:
+        runs = (Setting.of(self.task, setting, delay, self.plan) for delay in self._laws)
+        return any(results.missing(run, DEVELOPMENT_SEEDS) for run in runs)
+
+    def choose(self, results: ResultFile, method: str) -> Choice:
+        """The best settings of a method by its results on the development seeds. ConfigError when one is missing."""
+        settings = self.settings(results, method)
+        delayed = self._tried(results, settings, self.delays)
+        on_policy = self._tried(results, settings, (ON_POLICY,))
+        return Choice(
+            method=method,
+            chosen=best_of(delayed),
+            on_policy=best_of(on_policy),
+            tried=tuple(delayed),
+            tried_on_policy=tuple(on_policy),
+        )
+
+    def _tried(self, results: ResultFile, settings: Sequence[str], delays: Sequence[str]) -> list[Tried]:
+        rows = []
+        for setting in settings:
+            found, heights = list[SeedResult](), list[float]()
+            for delay in delays:
+                here = results.of(Setting.of(self.task, setting, delay, self.plan), DEVELOPMENT_SEEDS)
+                found += here
+                heights += self._heights(here, delay)
+            if len(found) < len(delays) * len(DEVELOPMENT_SEEDS):
+                raise ConfigError(f"{setting} lacks development runs", remedy="Run the sweep again; it continues.")
+            rows.append(
+                Tried(
+                    method=setting,
+                    greedy=fmean(heights),
+                    sampled=fmean(result.last for result in found),
+                    collapsed=any(result.collapsed_at is not None for result in found),
+                )
+            )
+        return rows
+
+    def _heights(self, found: Sequence[SeedResult], delay: str) -> list[float]:
+        """Greedy reward of each seed, as it is chosen by."""
+        if environment_by_name(self.task).schedule is not None:
+            return areas_of(found, parse_law(delay).settled)
+        return [result.last_of("greedy") for result in found]
+
+
+def best_of(tried: Sequence[Tried]) -> str:
+    """The setting to choose: no collapse first, then greedy, then sampled reward."""
+    # Of equals the first, which is the one nearest the defaults.
+    return max(tried, key=lambda row: (not row.collapsed, row.greedy, row.sampled)).method
+
+
+def wants_lower(tried: Sequence[Tried], at_lowest: Collection[str]) -> bool:
+    """Whether a lower rate may do better: the best setting has the lowest, or every one collapses."""
+    return best_of(tried) in at_lowest or all(row.collapsed for row in tried)
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings whose reporting runs were begun."""
+
+    task: str
+    updates: int
+    learning_rate: float
+    method: str
+    chosen: str
+    on_policy: str
+
+
+def settle(path: Path, sweep: SweepPlan, choices: Sequence[Choice]) -> None:
+    """Record the choices in `path` before their reporting runs begin, so that the reporting seeds are used once.
+
+    ConfigError when a method was reported with another choice: its reporting seeds are no longer unseen.
+    """
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=list[_Record]) if path.exists() else []
+    except msgspec.MsgspecError as error:
+        raise IntegrityError(f"{path}: {error}", remedy="Restore the file, or use another --out.") from error
+    for choice in choices:
+        record = _Record(
+            task=sweep.task,
+            updates=sweep.plan.updates,
+            learning_rate=sweep.plan.learning_rate,
+            method=choice.method,
+            chosen=choice.chosen,
+            on_policy=choice.on_policy,
+        )
+        for earlier in known:
+            same = all(getattr(earlier, name) == getattr(record, name) for name in _Record.__struct_fields__[:4])
+            if same and earlier != record:
+                raise ConfigError(
+                    f"{choice.method} was reported as {earlier.chosen}, and the sweep now chooses {record.chosen}",
+                    remedy="Report on unseen seeds with --seed in a new --out, or repeat the first sweep's --delays.",
+                )
+        if record not in known:
+            known.append(record)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+        part.replace(path)
+    except OSError as error:
+        raise MachineError(f"cannot write to {path}: {error.strerror}", remedy=UNWRITABLE) from error

@@ -1,0 +1,131 @@
+"""Read the board as people do who need more than eyes and a fast line: axe-core, the console, and the bytes of a visit.
+
+    python -m p2prl_lab.board_access           # exits with 1 on a violation, a console error or a heavy first load
+
+Needs chromium on PATH, and in a virtual environment of your own beside p2prl: pip install playwright axe-core-python.
+Every page is opened at 390 and 1280 pixels, light and dark, from a simulated run; axe-core checks all its rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shutil
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from p2prl.scoreboard.web.service import BoardServer
+from p2prl_lab.simulated_board import simulated_source
+
+WIDTHS = (390, 1280)
+SCHEMES = ("light", "dark")
+
+MOST_BYTES = 120_000
+"""Largest first load of a page, as it travels: with its styles, script and icon."""
+
+_COMPLAINTS = ("error", "warning")
+"""Kinds of console messages that a visitor's browser should not show."""
+
+_SETTLED_MS = 600
+"""A page's own script has run, and its event stream is open."""
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of a board of the simulated run."""
+    board, ready = BoardServer(simulated_source(), host="127.0.0.1", port=0), threading.Event()
+    thread = threading.Thread(target=board.run, args=(lambda _: ready.set(),))
+    thread.start()
+    try:
+        ready.wait()
+        yield board.url
+    finally:
+        board.stop()
+        thread.join()
+
+
+def visit(browser: Any, axe: str, url: str, width: int, scheme: str) -> dict[str, Any]:
+    """Open a page as a new visitor: what axe-core and the console say, and the bytes that traveled."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    errors: list[str] = []
+    loaded: list[float] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type in _COMPLAINTS else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    devtools = context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    devtools.on("Network.loadingFinished", lambda event: loaded.append(event["encodedDataLength"]))
+    answer = page.goto(url, wait_until="load")
+    if answer.status == 404:  # the console says so, as it should
+        errors[:] = [text for text in errors if "404" not in text]
+    page.wait_for_timeout(_SETTLED_MS)
+    wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    page.evaluate(axe)  # the console's way in: the page's own policy forbids a script tag, and stays on
+    found = page.evaluate("axe.run(document)")
+    context.close()
+    violations = [
+        f"{rule['id']} ({rule['impact']}): {node['html'][:120]}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
+    return {
+        "violations": violations,
+        "errors": errors,
+        "bytes": int(sum(loaded)),
+        "passed": len(found["passes"]),
+        "wider_px": wider,
+    }
+
+
+def checked(open_page: Callable[[str, int, str], dict[str, Any]], base: str) -> int:
+    """Visit every kind of page in every way, and print a line for each. Returns the number of faults."""
+    faults = 0
+    for path in pages(base):
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                row = open_page(base + path, width, scheme)
+                wrong = [*row["violations"], *row["errors"]]
+                wrong += [f"{row['bytes']:,} bytes"] if row["bytes"] > MOST_BYTES else []
+                wrong += [f"{row['wider_px']} pixels wider than the window"] if row["wider_px"] > 0 else []
+                print(f"{path:<40.40} {width:>5} {scheme:<6}{row['bytes']:>9,} bytes  {row['passed']:>3} rules passed")
+                for line in wrong:
+                    print(f"    {line}")
+                faults += len(wrong)
+    return faults
+
+
+def pages(base: str) -> list[str]:
+    """One page of each kind."""
+    with urllib.request.urlopen(f"{base}/api/v1/leaderboard?limit=1") as answer:  # noqa: S310 - our own board
+        people = json.load(answer)["people"]
+    return ["/", "/?q=nobody", "/?by=teams", f"/c/{people[0]['id']}", "/c/nobody", "/nowhere"]
+
+
+def main() -> None:
+    """Print what was found."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("chromium is not on PATH; install it, for example with: apt-get install chromium")
+    try:
+        playwright = importlib.import_module("playwright.sync_api")
+        axe = Path(importlib.import_module("axe_core_python").__file__ or "").with_name("axe.min.js").read_text()
+    except ImportError as error:
+        sys.exit(f"{error.name} is not installed: pip install playwright axe-core-python, in your own environment")
+    with served() as url, playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        faults = checked(partial(visit, browser, axe), url.rstrip("/"))
+        browser.close()
+    print(f"{faults} faults")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

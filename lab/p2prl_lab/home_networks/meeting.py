@@ -1,0 +1,87 @@
+"""The lab without a swarm: do two homes meet when both dial at once, as hole punching does? With plain TCP sockets.
+
+Each home first asks a public host what its address looks like from outside, from the port it will dial with (STUN's
+question). Then both dial what the other was told, at the same time, from that same port. It takes seconds, and shows
+that the lab's routers do to the kernel's TCP what their kinds promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+from itertools import combinations
+from typing import Any
+
+from p2prl_lab.home_networks.internet import Internet
+from p2prl_lab.home_networks.namespaces import Machine, machines_of
+from p2prl_lab.home_networks.router import running_router
+from p2prl_lab.home_networks.sites import LineSpeed, make_site
+
+KINDS = ("preserving", "restricted", "symmetric", "carrier")
+_HOST, _PORT, _HOME_PORT = "44.130.7.1", 4001, 5000
+_ASK_S, _MEET_S = 10.0, 3.0
+_HELLO = b"hello"
+
+
+def meeting_report(seed: int) -> dict[str, Any]:
+    """Rows `kind_a`, `kind_b`, `direct` of every two kinds. Call it in a space of its own."""
+    rng = random.Random(seed)  # noqa: S311 - draws ports
+    pairs = [*combinations(KINDS, 2), ("restricted", "restricted")]
+    sites = [make_site("host", "public", 0, LineSpeed(), rng)]
+    for kind in (kind for pair in pairs for kind in pair):
+        sites.append(make_site(f"home-{len(sites)}", kind, len(sites), LineSpeed(), rng))
+    with machines_of(sites) as machines, running_router(Internet(sites, rng), machines):
+        met = asyncio.run(_meet(machines["host"], [machines[site.name] for site in sites[1:]]))
+    return {"pairs": [{"kind_a": a, "kind_b": b, "direct": ok} for (a, b), ok in zip(pairs, met, strict=True)]}
+
+
+async def _meet(host: Machine, homes: list[Machine]) -> list[bool]:
+    """Whether each two neighbors of `homes` met."""
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(host.socket(socket.SOCK_STREAM))
+        listener.bind(("", _PORT))
+        listener.listen(len(homes))
+        telling = asyncio.create_task(_tell_addresses(listener, len(homes), opened))
+        seen = await asyncio.gather(*(_outside_address(home, opened) for home in homes))
+        await telling
+        dialed = await asyncio.gather(*(_dial(home, seen[number ^ 1]) for number, home in enumerate(homes)))
+    return [dialed[number] and dialed[number + 1] for number in range(0, len(homes), 2)]
+
+
+async def _tell_addresses(listener: socket.socket, visitors: int, opened: contextlib.ExitStack) -> None:
+    loop = asyncio.get_running_loop()
+    for _ in range(visitors):
+        connection, address = await loop.sock_accept(listener)
+        opened.enter_context(connection)
+        await loop.sock_sendall(connection, json.dumps(address).encode())
+
+
+async def _outside_address(home: Machine, opened: contextlib.ExitStack) -> tuple[str, int]:
+    """How a home's address looks from outside. The connection stays open: it keeps the router's mapping."""
+    async with asyncio.timeout(_ASK_S):
+        connection = opened.enter_context(_bound(home))
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(connection, (_HOST, _PORT))
+        address, port = json.loads(await loop.sock_recv(connection, 1_000))
+    return address, port
+
+
+async def _dial(home: Machine, target: tuple[str, int]) -> bool:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_MEET_S):
+            with _bound(home) as connection:
+                await loop.sock_connect(connection, target)
+                await loop.sock_sendall(connection, _HELLO)
+                return await loop.sock_recv(connection, len(_HELLO)) == _HELLO
+    except OSError:  # TimeoutError is one
+        return False
+
+
+def _bound(home: Machine) -> socket.socket:
+    made = home.socket(socket.SOCK_STREAM)
+    made.bind(("", _HOME_PORT))
+    return made

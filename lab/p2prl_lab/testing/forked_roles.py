@@ -1,0 +1,227 @@
+"""Start roles by forking a process that has imported the program already: a swarm starts in a second, not in minutes.
+
+Importing torch and transformers costs a process 5 to 10 s of a core. A fork runs `python -m p2prl ARGUMENTS…` from
+there: an own session, environment, working folder and output, nothing shared but memory pages. What it cannot show is
+in `/proc`: the command line and the first environment of a fork are those of the process it came from.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import os
+import resource
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+HEAVY = (
+    "p2prl.cli.entry",
+    "p2prl.cli.commands.board_serve",
+    "p2prl.cli.commands.init_run",
+    "p2prl.cli.commands.join_worker",
+    "p2prl.cli.commands.learn_run",
+    "p2prl.cli.commands.validate_worker",
+    "transformers.modeling_utils",
+)
+"""Imported before the first fork: they import the rest."""
+
+_REQUEST_BYTES = 1 << 20
+
+
+class ForkedRole:
+    """A running fork, with the part of `subprocess.Popen` that the swarms use."""
+
+    def __init__(self, line: socket.socket, pid: int, arguments: tuple[str, ...]) -> None:
+        self.pid = pid
+        self.args = arguments
+        self.returncode: int | None = None
+        self._line = line
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self._read(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit status; `subprocess.TimeoutExpired` after `timeout` seconds."""
+        status = self._read(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal if it is running."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _read(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._line], [], [], timeout)[0]:
+            self.returncode = int(_receive(self._line)["status"])
+            self._line.close()
+        return self.returncode
+
+
+def start_fork(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    output: int,
+    errors: int | None = None,
+    *,
+    file_limit: int | None = None,
+) -> ForkedRole:
+    """Run `p2prl ARGUMENTS…` in a fork.
+
+    `output` and `errors` are descriptors for what it prints, both to `output` if `errors` is None. `file_limit` is the
+    largest file it may write, bytes.
+    """
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.connect(_server())
+    request = {"argv": list(arguments), "env": dict(environment), "cwd": os.getcwd(), "file_limit": file_limit}
+    socket.send_fds(line, [json.dumps(request).encode()], [output, output if errors is None else errors])
+    return ForkedRole(line, int(_receive(line)["pid"]), tuple(arguments))
+
+
+def run_fork(
+    arguments: Sequence[str], environment: Mapping[str, str], *, timeout_s: float, file_limit: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `p2prl ARGUMENTS…` in a fork to its end; `subprocess.TimeoutExpired`, and its end, after `timeout_s`."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        role = start_fork(arguments, environment, output.fileno(), errors.fileno(), file_limit=file_limit)
+        try:
+            status = role.wait(timeout_s)
+        finally:
+            role.kill()
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return subprocess.CompletedProcess(list(arguments), status, *texts)
+
+
+@functools.cache
+def _server() -> str:
+    """The address of this process's server, started at the first call."""
+    address = f"\0p2prl-forks-{os.getpid()}-{os.urandom(8).hex()}"
+    own, theirs = socket.socketpair()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2prl_lab.testing.forked_roles", address[1:], str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        env=environment,
+    )
+    theirs.close()
+    assert own.recv(1) == b"!", "the process to fork from did not start"
+
+    def end() -> None:
+        own.close()
+        process.wait()
+
+    atexit.register(end)
+    return address
+
+
+def _receive(line: socket.socket) -> dict[str, Any]:
+    data = line.recv(_REQUEST_BYTES)
+    if not data:
+        raise ConnectionError("the process to fork from has ended")
+    answer: dict[str, Any] = json.loads(data)
+    return answer
+
+
+def serve(address: str, owner: int) -> None:
+    """Fork for every request until the process at the other end of the descriptor `owner` ends."""
+    for name in HEAVY:
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+    assert threading.active_count() == 1
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a thread would be missing in forks"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0" + address)
+    listener.listen(64)
+    os.write(owner, b"!")
+    watched = selectors.DefaultSelector()
+    watched.register(listener, selectors.EVENT_READ)
+    watched.register(owner, selectors.EVENT_READ)
+    while True:
+        for key, _ in watched.select():
+            if key.fd == owner:
+                return
+            if key.fileobj is listener:
+                line, _ = listener.accept()
+                pid, ended = _fork(line)
+                watched.register(ended, selectors.EVENT_READ, (pid, line))
+            else:
+                pid, line = key.data
+                watched.unregister(key.fd)
+                os.close(key.fd)
+                _, status = os.waitpid(pid, 0)
+                with line:
+                    _answer(line, status=os.waitstatus_to_exitcode(status))
+
+
+def _answer(line: socket.socket, **facts: int) -> None:
+    with contextlib.suppress(OSError):  # it no longer cares
+        line.send(json.dumps(facts).encode())
+
+
+def _fork(line: socket.socket) -> tuple[int, int]:
+    """Fork for the request on `line`. Returns the child's process id and a descriptor that is readable at its end."""
+    data, printed, _, _ = socket.recv_fds(line, _REQUEST_BYTES, 2)
+    pid = os.fork()
+    if pid == 0:
+        _become(json.loads(data), *printed)
+    for descriptor in printed:
+        os.close(descriptor)
+    _answer(line, pid=pid)
+    return pid, os.pidfd_open(pid)
+
+
+def _become(request: dict[str, Any], output: int, errors: int) -> NoReturn:
+    """Run the program in this fork, and exit with its status."""
+    status = 1
+    try:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["env"])
+        if request["file_limit"] is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], request["file_limit"]))
+        sys.argv = ["p2prl", *request["argv"]]
+        try:
+            runpy.run_module("p2prl", run_name="__main__", alter_sys=True)
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,56 @@
+"""Figures come from the packets: who talked with whom, and where a home's bytes came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2prl_lab.home_networks.figures import home_shares, learner_copies, pair_rows, talked_since
+
+KINDS = {"learner": "public", "public-1": "public", "a": "preserving", "b": "symmetric", "c": "carrier"}
+
+
+def row(sender: str, receiver: str, delivered: int, talked_at: float | None = None) -> dict[str, Any]:
+    return {
+        "sender": sender,
+        "receiver": receiver,
+        "sent_bytes": delivered + 10,
+        "delivered_bytes": delivered,
+        "talked_at": talked_at,
+    }
+
+
+ROWS = [
+    row("learner", "a", 500, 3.0),
+    row("a", "learner", 50, 4.0),
+    row("public-1", "b", 300, 5.0),
+    row("a", "c", 100, 7.0),
+    row("c", "a", 100, 6.0),
+    row("a", "b", 0),
+    row("b", "a", 0, 9.0),
+    row("learner", "public-1", 9_000, 1.0),
+]
+
+
+def test_a_conversation_needs_both_directions() -> None:
+    assert talked_since(ROWS) == {frozenset(("learner", "a")): 4.0, frozenset(("a", "c")): 7.0}
+
+
+def test_shares_of_the_homes_alone() -> None:
+    shares = home_shares(ROWS, KINDS, "learner")
+    assert shares.total_bytes == 1_000
+    assert (shares.learner, shares.public, shares.homes) == (0.5, 0.3, 0.2)
+    assert home_shares([], KINDS, "learner").learner == 0.0
+
+
+def test_each_pair_of_homes_has_a_row() -> None:
+    rows = pair_rows(KINDS, {"a": 2.0, "b": 1.0, "c": 2.5}, talked_since(ROWS))
+    assert [(r["a"], r["b"], r["kind_b"], r["direct"], r["after_s"]) for r in rows] == [
+        ("a", "b", "symmetric", False, None),
+        ("a", "c", "carrier", True, 4.5),
+        ("b", "c", "carrier", False, None),
+    ]
+
+
+def test_copies_are_the_learners_egress_over_what_one_needs() -> None:
+    assert learner_copies(ROWS, "learner", 952) == 10.0
+    assert learner_copies(ROWS, "learner", 0) is None
