@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -306,6 +307,54 @@ def test_where_memory_lacks_for_recorded_steps_alone_decoding_goes_on_without(
     assert graphs(sampler) == -1
     assert rows[-1] == 1, "graphs are given up last"
     assert "without CUDA graphs, as memory ran out" in caplog.text
+
+
+def plain_calls(_: ReplayedCalls, work: Any) -> Any:
+    """A step that is done again call by call."""
+    work()
+    return work
+
+
+def row_bytes(policy: PolicyModel, tokens: int) -> int:
+    """Keys, values and logits of one row."""
+    return tokens * 2 * policy.layers * policy.config.num_key_value_heads * 8 * 4 + VOCABULARY * 32
+
+
+@pytest.mark.parametrize("cause", ["memory", "capture"])
+def test_without_recorded_steps_as_many_rows_fit_as_if_there_had_never_been_any(
+    cause: str, recorders: list[ReplayedCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = small_policy()
+    asked = [replace(request, max_new_tokens=12, prompt_ids=(1, 2, 3)) for request in requests(40)]
+    memory = sum(parameter.nbytes for parameter in policy.model.parameters()) + 20 * row_bytes(policy, 15)
+    plain = TransformersSampler(policy, memory_bytes=memory, capture=False)
+    wanted = sample_all(plain, asked)
+    monkeypatch.setattr(slot_decoder, "GRAPH_BYTES", 8 * row_bytes(policy, 15))
+    fails = False
+
+    def limited(self: ReplayedCalls, work: Any) -> Any:
+        if fails:
+            raise torch.OutOfMemoryError("CUDA out of memory") if cause == "memory" else RuntimeError("not permitted")
+        return plain_calls(self, work)
+
+    monkeypatch.setattr(ReplayedCalls, "record", limited)
+    sampler = TransformersSampler(policy, memory_bytes=memory)
+    assert_same(sample_all(sampler, asked), wanted)
+    assert graphs(sampler) > 0
+    sampler.submit(asked[:1])
+    assert sampler.room == 11, "beside what the graphs take"
+    fails = True
+    sampler.cancel()
+    sampler._decoder.clear()  # so that steps are recorded anew
+    sampler.submit(asked)
+    while sampler.in_flight:
+        sampler.step()
+    assert graphs(sampler) == -1
+    for each in (sampler, plain):
+        each.submit(asked[:1])
+        assert each.room == 19
+        each.cancel()
+    assert_same(sample_all(sampler, asked), wanted)
 
 
 @pytest.mark.parametrize(("kind", "is_recorded"), [("default", True), ("dynamic", False), ("longrope", False)])
