@@ -24,6 +24,9 @@ _COMPACT_SHARE = 0.75
 class BatchDecoder:
     """Decodes with `policy`."""
 
+    graph_bytes = 0
+    """Steps are never recorded."""
+
     def __init__(self, policy: PolicyModel, *, max_batch_tokens: int) -> None:
         self._policy = policy
         self._max_batch_tokens = max_batch_tokens

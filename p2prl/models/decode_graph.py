@@ -16,8 +16,10 @@ from torch import Tensor
 
 from p2prl.models.out_of_memory import is_out_of_memory
 from p2prl.models.policy_model import PolicyModel
+from p2prl.models.replay_noise import noise_scale
+from p2prl.models.replay_statistics import CREDITED_LOGITS, TokenScores, judge_tokens
 from p2prl.models.sampled_row import SampledRow
-from p2prl.models.seeded_draw.draw import card_draw, draw_with_logprobs
+from p2prl.models.seeded_draw.draw import card_draw, draw_with_logprobs, margins
 from p2prl.models.slot_model import SlotModel
 
 LEAST_WIDTH = 64
@@ -186,10 +188,10 @@ class DecodeGraphs:
             self._state[_ADVANCE] = 0  # what runs meanwhile changes no row
             try:
                 step = self._recorder.record(partial(self._step, count, width))
-                wanted = self._drawn[:count].clone()
+                plain_N = self._drawn[:count].clone()
                 self._drawn.fill_(-1)
                 step()
-                if not torch.equal(self._drawn[:count], wanted):
+                if not self._is_as_plain(count, width, plain_N, advance[:count].nonzero()[:, 0]):
                     raise CaptureError("a recorded step draws other tokens")
             except RuntimeError as error:
                 if is_out_of_memory(error):
@@ -199,6 +201,35 @@ class DecodeGraphs:
                 self._state[_ADVANCE] = advance
             self._steps[count, width] = step
         return self._steps[count, width]
+
+    def _is_as_plain(self, count: int, width: int, plain_N: Tensor, places: Tensor) -> bool:
+        """Whether a recorded step, run before it counts, has drawn what the plain one drew at these places.
+
+        In float32 these are the same tokens. In 16 bits a recording may take kernels that round otherwise, as another
+        engine does: tokens are as good if a learner, who replays the plain step, credits them.
+        """
+        drawn_M = self._drawn[:count][places]
+        if torch.equal(drawn_M, plain_N[places]):
+            return True
+        if self._policy.dtype is torch.float32 or bool((drawn_M < 0).any()):
+            return False
+        tokens_N, positions_N, seeds_N, noise_positions_N, _ = self._state[:, :count]
+        logits_MV = self._model.logits(tokens_N, positions_N, width)[places]
+        temperatures_M = self._temperatures[:count][places]
+        replayed = margins(logits_MV, temperatures_M, seeds_N[places], noise_positions_N[places], drawn_M)
+        sizes_M = logits_MV.float().square().mean(dim=1).sqrt() / temperatures_M
+        scores = torch.stack([*replayed, sizes_M, self._logprobs[:count][places]]).double()
+        dtype = self._policy.engine_class.dtype
+        scale = noise_scale(claimed_dtype=dtype, run_dtype=dtype, scorer_dtype=dtype, layers=self._policy.layers)
+        return all(
+            not judge_tokens(
+                TokenScores(*scores[:, temperatures_M == temperature].cpu().numpy()),
+                scale,
+                temperature,
+                most=CREDITED_LOGITS / temperature,
+            ).reason
+            for temperature in set(temperatures_M.tolist())
+        )
 
     def _step(self, count: int, width: int) -> None:
         tokens_N, positions_N, seeds_N, noise_positions_N, advance_N = self._state[:, :count]

@@ -27,9 +27,13 @@ _STEPS_TO_GROW = 4096
 class RowLimit:
     """Rows that fit, by the longest of them."""
 
-    def __init__(self, *, budget_bytes: int, token_bytes: int, vocabulary: int, most_rows: int = MOST_ROWS) -> None:
-        """`token_bytes` is the size of keys and values of one token."""
+    def __init__(
+        self, *, budget_bytes: int, token_bytes: int, vocabulary: int, most_rows: int = MOST_ROWS, graph_bytes: int = 0
+    ) -> None:
+        """`token_bytes` is the size of keys and values of one token; `graph_bytes` is what recorded steps take of the
+        budget."""
         self._budget = budget_bytes
+        self._graph_bytes = graph_bytes
         self._token_bytes = token_bytes
         self._row_bytes = vocabulary * _LOGIT_BYTES
         self._ceiling = self._most = most_rows
@@ -37,13 +41,19 @@ class RowLimit:
 
     def rows(self, tokens: int) -> int:
         """Rows of up to `tokens` tokens that fit; at least one, so that work goes on."""
-        fit = self._budget // (tokens * self._token_bytes + self._row_bytes)
+        fit = (self._budget - self._graph_bytes) // (tokens * self._token_bytes + self._row_bytes)
         return max(1, min(self._most, fit))
 
     def ran_out(self, rows: int) -> None:
         """Memory ran out with this number of rows: use half."""
         self._most = max(1, rows // 2)
         self._steps = 0
+
+    def without_graphs(self) -> None:
+        """Steps are not recorded any more: what they took is free, and memory that ran out did so beside them."""
+        if self._graph_bytes:
+            self._graph_bytes = 0
+            self._most, self._steps = self._ceiling, 0
 
     def stepped(self) -> None:
         """A step succeeded."""
@@ -75,12 +85,12 @@ def _gigabytes(size: int) -> float:
     return math.ceil(size / 1e6) / 1e3
 
 
-def cache_budget(device: torch.device, *, weight_bytes: int, memory_bytes: int | None, graph_bytes: int = 0) -> int:
-    """Bytes for keys, values and logits; the weights are on `device` already.
+def cache_budget(device: torch.device, *, weight_bytes: int, memory_bytes: int | None) -> int:
+    """Bytes for keys, values, logits and recorded steps; the weights are on `device` already.
 
-    `memory_bytes` is what the machine's owner grants the engine, weights and `graph_bytes` included.
+    `memory_bytes` is what the machine's owner grants the engine, weights included.
     """
     budget = int(_SHARE[device.type] * free_memory(device))
     if memory_bytes is not None:
         budget = min(budget, memory_bytes - weight_bytes)
-    return max(0, budget - graph_bytes)
+    return max(0, budget)

@@ -143,6 +143,8 @@ class TransformersSampler:
         tokens = self._decoder.step()
         rows, self._watched = self._watched, {}
         if self._limit is not None:
+            if not self._decoder.graph_bytes:
+                self._limit.without_graphs()
             self._limit.stepped()
         return StepResult(tokens, tuple((row.ticket, row.generation()) for row in rows.values() if row.ended))
 
@@ -154,13 +156,13 @@ class TransformersSampler:
                 self._policy.device,
                 weight_bytes=sum(parameter.nbytes for parameter in self._policy.model.parameters()),
                 memory_bytes=self._memory_bytes,
-                graph_bytes=0 if decoder is None else decoder.graph_bytes,
             )
             self._limit = RowLimit(
                 budget_bytes=budget,
                 token_bytes=check.token_bytes,
                 vocabulary=self._policy.vocabulary,
                 most_rows=self._most_rows,
+                graph_bytes=0 if decoder is None else decoder.graph_bytes,
             )
             if decoder is not None:
                 self._decoder = decoder
@@ -171,7 +173,8 @@ class TransformersSampler:
         return self._limit.rows(self._most_tokens)
 
     def _give_way(self, error: Exception) -> None:
-        """Memory ran out: go on with half as many completions at once, and a single one without CUDA graphs.
+        """Memory ran out: go on with half as many completions at once. If it was a single one, begin again with as many
+        as fit without CUDA graphs.
 
         All keep their tokens.
         """
@@ -184,5 +187,8 @@ class TransformersSampler:
             ) from error
         self._decoder.clear()
         self._queued.extendleft(reversed(rows))
-        self._limit.ran_out(tried)
+        if tried > 1:
+            self._limit.ran_out(tried)
+        else:
+            self._limit.without_graphs()
         release_memory()

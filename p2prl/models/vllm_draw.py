@@ -167,11 +167,10 @@ class Draws:
         found = self._drawn.get(ticket, {}).pop(position, None)
         return None if found is None else found[0].at(found[1])
 
-    def answer(self, ticket: Ticket) -> Tensor:
-        """The logits (V,) of the watched request."""
+    def answer(self, ticket: Ticket) -> Tensor | None:
+        """The logits (V,) of the watched request; None if vLLM ended it without a draw."""
         self.forget(ticket)
         logits, self.logits, self.watched = self.logits, None, None
-        assert logits is not None
         return logits
 
     def forget(self, ticket: Ticket) -> None:

@@ -103,29 +103,35 @@ class VllmEngine:
         stop_ids: Iterable[int],
         urgent: bool = False,
     ) -> None:
-        """Queue a request, before all others if it is urgent. Requests share cached prompts if their `salt` agrees."""
-        from vllm import SamplingParams
-        from vllm.inputs.engine import tokens_input
+        """Queue a request, before all others if it is urgent. Requests share cached prompts if their `salt` agrees.
 
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=max_tokens,
-            stop_token_ids=list(stop_ids),
-            ignore_eos=True,
-            detokenize=False,
-            extra_args={ARGUMENTS: arguments},
-        )
+        `MachineError` when vLLM does not take it.
+        """
         # A name is used once: a step in flight may still report a token of a request that was aborted and queued again.
         name = f"{arguments.ticket}.{next(self._numbers)}"
-        request = self._engine.input_processor.process_inputs(
-            name,
-            tokens_input(list(prompt_ids), cache_salt=salt),
-            params,
-            supported_tasks=self._engine.get_supported_tasks(),
-            priority=-1 if urgent else 0,
-        )
-        # Without vLLM's output processor, which costs more of a step than the scheduler: tokens need no text.
-        self._engine.engine_core.add_request(request)
+        try:
+            from vllm import SamplingParams
+            from vllm.inputs.engine import tokens_input
+
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=max_tokens,
+                stop_token_ids=list(stop_ids),
+                ignore_eos=True,
+                detokenize=False,
+                extra_args={ARGUMENTS: arguments},
+            )
+            request = self._engine.input_processor.process_inputs(
+                name,
+                tokens_input(list(prompt_ids), cache_salt=salt),
+                params,
+                supported_tasks=self._engine.get_supported_tasks(),
+                priority=-1 if urgent else 0,
+            )
+            # Without vLLM's output processor, which costs more of a step than the scheduler: tokens need no text.
+            self._engine.engine_core.add_request(request)
+        except VLLM_ERRORS as error:
+            raise _unable(error) from error
         self._tickets[name] = arguments.ticket
 
     def abort(self, tickets: Iterable[Ticket]) -> None:

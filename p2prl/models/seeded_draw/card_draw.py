@@ -78,7 +78,8 @@ def draw_on_card(
         return tokens_N, logprobs_N
     bounds_NB, tops_NB, sums_NB = torch.empty(3, count, blocks, dtype=torch.float32, device=device)
     broken_NB = torch.empty(count, blocks, dtype=torch.int32, device=device)
-    rows = (logits_NV, stride, temperatures_N.float(), seeds_N.long(), positions_N.long())
+    settings = (temperatures_N.float(), seeds_N.long(), positions_N.long())
+    rows = (logits_NV, stride, *(each.contiguous() for each in settings))  # the kernels know no other stride of these
     parts = (bounds_NB, tops_NB, sums_NB, broken_NB)
     with torch.cuda.device_of(logits_NV):  # type: ignore[no-untyped-call]
         _bound[(count, blocks)](*rows, *parts, vocabulary, blocks, BLOCK=_BLOCK)

@@ -26,7 +26,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def cases(seed: int) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
-    """Kind, logits, temperatures, seeds and positions; 275 rows."""
+    """Kind, logits, temperatures, seeds and positions; 287 rows."""
     generator = torch.Generator().manual_seed(seed)
 
     def rows(kind: str, logits: Tensor, *, temperature: float = 0.0) -> tuple[str, Tensor, Tensor, Tensor, Tensor]:
@@ -68,6 +68,10 @@ def cases(seed: int) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
     yield "near ties", rare, temperatures[:7], seeds[:7], positions[:7]
     yield rows("strided", normal(2, 1400)[:, ::2])
     yield rows("strided", normal(8, 700)[::2])
+    kind, logits, temperatures, seeds, positions = rows("strided settings", normal(6, 300) * 3)
+    every_second = [torch.stack([part, part + 1], dim=1)[:, 0] for part in (temperatures, seeds, positions)]
+    yield kind, logits, *every_second
+    yield kind, logits, temperatures[:1].expand(6), seeds[:1].expand(6), positions[:1].expand(6)
 
 
 def main() -> None:

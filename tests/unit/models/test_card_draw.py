@@ -32,9 +32,13 @@ def found() -> Found:
     return made
 
 
-@pytest.mark.parametrize(
-    "kind", ["spread", "uneven vocabulary", "16 bits", "ties", "infinite", "not a number", "near ties", "strided"]
+KINDS = (
+    *("spread", "uneven vocabulary", "16 bits", "ties", "infinite", "not a number", "near ties", "strided"),
+    "strided settings",
 )
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_the_defined_ones_and_logprobs_those_of_the_model(kind: str, found: Found) -> None:
     made = found[kind]
     assert made["rows"] >= 6

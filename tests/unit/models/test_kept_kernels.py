@@ -141,3 +141,86 @@ def test_kernels_are_those_of_versions_settings_and_place_but_not_of_a_start(
     monkeypatch.delenv("TRITON_DEBUG")
     monkeypatch.setattr(kept_kernels, "version", lambda name: "another")
     assert kernel_folder(tmp_path) != first
+
+
+HELD = "import sys; from pathlib import Path; from p2prl.models.seeded_draw import kept_kernels; "
+HELD += "kept_kernels._hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+
+
+def test_the_newest_folders_are_kept_and_those_of_running_workers(tmp_path: Path) -> None:
+    kernels = tmp_path / kept_kernels.FOLDER
+    folders = [kernels / f"{number:016x}" for number in range(8)]
+    for age, folder in enumerate(folders):
+        (folder / "made").mkdir(parents=True)
+        (folder / kept_kernels.NOTE).write_text("{}")
+        os.utime(folder, (10**9 - age, 10**9 - age))
+    (kernels / "not one of ours").mkdir()
+    os.utime(kernels / "not one of ours", (0, 0))
+    (tmp_path / "elsewhere").mkdir()
+    link = kernels / ("f" * 16)
+    link.symlink_to(tmp_path / "elsewhere")
+    os.utime(link, (0, 0), follow_symlinks=False)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", HELD, str(folders[6])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "held\n"
+    kept_kernels._drop_old(kernels)
+    left = {folder.name for folder in folders if folder.exists()}
+    assert left == {folders[number].name for number in (0, 1, 2, 6)}, "its worker made that one the newest"
+    os.utime(folders[6], (0, 0))
+    kept_kernels._drop_old(kernels)
+    assert folders[6].is_dir()
+    for number in (3, 4, 5):
+        folders[number].mkdir()
+    kept_kernels._drop_old(kernels)
+    assert (folders[6] / kept_kernels.NOTE).exists(), "old, but in use"
+    worker.communicate()
+    kept_kernels._drop_old(kernels)
+    assert not folders[6].exists()
+    assert (kernels / "not one of ours").exists()
+    assert (tmp_path / "elsewhere").exists()
+
+
+FAILS = "import os, sys; print('x', file=open(os.environ['STARTS'], 'a')); sys.exit('No space left on device')"
+
+
+def test_a_compilation_that_failed_is_not_begun_again_for_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_kernels, "_START", FAILS)
+    monkeypatch.setenv("STARTS", str(tmp_path / "starts"))
+    old = [tmp_path / kept_kernels.FOLDER / f"{number:016x}" for number in range(5)]
+    for folder in old:
+        folder.mkdir(parents=True)
+        os.utime(folder, (int(folder.name), int(folder.name)))
+    said: list[str] = []
+
+    def starts() -> int:
+        said.clear()
+        assert kept_kernels.kernels_for(tmp_path, DEVICE, said.append) is None
+        assert "a slower way: its compilation ended: No space left on device" in said[-1]
+        return (tmp_path / "starts").read_text().count("x")
+
+    assert starts() == 1
+    assert [folder.exists() for folder in old] == [False, False, True, True, True]
+    assert starts() == 1
+    assert len(said) == 1, "nothing is compiled"
+    folder = kernel_folder(tmp_path)
+    assert said[0].endswith(f"This is tried again in 60 min, or when you have deleted {folder}")
+    now = (folder / kept_kernels.FAILURE).stat().st_mtime
+
+    def failed(seconds_ago: float) -> None:
+        os.utime(folder / kept_kernels.FAILURE, (now, now - seconds_ago))
+
+    failed(3500)
+    assert starts() == 1
+    assert "again in 2 min" in said[0]
+    failed(3601)
+    assert starts() == 2
+    failed(-1000)  # the clock was set back
+    assert starts() == 3
+    monkeypatch.setenv("TRITON_DEBUG", "1")
+    assert starts() == 4, "other kernels"
+    shutil.rmtree(kernel_folder(tmp_path))
+    assert starts() == 5

@@ -29,11 +29,20 @@ def test_rows_fit_with_their_logits() -> None:
     assert _limit(10**9).rows(7) == 100
 
 
-def test_graphs_take_part_of_what_is_granted() -> None:
-    cpu = torch.device("cpu")
-    assert cache_budget(cpu, weight_bytes=300, memory_bytes=1000) == 700
-    assert cache_budget(cpu, weight_bytes=300, memory_bytes=1000, graph_bytes=150) == 550
-    assert cache_budget(cpu, weight_bytes=300, memory_bytes=400, graph_bytes=150) == 0
+def test_graphs_take_part_of_the_budget_until_they_are_given_up() -> None:
+    row = 7 * 10 + 5 * 32
+    limit = RowLimit(budget_bytes=6 * row, token_bytes=10, vocabulary=5, most_rows=5, graph_bytes=2 * row)
+    assert limit.rows(7) == 4
+    limit.ran_out(4)
+    limit.ran_out(2)
+    assert limit.rows(7) == 1
+    limit.without_graphs()
+    assert limit.rows(7) == 5
+    limit.ran_out(5)
+    limit.without_graphs()  # there are none any more
+    assert limit.rows(7) == 2
+    alone = RowLimit(budget_bytes=row, token_bytes=10, vocabulary=5, graph_bytes=2 * row)
+    assert alone.rows(7) == 1, "one goes on whatever the budget"
 
 
 def test_running_out_halves_and_steps_restore() -> None:

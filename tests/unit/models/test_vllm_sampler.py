@@ -173,6 +173,36 @@ def test_weights_that_vllm_cannot_load_are_this_machines_trouble(
     assert sample_all(sampler, requests(2))[0].spans == ((0, 1),)
 
 
+def test_a_request_that_vllm_does_not_take_is_told_and_frees_the_engine_of_a_new_policy(
+    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = requests(2, stop_ids=frozenset())
+    tickets = sampler.submit(asked)
+    sampler.step()
+    engine = sampler._policy.engine
+    assert engine is not None
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ValueError("no such request")
+
+    monkeypatch.setattr(type(engine._engine.input_processor), "process_inputs", refuse)
+    more = sampler.submit(asked)
+    with pytest.raises(MachineError, match="no such request"):
+        sampler.step()
+    staged = sampler.stage(WEIGHTS[1], 1)
+    with pytest.raises(MachineError, match="vLLM cannot run this model here: no such request") as caught:
+        sampler.swap(staged)  # its known prompt, also in a second engine
+    assert "--engine transformers" in caught.value.remedy
+    assert sampler._policy.engine is None
+    monkeypatch.undo()
+    sampler.swap(staged)
+    ended: dict[int, Generation] = {}
+    while sampler.in_flight:
+        ended.update(sampler.step().ended)
+    assert sorted(ended) == [*tickets, *more], "those in flight go on in the next engine"
+    assert ended[more[0]].spans == ((0, 1),)
+
+
 def test_bad_weights_and_requests_are_refused(sampler: VllmSampler) -> None:
     poisoned = bytearray(WEIGHTS[1])
     poisoned[400:404] = b"\x00\x00\xc0\x7f"  # a NaN
