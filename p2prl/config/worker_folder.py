@@ -2,6 +2,7 @@
 
     HOME/seat-1/key.json           identity: one key per worker
     HOME/seat-1/delegation         its owner, if it has another (`p2prl.config.owner_files`)
+    HOME/seat-1/listed             there once join links could name this key
     HOME/seat-1/RUN/spool.db       undelivered work
     HOME/seat-1/RUN/blobs/         weights
     HOME/seat-1/RUN/run.manifest   the run manifest, once known
@@ -131,6 +132,17 @@ class WorkerFolder:
     def run_directory(self, run: Digest) -> Path:
         """Folder of one run's files."""
         return self.directory / run.hex()[:16]
+
+    def was_listed(self, *, is_listed: bool) -> bool:
+        """Whether join links could name this key before; noted for later starts when it `is_listed` now."""
+        mark = self.directory / "listed"
+        before = mark.exists()
+        if is_listed and not before:
+            try:
+                mark.touch()
+            except OSError as error:
+                raise write_error(error, f"in {self.directory}") from error
+        return before
 
     def release(self) -> None:
         """Unlock the folder for another process."""

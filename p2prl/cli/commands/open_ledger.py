@@ -9,6 +9,8 @@ from pathlib import Path
 
 from p2prl.cli import crash_log
 from p2prl.cli.role_files import read_status
+from p2prl.cli.views.console import say
+from p2prl.cli.views.visibility import visibility_line
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import PEERS_FILE, known_run
 from p2prl.config.run_folder import Folder, open_folder
@@ -148,6 +150,7 @@ def ledger_of_swarm(link_text: str, home: Path | None, listen: list[str] | None)
     link = parse_link(link_text)
     worker = claim_worker_folder(home or default_home(), kind="board")
     crash_log.keep_in(worker.directory)
+    say(visibility_line())
     config = SwarmSourceConfig(
         link=link,
         key_file=worker.key_file,

@@ -137,7 +137,9 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     base = _base_directory(request.base)
     worker = claim_worker_folder(request.home or default_home(), kind=request.kind)
     crash_log.keep_in(worker.directory)
-    say(visibility_line(is_seeder=request.kind == "seeder", is_public=request.reach.is_public))
+    is_seeder, is_public = request.kind == "seeder", request.reach.is_public
+    was_listed = worker.was_listed(is_listed=is_seeder or is_public)
+    say(visibility_line(is_seeder=is_seeder, is_public=is_public, on_lan=request.reach.on_lan, was_listed=was_listed))
     if not request.confine:
         control = open_controls(worker.directory)
         return WorkerStart(

@@ -25,7 +25,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node import Node
 from p2prl.swarm.peers.detours import Detours
-from p2prl.swarm.peers.link_peers import LinkPeers
+from p2prl.swarm.peers.link_peers import SHOW_LINKS, LinkPeers
 from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.peer_memory import PeerMemory
 from p2prl.swarm.peers.redialing import Redialer
@@ -65,7 +65,7 @@ class LinkKeeper:
         self._named = config.bootstrap
         named = [(split_peer(address)[1], address) for address in config.bootstrap]
         self._is_learner = config.node.role is Role.LEARNER
-        self._shows_link = config.node.role in (Role.LEARNER, Role.BOARD)
+        self._shows_link = config.node.role in SHOW_LINKS
         self._redialer = Redialer(named, rng, clock.now(), is_learner=self._is_learner)
         self._detours = Detours()
         self._link_peers = LinkPeers()

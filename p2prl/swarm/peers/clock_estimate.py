@@ -67,6 +67,8 @@ class PeerClock:
         self._sent_ms: deque[int] = deque(maxlen=_SENT_KEPT)
         self._heard_ms = 0
         self._heard_at = 0.0
+        self.began_ms = 0
+        """When the peer's process first said hello here, by its own clock: it echoed nothing then."""
 
     def sent(self, now: float) -> tuple[int, int]:
         """Note that a hello is sent now. Returns its echo of the peer's last: (`echo_ms`, `held_ms`); 0, 0 for none."""
@@ -75,6 +77,8 @@ class PeerClock:
 
     def heard(self, now_ms: int, echo_ms: int, held_ms: int, now: float) -> None:
         """Note a peer's hello. An echo of something we did not send lately is ignored."""
+        if not (self._heard_ms and echo_ms):
+            self.began_ms = now_ms
         self._heard_ms, self._heard_at = now_ms, now
         if echo_ms not in self._sent_ms or held_ms < 0:
             return

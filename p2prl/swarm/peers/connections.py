@@ -22,6 +22,7 @@ from p2prl.swarm.peers.clock_estimate import PeerClock, Vote, clock_error_s
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
+from p2prl.swarm.peers.link_peers import SHOW_LINKS
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import Meetings, is_direct_public
 from p2prl.swarm.peers.peer_memory import LinkedRecord
@@ -147,7 +148,7 @@ class Connections:
                 observed=self.subnets.of(peer),
                 is_chosen=link.is_chosen,
                 since=link.since,
-                is_listed=self.discovery.is_listed(peer),
+                is_listed=self.discovery.is_listed(peer, link.clock.began_ms),
             )
             for peer, link in self.links.items()
             if link.role is not None and self.discovery.record_of(peer)
@@ -269,7 +270,8 @@ class Connections:
 
     def refresh(self, now: float) -> None:
         """Publish our record and look up other peers, now."""
-        self.discovery.refresh(now, learner_linked=self._learner_linked())
+        awaits_record = self._local.role in SHOW_LINKS and any(each.is_listed is None for each in self.linked_records())
+        self.discovery.refresh(now, learner_linked=self._learner_linked(), awaits_record=awaits_record)
 
     def next_deadline(self) -> float:
         """When `handle_timer` is due."""

@@ -156,10 +156,12 @@ class Discovery:
         entry = self._known.get(peer)
         return b"" if entry is None else entry.raw
 
-    def is_listed(self, peer: PeerId) -> bool:
-        """Whether the peer's newest record says that join links may name it."""
+    def is_listed(self, peer: PeerId, since_ms: int) -> bool | None:
+        """Whether the peer's newest record says that join links may name it; None if it did, before `since_ms`."""
         entry = self._known.get(peer)
-        return entry is not None and entry.is_listed
+        if entry is None or not entry.is_listed:
+            return False
+        return True if entry.signed_ms >= since_ms else None
 
     def on_link(self, peer: PeerId, now: float, *, dialed: bool) -> None:
         """A link to a peer is up; `dialed` says that this node opened it."""
@@ -232,8 +234,9 @@ class Discovery:
         self._forget_old(now)
         self.dial(now)
 
-    def refresh(self, now: float, *, learner_linked: bool) -> None:
-        """Publish our record, and look up other peers while links or addresses are missing."""
+    def refresh(self, now: float, *, learner_linked: bool, awaits_record: bool = False) -> None:
+        """Publish our record, and look up other peers while links or addresses are missing, or a newer record of a peer
+        is awaited."""
         is_connected = learner_linked or self._local.role is Role.LEARNER
         self.next_refresh = now + (self._config.refresh_s if is_connected else self._config.eager_refresh_s)
         local = self._local
@@ -245,7 +248,8 @@ class Discovery:
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
         is_fresh = now < self._local.started_ms / 1000 + _KEY_CHECK_S
         is_due = now >= self._looked_up_at + _RECORDS_S
-        if is_fresh or is_due or not is_connected or self._lacks_links() or self._lacks_addresses():
+        lacks = awaits_record or self._lacks_links() or self._lacks_addresses()
+        if is_fresh or is_due or not is_connected or lacks:
             self._looked_up_at = now
             self.commands.append(LookUp())
 

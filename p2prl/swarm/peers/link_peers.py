@@ -19,6 +19,9 @@ from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.subnets import provider_of, subnet_of
 
+SHOW_LINKS = frozenset({Role.LEARNER, Role.BOARD})
+"""Roles that show join links."""
+
 MOST_PEERS = 3
 """Peers beside the learner: a link of four stays under 500 characters, and one of three strangers is up."""
 
@@ -47,8 +50,10 @@ class LinkPeers:
         """Multiaddrs with peer ids: one for each peer, then those of the other IP version. `is_public` says that the
         learner has a public address: then addresses of its private networks help nobody."""
         records = list(linked)
+        unread = {record.peer for record in records if record.is_listed is None}
+        """They have started again, and their place waits for what their new record says."""
         for record in records:
-            if not record.is_listed:  # it has taken its word back: it leaves at once, however long it has been up
+            if record.is_listed is False:  # it has taken its word back: it leaves at once, however long it has been up
                 self._named.pop(record.peer, None)
         candidates = {
             record.peer: (record, addresses)
@@ -79,7 +84,8 @@ class LinkPeers:
                     kept[peer] = addresses
         self._named = {peer: kept[peer] for peer in dict.fromkeys((*self._named, *kept)) if peer in kept}
         self._seen_at = {peer: now if peer in candidates else self._seen_at[peer] for peer in kept if peer in proven}
-        turns = zip_longest(*([(peer, address) for address in addresses] for peer, addresses in self._named.items()))
+        shown = {peer: addresses for peer, addresses in self._named.items() if peer not in unread}
+        turns = zip_longest(*([(peer, address) for address in addresses] for peer, addresses in shown.items()))
         return tuple(
             address if "/p2p/" in address else f"{address}/p2p/{peer}"
             for peer, address in filter(None, chain.from_iterable(turns))

@@ -71,8 +71,8 @@ class LinkedRecord:
     """Whether this node dialed it."""
     since: float
     """When the link began."""
-    is_listed: bool = False
-    """Whether it has chosen that join links may name it."""
+    is_listed: bool | None = False
+    """Whether it has chosen that join links may name it; None if only an earlier process of it is known to have."""
 
     def is_proven(self, address: str) -> bool:
         """Whether the peer's connection comes from the subnet of this address of its record."""

@@ -49,6 +49,15 @@ def test_two_workers_claim_two_folders_with_two_keys(tmp_path: Path) -> None:
         folder.release()
 
 
+def test_a_key_that_was_listed_once_is_known_for_that_at_every_later_start(tmp_path: Path) -> None:
+    first, second = claim_worker_folder(tmp_path), claim_worker_folder(tmp_path)
+    told = [first.was_listed(is_listed=now) for now in (False, False, True, True, False, False)]
+    assert told == [False, False, False, True, True, True]
+    assert not second.was_listed(is_listed=False), "it has a key of its own"
+    for folder in (first, second):
+        folder.release()
+
+
 def test_killed_worker_releases_its_folder(tmp_path: Path) -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

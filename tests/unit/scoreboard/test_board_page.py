@@ -196,6 +196,25 @@ def test_an_absent_learner_is_not_said_to_train() -> None:
 
 
 @pytest.mark.parametrize(
+    ("state", "is_old"),
+    [
+        ({}, False),
+        ({"learner_offline_since": 1_790_000_000.0}, True),
+        ({"finished": True}, True),
+        ({"learner_offline_since": 1_790_000_000.0, "connected_peers": {"seeder": 1}}, False),
+    ],
+)
+def test_a_link_whose_peers_nobody_asks_any_more_is_said_to_be_old(state: dict[str, Any], is_old: bool) -> None:
+    """A peer that was listed may have chosen otherwise since; a board that is linked with it reads so."""
+    snapshot = MemorySource(sample_run(0, steps=3), join_link="p2prl://x@y").snapshot()
+    html = render_page(replace(snapshot, **{"connected_peers": None} | state), PageRequest())
+    said = "The join link names the learner and peers that chose to stand in it"
+    assert (f"{said} when the learner last heard of them." if is_old else f"{said}.") in " ".join(
+        "".join(tags(html).text).split()
+    )
+
+
+@pytest.mark.parametrize(
     ("step", "total", "shown"),
     [(63, 200, "step 63 of 200"), (63, None, None), (399, 200, None), (1500, 2000, "1,500 of")],
 )

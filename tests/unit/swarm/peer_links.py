@@ -42,8 +42,10 @@ def record(
     return seal(who, PeerRecord(int(role), addresses, 0, 0), run=run, now=at)
 
 
-def hello(*, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, height: int = 0) -> Hello:
-    return Hello(limits.WIRE_VERSION, run, int(role), int(clock * 1000), -1, height)
+def hello(
+    *, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, height: int = 0, echo_ms: int = 0
+) -> Hello:
+    return Hello(limits.WIRE_VERSION, run, int(role), int(clock * 1000), -1, height, echo_ms)
 
 
 def dialed(links: Connections) -> list[PeerId]:

@@ -8,18 +8,13 @@ import pytest
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
-from p2prl.protocol.envelope import body_of, open_envelope, seal
+from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.protocol.peer_messages import LISTED, PeerRecord
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import Dial, LookUp, Register
 from p2prl.swarm.peers.config import ConnectionsConfig
-from p2prl.swarm.peers.connections import Connections
-from p2prl.swarm.peers.dial_rules import DialRules
-from p2prl.swarm.peers.meetings import is_direct_public
-from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from tests.unit.swarm.peer_links import (
     ME,
     NOW,
@@ -296,40 +291,3 @@ def test_a_node_with_all_its_links_reads_records_every_ten_minutes() -> None:
         links.refresh(NOW + second)
         lookups += [second] * any(isinstance(command, LookUp) for command in links.commands)
     assert lookups == [600, 1200, 1800, 2400]
-
-
-def own_record(links: Connections) -> PeerRecord:
-    links.commands.clear()
-    links.refresh(NOW)
-    (register,) = (command for command in links.commands if isinstance(command, Register))
-    return body_of(open_envelope(register.record, now=NOW), PeerRecord)
-
-
-@pytest.mark.parametrize("count", [1, limits.MAX_ADDRESSES])
-def test_a_record_says_that_links_may_name_the_peer_only_if_its_owner_chose_so(count: int) -> None:
-    addresses = tuple(f"/ip4/8.8.8.{number}/tcp/4001" for number in range(count))
-    for is_listed in (False, True):
-        links = connections(is_listed=is_listed)
-        assert own_record(links).addresses == (), "nobody can dial it yet"
-        links.discovery.set_addresses(addresses, NOW)
-        made = own_record(links)
-        made.check()
-        assert made.is_listed is is_listed
-        assert made.dialable == addresses[: limits.MAX_ADDRESSES - is_listed]
-
-
-def test_the_word_of_a_record_is_read_and_taken_back_by_the_next() -> None:
-    links = connections()
-    for number, is_listed in enumerate((False, True, False)):
-        links.discovery.on_records([record(B, at=NOW + number, is_listed=is_listed)], NOW + number)
-        assert links.discovery.addresses_of(B.peer_id) == ("/ip4/1.2.3.4/tcp/4001",)
-        assert links.discovery.is_listed(B.peer_id) is is_listed
-    assert not links.discovery.is_listed(A.peer_id), "no record of it"
-
-
-def test_who_does_not_know_the_word_dials_the_addresses_beside_it() -> None:
-    """Earlier releases take it for one more address."""
-    address = "/ip4/1.2.3.4/tcp/4001"
-    assert DialRules().chosen((address, LISTED), B.peer_id) == (address,)
-    assert not is_direct_public(LISTED)
-    assert subnet_of(LISTED) == UNKNOWN

@@ -26,7 +26,7 @@ def linked(
     observed: str = "",
     more: tuple[str, ...] = (),
     end: str = "",
-    is_listed: bool = True,
+    is_listed: bool | None = True,
 ) -> LinkedRecord:
     address = f"/ip4/{host}/tcp/4001{end}"
     return LinkedRecord(
@@ -176,3 +176,21 @@ def test_who_takes_its_word_back_leaves_at_once_and_does_not_come_back_while_awa
     assert names(peers, linked("s", "8.8.1.1")) == ["8.8.1.1"]
     assert names(peers, linked("s", "8.8.1.1", is_listed=False), now=NOW + 1) == []
     assert names(peers, now=NOW + 2) == [], "it was proven, and would have stayed for fifteen minutes"
+
+
+def test_who_starts_again_is_not_named_before_its_new_word_and_then_has_its_place() -> None:
+    peers = LinkPeers()
+    others = [linked(f"s{number}", f"{20 + number}.1.1.1", for_s=1_000 - number) for number in range(3)]
+    assert names(peers, others[0], linked("s", "8.8.1.1")) == ["8.8.1.1", "20.1.1.1"]
+    unread = linked("s", "8.8.1.1", for_s=0, is_listed=None)
+    assert names(peers, *others, unread) == ["20.1.1.1", "21.1.1.1"], "nobody takes its place"
+    assert names(peers, *others, linked("s", "8.8.1.1", for_s=0), now=NOW + 1) == ["8.8.1.1", "20.1.1.1", "21.1.1.1"]
+    assert names(peers, *others, replace(unread, is_listed=False), now=NOW + 2) == ["20.1.1.1", "21.1.1.1", "22.1.1.1"]
+
+
+def test_who_starts_again_and_says_nothing_loses_its_place_in_time() -> None:
+    peers = LinkPeers()
+    assert names(peers, linked("s", "8.8.1.1")) == ["8.8.1.1"]
+    unread = linked("s", "8.8.1.1", is_listed=None)
+    assert names(peers, unread, now=NOW + 901) == []
+    assert names(peers, now=NOW + 902) == []
