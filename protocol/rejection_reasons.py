@@ -27,6 +27,21 @@ class RejectionReason(StrEnum):
         return _EXPLANATIONS[self]
 
 
+FAULTS = frozenset(
+    {
+        RejectionReason.UNKNOWN_TASK,
+        RejectionReason.WRONG_PROMPT,
+        RejectionReason.WRONG_SIZE,
+        RejectionReason.BAD_TOKENS,
+        RejectionReason.SEED_MISMATCH,
+        RejectionReason.LOGPROB_MISMATCH,
+    }
+)
+"""Reasons that lie in the work itself. They alone count against a standing, and after them a slot counts as lost: else
+a peer would deliver nonsense in place of a group it dislikes. The others befall honest machines, which may be slow, be
+started again from an old copy, or round otherwise; or they are the price of something that was counted before."""
+
+
 def explain(code: str) -> str:
     """The sentence of a code. An unknown code is not repeated: a stranger may have written it."""
     try:

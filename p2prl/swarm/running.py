@@ -150,7 +150,7 @@ class Running:
             if opened.kind is Kind.COUNTERSIGNATURE:
                 self._is_witness(opened, now)
         else:
-            self._note(opened, now)
+            self._note(opened)
         self._release_verdicts()
 
     def retry(self, now: float) -> None:
@@ -252,13 +252,13 @@ class Running:
         check_envelope(opened, run=core.local.run, learner=self._learner_key, group_bytes=self._group_bytes)
         core.final_head.note_head(opened, now)
         core.witnesses.note_head(opened)
-        self._note(opened, now)
+        self._note(opened)
         if opened.kind in _POLICY_KINDS:
             self._admit_policy(opened, now, own=False)
         elif opened.kind is Kind.INTRODUCTION:
             core.connections.discovery.on_introduction(body_of(opened, Introduction), opened.sent_ms, now)
 
-    def _note(self, opened: Opened, now: float) -> None:
+    def _note(self, opened: Opened) -> None:
         """Remember which groups are known and stored, and count the learner's receipts and checks, each once."""
         core = self._core
         core.gossip.note_receipt(opened)
@@ -266,7 +266,7 @@ class Running:
             if not self._counted.is_first(opened.digest, opened.sent_ms):
                 return
             if isinstance(opened.body, Receipts):
-                core.connections.standings.note(opened.body.receipts, now)
+                core.connections.standings.note_receipts(opened.body.receipts, opened.sent_ms / 1000)
         core.verdicts.note(opened)
 
     def _admit_policy(self, opened: Opened, now: float, *, own: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from p2prl.learner.assembly import Judges
 from p2prl.learner.intake.batch_caps import Contributor
-from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.slot_accounts import SlotAccount
 from p2prl.learner.intake.slot_prices import SlotPrices
@@ -22,6 +22,7 @@ from p2prl.models.group_replay import Replay
 from p2prl.models.noise_baselines import NoiseEvidence
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.standing import Rank
 
 
 class TrustingAdmission(Admission):

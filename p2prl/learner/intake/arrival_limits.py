@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from p2prl.learner.intake.peer_standings import Rank
 from p2prl.learner.intake.replay_backlog import Held
 from p2prl.protocol import limits
+from p2prl.protocol.standing import Rank
 
 GROUPS_PER_S = 32.0
 """New groups of one key that are stored a second, in the long run: far more than a learner trains on."""

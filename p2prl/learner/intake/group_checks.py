@@ -10,16 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from p2prl.learner.evaluation.evaluations import Evaluations
-from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verification import Admission, Candidate, Outcome
-from p2prl.learner.journal.groups import NO_FAULT
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.stages import Stage
-from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.envelope import body_of
+from p2prl.protocol.ledger_messages import Receipts
+from p2prl.protocol.standing import Rank
 
 _USELESS_AT_ONCE = 64
 """Stale groups settled in one turn: a ledger entry of this many receipts, so that messages are answered in between."""
@@ -163,14 +164,9 @@ class GroupChecks:
         return replace(candidate, is_known=self._standings.rank(candidate.stored.peer) is Rank.KNOWN)
 
     def _settle(self, outcomes: list[Outcome], step: int, *, surplus: bool = False) -> None:
-        for group in self._settlement.settle(outcomes, step=step, surplus=surplus):
-            self._standings.passed(group.peer)
-        forged = []
-        for outcome in outcomes:
-            if outcome.state is ReceiptState.REJECTED and outcome.reason not in NO_FAULT:
-                self._standings.failed(outcome.stored.peer)
-                if outcome.is_forged and self._standings.forged(outcome.stored.peer):
-                    forged.append(outcome.stored)
+        receipts = self._settlement.settle(outcomes, step=step, surplus=surplus)
+        self._standings.note(body_of(receipts, Receipts).receipts, receipts.sent_ms / 1000)
+        forged = [each.stored for each in outcomes if each.is_forged and self._standings.forged(each.stored.peer)]
         self._settlement.keep_evidence(forged)
         self._backlog.settled([outcome.stored.digest for outcome in outcomes])
 

@@ -15,7 +15,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake.arrival_limits import ArrivalLimits
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.owners import Owners
-from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.receipt_signing import sign_storage_receipts
 from p2prl.learner.intake.replay_backlog import Held, ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.slot_prices import SlotPrices
@@ -33,6 +33,7 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
+from p2prl.protocol.standing import Rank
 
 TURNED_AWAY = ("unknown_policy", "too_many", "too_fast", "slot_gaps", "excluded")
 """Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer, of

@@ -23,8 +23,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from p2prl.learner.intake.peer_standings import Rank
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.standing import Rank
 
 NEWCOMER_SHARE = 0.2
 """Most of the replays' seconds for all newcomers together while groups of known peers wait. A little more than their

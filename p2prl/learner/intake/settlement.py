@@ -19,6 +19,7 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.protocol import limits
+from p2prl.protocol.envelope import Opened, open_envelope
 from p2prl.protocol.ledger_messages import ReceiptState
 
 _FORGET_EVERY_S = 60.0
@@ -56,8 +57,11 @@ class Settlement:
         self._on_verified = on_verified
         self._forget_at = clock.now()
 
-    def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> list[VerifiedGroup]:
-        """Issue one receipt per group; returns the verified ones, which were surplus to the buffer or wanted by it."""
+    def settle(self, outcomes: Sequence[Outcome], *, step: int, surplus: bool) -> Opened:
+        """Issue one receipt per group, and fill the buffer with the verified ones, or with what is better of a surplus.
+
+        Returns the envelope of the receipts, which everybody will read.
+        """
         outcomes, accounts = self._prices.price(outcomes)
         receipts, now = sign_receipts(self._sender, step, outcomes), self._clock.now()
         with self._journal.transaction():
@@ -83,7 +87,7 @@ class Settlement:
         for outcome in outcomes:
             if (replay := outcome.replay) is not None:
                 self._baselines.record(replay.pair, outcome.stored.peer, replay.evidence, replay.reason, now=now)
-        return verified
+        return open_envelope(receipts, now=None)
 
     def keep_evidence(self, forged: Sequence[StoredGroup]) -> None:
         """Write confirmed forgeries to the journal: their number excludes a peer after a restart too."""

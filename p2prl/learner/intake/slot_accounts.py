@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from p2prl.protocol.digests import digest
-from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rejection_reasons import FAULTS
 from p2prl.protocol.wire_codec import Wire
 
 MAX_OPEN_GAPS = 64
@@ -62,18 +62,6 @@ MAX_DEBT = 4_096
 MAX_FAULT_DEBT = 256
 """Debt from which rejected groups add none. A machine that computes wrong numbers may be repaired; and at this debt one
 valid group of 256 is not voided, so that filling slots with forgeries gains nothing."""
-
-FAULTS = frozenset(
-    {
-        RejectionReason.UNKNOWN_TASK,
-        RejectionReason.WRONG_PROMPT,
-        RejectionReason.WRONG_SIZE,
-        RejectionReason.BAD_TOKENS,
-        RejectionReason.SEED_MISMATCH,
-        RejectionReason.LOGPROB_MISMATCH,
-    }
-)
-"""Rejections after which a slot counts as lost: else a peer would deliver nonsense in place of a group it dislikes."""
 
 HasWork = Callable[[int, int], bool]
 """(version, slot) → whether the slot has valid work under this version; slots that have none are skipped."""

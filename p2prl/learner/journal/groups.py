@@ -8,13 +8,14 @@ a table of its own, dropped with the envelope, and so have the rewards of a grou
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rejection_reasons import FAULTS
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -66,10 +67,6 @@ class GroupState(StrEnum):
     EXPIRED = "expired"
     """Too stale when it was checked; not its author's fault."""
 
-
-NO_FAULT = (RejectionReason.ENGINE_MISMATCH, RejectionReason.WITHHELD_SLOTS, RejectionReason.EXCLUDED)
-"""Reasons to reject a group that do not count against its author's standing: noise of machines is nobody's fault, and
-the others are the price of something that was counted before."""
 
 _FORGOTTEN_AT_ONCE = 4_096
 """Refused groups deleted in one go: more than arrive between two checkpoints, and no long wait."""
@@ -156,17 +153,18 @@ class GroupTable:
         return [(Digest(digest), peer, version, size) for digest, peer, version, size in rows]
 
     def history(self) -> list[tuple[bytes, float, int, int]]:
-        """(peer, Unix time, groups passed, groups failed) by peer and hour of arrival, in order of time. A group that
-        was refused for a reason that is nobody's fault counts as neither."""
+        """(peer, Unix time, groups passed, groups failed) by peer and hour of arrival, in order of time, as
+        `p2prl.protocol.standing.receipt_counts` counts their receipts."""
         rows = self._db.execute(
-            "SELECT peer, MAX(arrived), SUM(state IN (?, ?, ?)), SUM(state = ? AND reason NOT IN (?, ?, ?))"
+            "SELECT peer, MAX(arrived), SUM(state IN (?, ?, ?)), "
+            " SUM(state = ? AND reason IN (SELECT value FROM json_each(?)))"
             " FROM groups WHERE state != ? GROUP BY peer, CAST(arrived / 3600 AS INTEGER) ORDER BY MAX(arrived), peer",
             (
                 GroupState.VERIFIED,
                 GroupState.USED,
                 GroupState.UNUSED,
                 GroupState.REJECTED,
-                *NO_FAULT,
+                json.dumps(sorted(FAULTS)),
                 GroupState.STORED,
             ),
         )

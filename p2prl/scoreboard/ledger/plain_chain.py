@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Protocol
 
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
-from p2prl.protocol.ledger_messages import CheckOutcome, VerdictCheck, VerdictChecks
-from p2prl.protocol.standing import Standing
+from p2prl.protocol.ledger_messages import VerdictChecks
+from p2prl.protocol.standing import StandingTable
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 
 _VALIDATORS = 4_096
-"""Validators whose standing is remembered; the one checked longest ago is forgotten."""
+"""Validators whose standing is remembered."""
 
 
 class Chain(Protocol):
@@ -50,7 +49,7 @@ class PlainChain:
         self._learner = learner
         self.height = 0
         self.head = ledger_chain.GENESIS
-        self._standings: OrderedDict[bytes, Standing] = OrderedDict()
+        self._standings = StandingTable(_VALIDATORS, bytes)
 
     def follow(self, raw: bytes) -> Opened:
         """See `Chain`."""
@@ -59,21 +58,12 @@ class PlainChain:
         )
         self.height += 1
         if isinstance(opened.body, VerdictChecks):
-            for check in opened.body.checks:
-                self._note(check, opened.sent_ms / 1000)
+            self._standings.note_checks(opened.body.checks, opened.sent_ms / 1000)
         return opened
 
     def knows(self, validator: bytes) -> bool:
         """See `Chain`."""
-        return self._standings.get(validator, Standing()).is_known
+        return self._standings.of(validator).is_known
 
     def state(self) -> None:
         """No totals."""
-
-    def _note(self, check: VerdictCheck, at: float) -> None:
-        passed = check.outcome == CheckOutcome.AGREED
-        failed = check.outcome == CheckOutcome.FAILED
-        standing = self._standings.pop(check.validator, Standing())
-        self._standings[check.validator] = standing.after(at, passed=passed, failed=failed)
-        if len(self._standings) > _VALIDATORS:
-            self._standings.popitem(last=False)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.ledger_messages import CheckOutcome, Receipts, StorageReceipt, Verdict, VerdictChecks
+from p2prl.protocol.ledger_messages import Receipts, StorageReceipt, Verdict, VerdictChecks
 from p2prl.protocol.signed_group import GROUP_KINDS
-from p2prl.protocol.standing import Standing
+from p2prl.protocol.standing import StandingTable
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
@@ -24,7 +24,7 @@ _GROUPS = 65_536
 """Groups remembered, half of them at least: hours of a busy run, 3 MB beside the digests that gossip remembers."""
 
 _VALIDATORS = 4_096
-"""Validators whose checks are remembered, the one checked longest ago dropped."""
+"""Validators whose standing is remembered."""
 
 _HELD = 1_024
 """Verdicts that wait for their group: 500 bytes each."""
@@ -48,7 +48,7 @@ class VerdictGate:
 
     def __init__(self) -> None:
         self._groups = RecentDigests(_GROUPS)
-        self._standings: OrderedDict[bytes, Standing] = OrderedDict()
+        self._standings = StandingTable(_VALIDATORS, bytes)
         self._rates = KeyedBuckets(_RATE, capacity=2 * _VALIDATORS)
         self._newcomers = KeyedBuckets(_NEWCOMERS_RATE, capacity=2)
         self._held: OrderedDict[Digest, tuple[Opened, PeerId]] = OrderedDict()
@@ -69,13 +69,7 @@ class VerdictGate:
         elif isinstance(body, Receipts):
             self._know([receipt.group for receipt in body.receipts])
         elif isinstance(body, VerdictChecks):
-            for check in body.checks:
-                passed = check.outcome == CheckOutcome.AGREED
-                failed = check.outcome in (CheckOutcome.FAILED, CheckOutcome.CONTRADICTED)
-                standing = self._standings.pop(check.validator, Standing())
-                self._standings[check.validator] = standing.after(opened.sent_ms / 1000, passed=passed, failed=failed)
-                if len(self._standings) > _VALIDATORS:
-                    self._standings.popitem(last=False)
+            self._standings.note_checks(body.checks, opened.sent_ms / 1000)
 
     def admits(self, opened: Opened, source: PeerId, now: float) -> bool:
         """Whether to pass on a verdict now. One on an unknown group is held; one above the rates is dropped."""
@@ -91,7 +85,7 @@ class VerdictGate:
 
     def is_known(self, validator: bytes, now: float) -> bool:
         """Whether a validator has standing by the checks of its verdicts that this node has seen."""
-        return self._standings.get(validator, Standing()).after(now).is_known
+        return self._standings.is_known(validator, now)
 
     def take_released(self) -> list[tuple[Opened, PeerId]]:
         """Verdicts whose group has become known, and the peers they came from."""

@@ -15,6 +15,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello, Meeting, MeetingRequest
+from p2prl.protocol.standing import StandingTable
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Command, Meet
 from p2prl.swarm.peers.bans import Bans
@@ -27,7 +28,6 @@ from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import Meetings, is_direct_public
 from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.reachability import LinkCounts
-from p2prl.swarm.peers.standings import Standings
 from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
 from p2prl.swarm.ports import Randomness
 
@@ -75,7 +75,7 @@ class Connections:
         self._next_hello = now + config.hello_s
         self.outbox: list[tuple[PeerId, Wire]] = []
         self.subnets = PeerSubnets(config.max_known)
-        self.standings = Standings(config.max_known)
+        self.standings = StandingTable(config.max_known, peer_id_of)
         self._meetings = Meetings(local.identity.peer_id, capacity=config.max_known)
         self._admission = LinkAdmission(rng, config.max_links)
         self._displaced: list[PeerId] = []

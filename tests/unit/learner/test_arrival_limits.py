@@ -16,9 +16,9 @@ from p2prl.learner.intake.arrival_limits import (
     NEWCOMER_GROUPS_PER_S,
     ArrivalLimits,
 )
-from p2prl.learner.intake.peer_standings import Rank
 from p2prl.learner.intake.replay_backlog import Held
 from p2prl.protocol import limits
+from p2prl.protocol.standing import Rank
 
 NOW = 1_800_000_000.0
 

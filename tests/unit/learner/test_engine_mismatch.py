@@ -7,7 +7,7 @@ import numpy as np
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.owners import Owners
-from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
@@ -24,6 +24,7 @@ from p2prl.models.kept_baselines import KeptBaselines
 from p2prl.models.noise_baselines import Pair
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.standing import Rank
 from tests.unit.learner.publishing_rig import HandClock, RecordingPort
 from tests.unit.learner.small_run import STALENESS, SmallRun, identity, with_completion
 

@@ -14,12 +14,15 @@ import pytest
 
 from p2prl.learner.intake.arrival_limits import ArrivalLimits
 from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT
-from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, Held, ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import EngineClass, RolloutGroup
+from p2prl.protocol.standing import Rank
+from tests.unit.judged import judged
 
 START = 1_800_000_000.0
 GROUPS, STALENESS = 16, 8
@@ -101,7 +104,7 @@ class SimulatedLearner:
         self.backlog.replay_ended(self.costs[0], newcomers_s=self.costs[1])
         for each in self.batch:
             if each.peer in self.forging:
-                self.standings.failed(each.peer)
+                self.standings.note([judged(each.peer, RejectionReason.SEED_MISMATCH)], self.clock.time)
                 self.standings.forged(each.peer)
                 continue
             group = VerifiedGroup(each.digest, each.peer, EMPTY, each.version, b"", b"")
@@ -109,7 +112,7 @@ class SimulatedLearner:
                 self.buffer.add_surplus(group)
             else:
                 self.buffer.add(group)
-            self.standings.passed(each.peer)
+            self.standings.note([judged(each.peer)], self.clock.time)
         self.backlog.settled([each.digest for each in self.batch])
         self.batch = []
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.learner.intake.peer_standings import PeerStandings, Rank
+from p2prl.learner.intake.peer_standings import PeerStandings
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.standing import Rank
+from tests.unit.judged import judged
 
 NOW = 1_800_000_000.0
 WEEK_S = 7 * 24 * 3600.0
@@ -29,7 +32,7 @@ def test_eight_good_groups_make_a_peer_known_and_weeks_of_absence_a_newcomer(clo
     standings = PeerStandings(clock)
     for _ in range(8):
         assert standings.rank(b"a") is Rank.NEWCOMER
-        standings.passed(b"a")
+        standings.note([judged(b"a")], clock.time)
     assert standings.rank(b"a") is Rank.KNOWN
     assert standings.contributor(b"a").is_known
     clock.time += 4 * WEEK_S
@@ -38,22 +41,22 @@ def test_eight_good_groups_make_a_peer_known_and_weeks_of_absence_a_newcomer(clo
 
 def test_a_peer_is_distrusted_while_more_failed_than_passed(clock: SetClock) -> None:
     standings = PeerStandings(clock)
-    standings.failed(b"a")
+    standings.note([judged(b"a", RejectionReason.SEED_MISMATCH)], clock.time)
     assert standings.rank(b"a") is Rank.DISTRUSTED
-    standings.passed(b"a")
+    standings.note([judged(b"a")], clock.time)
     assert standings.rank(b"a") is Rank.NEWCOMER
 
 
 def test_the_keys_of_an_owner_share_one_standing(clock: SetClock) -> None:
     standings = PeerStandings(clock, identity_of=lambda peer: b"owner" if peer in (b"a", b"b") else peer)
     for peer in (b"a", b"b") * 4:
-        standings.passed(peer)
+        standings.note([judged(peer)], clock.time)
     assert standings.rank(b"a") is standings.rank(b"b") is Rank.KNOWN
     assert standings.contributor(b"a") == standings.contributor(b"b")
     assert standings.identity(b"a") == b"owner"
     assert standings.rank(b"c") is Rank.NEWCOMER
     for _ in range(9):
-        standings.failed(b"a")
+        standings.note([judged(b"a", RejectionReason.SEED_MISMATCH)], clock.time)
     for _ in range(3):
         assert standings.forged(b"b")
     assert standings.is_excluded(b"a")
@@ -75,9 +78,9 @@ def test_a_journal_restores_standings_and_exclusions(clock: SetClock) -> None:
 def test_forgeries_of_a_peer_with_much_good_work_are_not_held_against_it(clock: SetClock) -> None:
     standings = PeerStandings(clock)
     for _ in range(100):
-        standings.passed(b"a")
+        standings.note([judged(b"a")], clock.time)
     for _ in range(4):
-        standings.failed(b"a")
+        standings.note([judged(b"a", RejectionReason.SEED_MISMATCH)], clock.time)
         assert not standings.forged(b"a")
     assert not standings.is_excluded(b"a")
 
@@ -85,9 +88,9 @@ def test_forgeries_of_a_peer_with_much_good_work_are_not_held_against_it(clock: 
 def test_fresh_keys_push_out_each_other_before_a_known_peer(clock: SetClock) -> None:
     standings = PeerStandings(clock, most=10)
     for _ in range(8):
-        standings.passed(b"known")
+        standings.note([judged(b"known")], clock.time)
     for number in range(100):
-        standings.failed(b"%d" % number)
+        standings.note([judged(b"%d" % number, RejectionReason.SEED_MISMATCH)], clock.time)
     assert len(standings) == 10
     assert standings.rank(b"known") is Rank.KNOWN
 

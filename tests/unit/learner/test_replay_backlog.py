@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.learner.intake.peer_standings import Rank
 from p2prl.learner.intake.replay_backlog import NEWCOMER_SHARE, BacklogConfig, Held, ReplayBacklog, WaitingGroup
 from p2prl.protocol.digests import digest
+from p2prl.protocol.standing import Rank
 
 NUMBERS = itertools.count()
 

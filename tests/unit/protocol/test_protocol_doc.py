@@ -19,7 +19,7 @@ from p2prl.protocol.ledger_messages import Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.membership import TeamName
-from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rejection_reasons import FAULTS, RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass
 from p2prl.protocol.wire_codec import Wire
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS
@@ -113,7 +113,7 @@ def test_slot_accounts() -> None:
     coded = {name: float(value) for name, value in vars(slot_accounts).items() if isinstance(value, int | float)}
     assert {row[0]: float(row[1]) for row in table("| slot constant | value | meaning |")} == coded
     faults = TEXT.split("or when its group is rejected as ")[1].split(".")[0]
-    assert set(re.findall(r"`(\w+)`", faults)) == {str(reason) for reason in slot_accounts.FAULTS}
+    assert set(re.findall(r"`(\w+)`", faults)) == {str(reason) for reason in FAULTS}
 
 
 def test_display_name_lists() -> None:

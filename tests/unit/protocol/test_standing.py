@@ -45,5 +45,17 @@ def test_counts_halve_in_a_half_life() -> None:
 
 
 def test_a_clock_that_goes_back_decays_nothing_and_rewinds_nothing() -> None:
-    standing = Standing(passed=4.0, at=1000.0).after(500.0, failed=1.0)
-    assert standing == Standing(passed=4.0, failed=1.0, at=1000.0)
+    standing = Standing(passed=4.0, at=1000.0)
+    assert standing.after(500.0) == standing
+    late = HALF_LIFE_S + 1000.0
+    assert Standing(passed=4.0, at=late).after(1000.0, failed=1.0) == Standing(passed=4.0, failed=0.5, at=late)
+
+
+@given(counts=st.permutations([(0.0, 1, 0), (HALF_LIFE_S, 0, 1), (9e5, 1, 0), (2e6, 2, 3)]))
+def test_the_order_in_which_counts_arrive_does_not_matter(counts: list[tuple[float, int, int]]) -> None:
+    standing = Standing()
+    for at, passed, failed in counts:
+        standing = standing.after(at, passed=passed, failed=failed)
+    weights = [0.5 ** ((2e6 - at) / HALF_LIFE_S) for at in (0.0, HALF_LIFE_S, 9e5, 2e6)]
+    assert standing.passed == pytest.approx(weights[0] + weights[2] + 2)
+    assert standing.failed == pytest.approx(weights[1] + 3)

@@ -16,10 +16,10 @@ from typing import Literal
 
 from p2prl.errors import require
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
-from p2prl.learner.intake.peer_standings import Rank
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
 from p2prl.learner.step_pace import SAMPLING_SHARE, pause_s
 from p2prl.protocol.digests import digest
+from p2prl.protocol.standing import Rank
 
 Order = Literal["newest", "newest in turns", "soonest", "paced"]
 """newest: newest version first, whatever its author; newest in turns: the same, peers in turns; soonest: the product's
