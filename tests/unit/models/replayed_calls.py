@@ -1,7 +1,8 @@
-"""A recorder for tests without a card: like a CUDA graph it repeats torch's operations on the tensors recorded.
+"""Decoding on recorded steps without a card: a recorder, a small policy and requests for it.
 
-What Python decides during a recording is decided for good, and what is replaced afterwards is not seen. As on a card a
-recording that copies a number to the host fails.
+Like a CUDA graph the recorder repeats torch's operations on the tensors recorded. What Python decides during a
+recording is decided for good, and what is replaced afterwards is not seen. As on a card, a recording fails that copies
+a number to the host.
 """
 
 from __future__ import annotations
@@ -9,12 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from p2prl.models import decode_graph, slot_decoder
+from p2prl.models.policy_model import PolicyModel
+from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.seeded_draw.draw import draw_with_logprobs
+from p2prl.models.slot_decoder import SlotDecoder
+from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+
+VOCABULARY = 40
 
 _READS = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::equal"}
 
@@ -86,3 +97,58 @@ class ReplayedCalls:
 
     def finish(self) -> None:
         """See `Recorder.finish`."""
+
+
+def use_replayed_calls(monkeypatch: pytest.MonkeyPatch) -> list[ReplayedCalls]:
+    """Have samplers record with `ReplayedCalls`; the recorders of those that are made from now on, in order."""
+    made: list[ReplayedCalls] = []
+
+    def recorder(_: PolicyModel) -> ReplayedCalls:
+        made.append(ReplayedCalls())
+        return made[-1]
+
+    monkeypatch.setattr(slot_decoder, "recorder_for", recorder)
+    monkeypatch.setattr(decode_graph, "draw_with_logprobs", draw_as_operation)
+    monkeypatch.setattr(slot_decoder, "LEAST_WIDTH", 4)
+    return made
+
+
+def small_policy(seed: int = 1, dtype: str = "float32") -> PolicyModel:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        )  # fmt: skip
+        model = Qwen2ForCausalLM(config)
+    for parameter in model.parameters():
+        parameter.data *= 8  # logits that differ by some units
+    model.to(TORCH_DTYPES[dtype])
+    return PolicyModel(model, layout_of(model, dtype))
+
+
+def requests(count: int, *, tokens: int = 12, stops: Sequence[int] = ()) -> list[GenerationRequest]:
+    """Groups of three with a prompt each; every completion has its own limit and temperature."""
+    return [
+        GenerationRequest(
+            prompt_ids=tuple((5 * (i // 3) + 3 * j) % VOCABULARY for j in range(1 + i // 3 % 5)),
+            seed=(i + 1) * 0x1234_5678_9ABC_DEF % 2**63,
+            max_new_tokens=1 + (7 * i) % tokens,
+            temperature=0.5 + i % 4 / 4,
+            stop_ids=frozenset(stops),
+        )
+        for i in range(count)
+    ]
+
+
+def assert_same(made: Sequence[Generation], wanted: Sequence[Generation]) -> None:
+    assert [each.token_ids for each in made] == [each.token_ids for each in wanted]
+    for one, other in zip(made, wanted, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+        assert one.finished == other.finished
+
+
+def graphs(sampler: TransformersSampler) -> int:
+    decoder = sampler._decoder
+    assert isinstance(decoder, SlotDecoder)
+    return -1 if decoder._graphs is None else decoder._graphs.count

@@ -143,6 +143,36 @@ def test_kernels_are_those_of_versions_settings_and_place_but_not_of_a_start(
     assert kernel_folder(tmp_path) != first
 
 
+def test_kernels_are_those_of_the_kinds_of_card_and_of_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of several cards is used makes a difference where they are of several kinds."""
+    driver = tmp_path / "driver"
+    monkeypatch.setattr(kept_kernels, "_DRIVER", driver)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def card(number: int, model: str) -> None:
+        folder = driver / "gpus" / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "information").write_text(f"Model: {model}\nIRQ: {number}\n")
+
+    def digest(device: str = "cuda") -> str:
+        return kept_kernels._digest(tmp_path, device)
+
+    card(0, "first kind")
+    one = digest()
+    card(1, "first kind")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert digest() == digest("cuda:1") == one
+    card(1, "second kind")
+    two = {digest(), digest("cuda:1")}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    two |= {digest(), one}
+    assert len(two) == 4
+    (driver / "version").write_text("580")
+    assert digest() not in two
+
+
 HELD = "import sys; from pathlib import Path; from p2prl.models.seeded_draw import kept_kernels; "
 HELD += "kept_kernels._hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
@@ -157,6 +187,7 @@ def test_the_newest_folders_are_kept_and_those_of_running_workers(tmp_path: Path
     (kernels / "not one of ours").mkdir()
     os.utime(kernels / "not one of ours", (0, 0))
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / kept_kernels.NOTE).write_text("{}")
     link = kernels / ("f" * 16)
     link.symlink_to(tmp_path / "elsewhere")
     os.utime(link, (0, 0), follow_symlinks=False)
@@ -179,7 +210,7 @@ def test_the_newest_folders_are_kept_and_those_of_running_workers(tmp_path: Path
     kept_kernels._drop_old(kernels)
     assert not folders[6].exists()
     assert (kernels / "not one of ours").exists()
-    assert (tmp_path / "elsewhere").exists()
+    assert (tmp_path / "elsewhere" / kept_kernels.NOTE).exists()
 
 
 FAILS = "import os, sys; print('x', file=open(os.environ['STARTS'], 'a')); sys.exit('No space left on device')"

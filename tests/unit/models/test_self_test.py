@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from p2prl.errors import MachineError, RemoteProtocolError
+from p2prl.models import golden_creation
 from p2prl.models.golden_creation import golden_files, make_golden
 from p2prl.models.golden_groups import GOLDEN_FILE, MAX_GOLDEN_BYTES, GoldenGroups, read_golden
 from p2prl.models.golden_policy import BY_SIDE, BY_USE, golden_weights, policy_weights
@@ -170,6 +171,38 @@ def test_margins_are_distances_of_noisy_logits(run: RunModel) -> None:
     for position, scores in zip(row.positions, noisy, strict=True):
         for candidate in position.candidates:
             assert candidate.margin == pytest.approx(float(scores.max() - scores[candidate.token]), abs=1e-4)
+
+
+def test_limits_of_size_are_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny_model(seed=1)
+    files, layout = export_run_files(loaded), layout_of(loaded.model, "float32")
+    bare = read_run_model(files, layout_digest=layout.digest, weight_bytes=layout.size_bytes, dtype="float32")
+    raw = make_golden(bare, temperature=TEMPERATURE)
+    assert raw is not None
+    for name, limit in (("MOST_BYTES", layout.size_bytes), ("MAX_GOLDEN_BYTES", len(raw))):
+        for allowed, expected in ((limit, raw), (limit - 1, None)):
+            with monkeypatch.context() as patch:
+                patch.setattr(golden_creation, name, allowed)
+                assert make_golden(bare, temperature=TEMPERATURE) == expected
+                made = golden_files(files, layout, dtype="float32", temperature=TEMPERATURE)
+                assert made == ({} if expected is None else {GOLDEN_FILE: raw})
+    monkeypatch.setattr(golden_creation, "NEW_TOKENS", 2)
+    for candidates, is_made in ((18, True), (19, False)):  # of a vocabulary of 18
+        monkeypatch.setattr(golden_creation, "CANDIDATES", candidates)
+        assert (make_golden(bare, temperature=TEMPERATURE) is not None) == is_made
+
+
+def test_completions_fit_a_short_context() -> None:
+    run = run_of(llama(), "float32")
+    for context, tokens in ((24, 16), (23, 15), (9, 1)):
+        run.skeleton.config.max_position_embeddings = context
+        raw = make_golden(run, temperature=TEMPERATURE)
+        assert raw is not None
+        rows = read_golden(raw, vocabulary=18, temperature=TEMPERATURE).rows
+        assert {len(row.prompt) for row in rows} == {8}
+        assert {len(row.positions) for row in rows} == {tokens}
+    run.skeleton.config.max_position_embeddings = 8
+    assert make_golden(run, temperature=TEMPERATURE) is None
 
 
 def _edited(run: RunModel, edit: Callable[[Any], None]) -> bytes:

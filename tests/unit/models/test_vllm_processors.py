@@ -29,13 +29,13 @@ WARM_UP = SimpleNamespace(extra_args=None)
 
 
 def ours(ticket: int, *, first: int = 0) -> Any:
-    arguments = DrawArguments(ticket=ticket, seed=ticket * 977 + 5, temperature=0.5 + ticket, first=first)
+    arguments = DrawArguments(ticket=ticket, seed=ticket * 977 + 5, temperature=0.6 + ticket, first=first)
     return SimpleNamespace(extra_args={ARGUMENTS: arguments})
 
 
 def expected(logits_V: Tensor, ticket: int, position: int) -> tuple[int, float]:
     """Token and log-prob by the definition of the draw."""
-    scaled = logits_V / (0.5 + ticket)
+    scaled = logits_V / (0.6 + ticket)
     noise = gumbel(torch.tensor([ticket * 977 + 5]), torch.tensor([[position]]), VOCABULARY)[0, 0]
     token = int((scaled + noise).argmax())
     return token, float(scaled.log_softmax(-1)[token])
@@ -165,6 +165,46 @@ def test_a_preempted_request_goes_on_at_its_position() -> None:
     before, after = runner.step({"1.0": 2, "2.0": 1})
     check(draws, before, after, 0, 1, 3)
     check(draws, before, after, 1, 2, 1)
+    assert all(draws.take(1, position) is not None for position in range(3)), "what was drawn before may come yet"
+
+
+def test_a_draw_is_taken_once_and_none_is_left_after_all_are_dropped() -> None:
+    draws = Draws()
+    runner = Runner(draws)
+    runner.add("1.0", ours(1), prompt=3)
+    runner.step({"1.0": 3})
+    runner.step({"1.0": 1})
+    taken(draws, 1, 0)
+    assert draws.take(1, 0) is None
+    draws.watched = 1
+    draws.clear()
+    assert draws.take(1, 1) is None
+    assert draws.watched is None
+
+
+def test_the_logits_of_a_watched_request_are_those_before_its_draw() -> None:
+    draws = Draws()
+    runner = Runner(draws)
+    for ticket in (1, 2):
+        runner.add(f"{ticket}.0", ours(ticket), prompt=3)
+    draws.watched = 2
+    before, after = runner.step({"1.0": 3, "2.0": 3})
+    assert not torch.equal(before[1], after[1])
+    answer = draws.answer(2)
+    assert answer is not None
+    assert torch.equal(answer, before[1])
+    assert draws.take(2, 0) is None
+    assert draws.watched is None
+    draws.watched = 3
+    runner.step({"1.0": 1})
+    assert draws.answer(3) is None, "nothing was drawn for it"
+
+
+@pytest.mark.parametrize(
+    ("logprob", "is_number"), [(-1.5, True), (0.0, True), (float("-inf"), False), (float("nan"), False)]
+)
+def test_a_draw_from_logits_that_are_no_numbers_is_known(logprob: float, is_number: bool) -> None:
+    assert DrawnToken(3, logprob, 0).is_number == is_number
 
 
 def test_a_step_prepared_before_the_end_of_a_request_leaves_nothing_behind() -> None:
@@ -205,7 +245,7 @@ def test_settings_on_the_device_are_those_of_the_step_when_rows_go_on_stay_or_ch
     for step in steps:
         rows = DrawRows.of([requests[ticket] for ticket, _ in step], [position for _, position in step])
         temperatures, seeds, positions = held.of(rows, torch.device("cpu"))
-        assert temperatures.tolist() == [0.5 + ticket for ticket, _ in step]
+        assert temperatures.tolist() == pytest.approx([0.6 + ticket for ticket, _ in step], rel=1e-6)
         assert seeds.tolist() == [ticket * 977 + 5 for ticket, _ in step]
         assert positions.tolist() == [position for _, position in step]
         places.append(positions.data_ptr())
@@ -230,11 +270,11 @@ def test_the_first_runner_leaves_rows_of_others_alone_and_follows_moves() -> Non
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(8))
     assert torch.equal(rows.apply(logits.clone()), logits)
     outputs: list[int] = [4, 4]
-    rows.update_state(update(added=[(0, WARM_UP, [], []), (1, ours(1), [], outputs), (2, ours(2), [], [])]))
+    rows.update_state(update(added=[(0, WARM_UP, [], []), (1, ours(1), [], outputs), (2, ours(2, first=9), [], [])]))
     after = rows.apply(logits.clone())
     assert torch.equal(after[0], logits[0])
     check(draws, logits, after, 1, 1, 2)
-    check(draws, logits, after, 2, 2, 0)
+    check(draws, logits, after, 2, 2, 9)
     rows.update_state(update(added=[(2, WARM_UP, [], [])], moved=[(0, 1, Direction.SWAP)]))
     outputs.append(7)
     after = rows.apply(logits.clone())
