@@ -9,9 +9,11 @@ peers at the bootstrap addresses can at worst stall a newcomer; they cannot subs
 from __future__ import annotations
 
 import base64
+import ipaddress
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 from urllib.parse import parse_qsl, quote
 
 from p2prl.errors import ConfigError, IdentityError
@@ -26,6 +28,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MULTIADDR = re.compile(r"(/[a-z0-9-]+/[^/\s]+)+/p2p/(\w+)(/p2p-circuit/p2p/(\w+))?", re.ASCII)
 _MOST_PORT = 65_535
 _PEER = re.compile(r"/p2p/(\w+)", re.ASCII)
+_INCOMPLETE = "is not a complete multiaddr"
+_QUOTES = "'\""
+
+Reach = Literal["machine", "network", "internet"]
+"""From where an address can be dialed."""
+
 _REMEDY = "Copy the whole link again; it looks like p2prl://NAME@52-CHARACTERS?b=/ip4/…/tcp/…/p2p/…"
 
 
@@ -37,9 +45,14 @@ class JoinLink:
     run: Digest
     bootstrap: tuple[str, ...]
 
-    def naming(self, peers: Collection[PeerId]) -> JoinLink:
-        """The link with those addresses alone that name nobody but these peers, as a relay or as the one behind it."""
-        return replace(self, bootstrap=tuple(each for each in self.bootstrap if peers_of(each) <= set(peers)))
+    def published(self, learner: PeerId, listed: Collection[PeerId]) -> JoinLink:
+        """The link as a page may show it: with addresses alone that name the learner and `listed` peers, be it as a
+        relay or as the one behind it. Of the peers none is named that readers elsewhere cannot dial: a private address
+        beside an id tells of somebody's home."""
+        shown = [each for each in self.bootstrap if peers_of(each) <= {learner, *listed}]
+        own = [each for each in shown if learner in peers_of(each)]
+        kept = {*own, *as_wide(shown, own)}
+        return replace(self, bootstrap=tuple(each for each in shown if each in kept))
 
     def __str__(self) -> str:
         text = base64.b32encode(self.run).decode().rstrip("=").lower()
@@ -47,9 +60,14 @@ class JoinLink:
         return f"{SCHEME}{self.name}@{text}" + (f"?{query}" if query else "")
 
 
+def is_link(text: str) -> bool:
+    """Whether a user means a join link by this text, and no file or name."""
+    return _unquoted(text).startswith(SCHEME)
+
+
 def parse_link(text: str) -> JoinLink:
     """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy."""
-    text = text.strip().strip("'\"").replace("&amp;", "&")  # quotation marks of a message, the source of a page
+    text = _unquoted(text).replace("&amp;", "&")  # of the source of a page
     if not text:
         raise ConfigError("the join link is empty", remedy=_REMEDY)
     if not text.startswith(SCHEME):
@@ -74,8 +92,10 @@ def parse_link(text: str) -> JoinLink:
     assert len(run) == DIGEST_BYTES
     addresses = []
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key != "b" or len(value) > limits.MAX_ADDRESS_CHARS or not _is_complete(value):
-            raise ConfigError(f"the link's peer address {value[:80]!r} is not a complete multiaddr", remedy=_REMEDY)
+        if key != "b":
+            raise ConfigError(f"the link has a part {key[:16]!r}, which no link has", remedy=_REMEDY)
+        if fault := _fault_of(value):
+            raise ConfigError(f"the link's peer address {value[:80]!r} {fault}", remedy=_REMEDY)
         addresses.append(value)
     if not addresses:
         raise ConfigError("the link names no peer to start from: its end was cut off", remedy=_REMEDY)
@@ -87,18 +107,54 @@ def peers_of(address: str) -> frozenset[PeerId]:
     return frozenset(map(PeerId, _PEER.findall(address)))
 
 
-def _is_complete(address: str) -> bool:
-    """Whether a multiaddr ends in a complete peer id (a truncated id is invalid)."""
-    match = _MULTIADDR.fullmatch(address)
-    ports = re.findall(r"/(?:tcp|udp)/([^/]+)", address)
-    if not all(port.isascii() and port.isdecimal() and 0 < int(port) <= _MOST_PORT for port in ports):
-        return False
-    if match is None or not address.isprintable():  # bytes of a terminal that are no UTF-8 arrive as surrogates
-        return False
+def reach_of(address: str) -> Reach:
+    """From where a multiaddr can be dialed. A host name or a relay counts as internet, since its reach is unknown."""
+    parts = address.split("/")
+    if "p2p-circuit" in parts or parts[1:2] not in (["ip4"], ["ip6"]):
+        return "internet"
+    ip = ipaddress.ip_address(parts[2])
+    if ip.is_loopback:
+        return "machine"
+    return "internet" if ip.is_global else "network"
+
+
+def as_wide(others: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
+    """Those of `others` that whoever can dial the widest of `own` can dial too."""
+    least = max(map(_width, own), default=0)
+    return tuple(address for address in others if _width(address) >= least)
+
+
+def _width(address: str) -> int:
+    return ("machine", "network", "internet").index(reach_of(address))
+
+
+def _unquoted(text: str) -> str:
+    """The text without the white space and quotation marks that a message leaves around it."""
+    return text.strip().strip(_QUOTES).strip()
+
+
+def _is_ip(host: str, version: int) -> bool:
     try:
-        for peer in match.group(2, 4):
-            if peer is not None:
-                public_key_of(PeerId(peer))
-    except IdentityError:
+        return ipaddress.ip_address(host).version == version
+    except ValueError:
         return False
-    return True
+
+
+def _fault_of(address: str) -> str:
+    """What is wrong with a multiaddr; empty for one that ends in a complete peer id and can be dialed."""
+    match = _MULTIADDR.fullmatch(address)
+    # Bytes of a terminal that are no UTF-8 arrive as surrogates.
+    if match is None or not address.isprintable() or len(address) > limits.MAX_ADDRESS_CHARS:
+        return _INCOMPLETE
+    for version, host in re.findall(r"/ip([46])/([^/]+)", address):
+        if not _is_ip(host, int(version)):
+            return f"is not usable: {host[:40]!r} is no IPv{version} address"
+    for port in re.findall(r"/(?:tcp|udp)/([^/]+)", address):
+        if not (port.isascii() and port.isdecimal() and 0 < int(port) <= _MOST_PORT):
+            return f"is not usable: {port[:40]!r} is no port from 1 to {_MOST_PORT}"
+    try:
+        for peer in filter(None, match.group(2, 4)):
+            public_key_of(PeerId(peer))
+    except IdentityError:
+        return _INCOMPLETE
+    return ""

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from p2prl.errors import ConfigError
-from p2prl.protocol.join_link import SCHEME, JoinLink, parse_link
+from p2prl.protocol.join_link import SCHEME, JoinLink, is_link, parse_link
 
 _MOST_BYTES = 64 * 1024
 """Of a file with a link: addresses are bounded."""
@@ -34,7 +34,7 @@ def named_link(text: str) -> JoinLink:
 
 def _existing(text: str) -> Path | None:
     """The file or folder of this name; None where there is none, as for a link or a name that no file can have."""
-    if not text or text.startswith(SCHEME):
+    if not text or is_link(text):
         return None
     try:
         path = Path(text).expanduser()

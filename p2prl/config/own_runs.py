@@ -8,7 +8,7 @@ from pathlib import Path
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
-from p2prl.protocol.join_link import SCHEME, parse_link
+from p2prl.protocol.join_link import is_link, parse_link
 from p2prl.protocol.manifests import RunManifest
 
 _MOST_FOLDERS = 1_024
@@ -64,7 +64,7 @@ def find_run(home: Path, source: str) -> list[OwnRun]:
     Raises `ConfigError` when there is none, or when the name fits several runs.
     """
     here = runs_here(home)
-    if source.startswith(SCHEME):
+    if is_link(source):
         wanted: Digest | None = parse_link(source).run
     elif (Path(source) / "run.manifest").is_file():
         wanted = envelope_digest((Path(source) / "run.manifest").read_bytes())

@@ -14,7 +14,9 @@ from p2prl.controls.rules import Pause
 _MOST_BYTES = 4_096
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Keys of later releases are passed over, and a default is not written: then an earlier release reads the rest."""
+
     until: float | None
     keeps_relaying: bool
     length_s: float = MOST_DURATION_S

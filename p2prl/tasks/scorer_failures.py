@@ -24,7 +24,7 @@ _WORDS = {
         "its process ended",
         "Look for a library that crashes or calls exit, and for processor time beyond the limit of an answer.",
     ),
-    VALUE: ("it {rest}", "Return a list of one finite number from -100 to 100 for each completion."),
+    VALUE: ("it returned {rest}", "Return a list of one finite number from -100 to 100 for each completion."),
     ERROR: ("{rest}", "Correct the scorer, or install what it needs."),
     TOO_LONG: ("the answer has too many characters to score", "Give fewer --max-new-tokens."),
     ROW: ("the row has too many characters to score", "Drop the columns that no scorer reads."),
@@ -36,8 +36,7 @@ def failure_text(failures: Iterable[str]) -> str:
     """The most common of the failures of `ScoredAnswer`, as a clause: `it took longer than the 2 s of an answer`."""
     failure = _commonest(failures)
     kind, _, rest = failure.partition(":")
-    clause = _WORDS[kind][0] if kind in _WORDS else failure
-    return clause.format(rest=rest.strip())
+    return failure if kind not in _WORDS else _WORDS[kind][0].format(rest=rest.strip() or "something else")
 
 
 def failure_remedy(failures: Iterable[str]) -> str:

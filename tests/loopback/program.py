@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -141,11 +142,16 @@ def live_learner(directory: Path) -> Iterator[tuple[Path, RunningRole]]:
         assert "Traceback" not in learner.said()
 
 
-def spool_states(home: Path) -> dict[str, int]:
-    """Groups in the spool of the first volunteer under `home`, by state."""
+def spool_groups(home: Path) -> dict[bytes, str]:
+    """State of each group in the spool of the first volunteer under `home`, by digest."""
     (path,) = home.glob("seat-1/*/spool.db")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as spool:
-        return dict(spool.execute("SELECT state, COUNT(*) FROM groups GROUP BY state"))
+        return dict(spool.execute("SELECT digest, state FROM groups"))
+
+
+def spool_states(home: Path) -> dict[str, int]:
+    """Groups in that spool by state."""
+    return dict(Counter(spool_groups(home).values()))
 
 
 def volunteer_status(home: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, IdentityError, MachineError
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.join_link import SCHEME
+from p2prl.protocol.join_link import is_link
 from p2prl.scoreboard import certificate as certificates
 from p2prl.scoreboard.documents.api_views import require_run
 from p2prl.scoreboard.documents.leaderboard_view import owner_of
@@ -92,7 +92,7 @@ def _at_height(ledger: LedgerSource, height: int) -> Snapshot:
 
 def _signer(source: str, contributor: str | None, board: BoardState, home: Path) -> tuple[Identity, str]:
     """The key that signs, and the peer id of the contributor."""
-    if not source.startswith(SCHEME) and contributor is not None:
+    if not is_link(source) and contributor is not None:
         return open_folder(Path(source)).identity, contributor
     keys = [(path.parent.name, identity) for path, identity in named_keys(home)]
     keys.sort(key=lambda item: item[0] != OWNER_FOLDER)

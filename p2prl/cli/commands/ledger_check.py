@@ -14,7 +14,7 @@ from p2prl.cli.commands.open_ledger import await_current_ledger, ledger_of
 from p2prl.cli.views.console import emit, say
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
-from p2prl.protocol.join_link import SCHEME
+from p2prl.protocol.join_link import is_link
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
@@ -31,11 +31,11 @@ def verify_command(
 
     `validator` is the peer id of the validator whose own ledger a dump must be.
     """
-    is_link = source.startswith(SCHEME)
-    if is_link or Path(source).is_dir():
+    of_swarm = is_link(source)
+    if of_swarm or Path(source).is_dir():
         with _current_ledger(source, home, listen) as ledger:
             result = verify_source(ledger)
-        what = "the swarm" if is_link else f"the journal in folder {source}"
+        what = "the swarm" if of_swarm else f"the journal in folder {source}"
     else:
         result = verify_dump(Path(source), validator=public_key_of(PeerId(validator)) if validator else b"")
         what = f"the dump {source}"
@@ -78,7 +78,7 @@ def _current_ledger(source: str, home: Path | None, listen: list[str] | None) ->
             say(f"{counted(height, 'entry', 'entries')} received …")
 
     with ledger_of(source, home, listen) as ledger:
-        if source.startswith(SCHEME):
+        if is_link(source):
             say("asking the swarm for its ledger …")
             await_current_ledger(ledger, on_entries=tell)
         yield ledger

@@ -22,7 +22,7 @@ from p2prl.net.storage.kept_peers import read_peers
 from p2prl.plain_text import counted
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
-from p2prl.protocol.join_link import SCHEME, parse_link
+from p2prl.protocol.join_link import is_link, parse_link
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
@@ -65,7 +65,7 @@ class LearnerWatch:
 
 def check_source(source: str) -> None:
     """Raise `ConfigError` when `source` is no join link, run folder or own ledger of a validator. Opens nothing."""
-    if source.startswith(SCHEME):
+    if is_link(source):
         parse_link(source)
     elif not _is_of_validator(Path(source)):
         open_folder(Path(source))
@@ -74,7 +74,7 @@ def check_source(source: str) -> None:
 @contextmanager
 def ledger_of(source: str, home: Path | None, listen: list[str] | None) -> Iterator[RunFolderSource | SwarmSource]:
     """The ledger of a run folder or a join link, or a validator's own in its folder of the run. Closed at the end."""
-    if source.startswith(SCHEME):
+    if is_link(source):
         with ledger_of_swarm(source, home, listen) as link_source:
             yield link_source
     elif _is_of_validator(Path(source)):
@@ -113,11 +113,12 @@ def _link_to_show(folder: Folder) -> str:
         link = parse_link(folder.link_file.read_text())
     except (OSError, ConfigError):
         return ""
-    alone = link.naming({folder.identity.peer_id})
+    own = folder.identity.peer_id
+    alone = link.published(own, ())
     if alone != link:
-        memory = PeerMemory(folder.run, folder.identity.peer_id)
+        memory = PeerMemory(folder.run, own)
         memory.restore(read_peers(folder.directory / PEERS_FILE), SystemClock().now())
-        alone = link.naming({folder.identity.peer_id, *memory.listed})
+        alone = link.published(own, memory.listed)
     return str(alone) if alone.bootstrap else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from p2prl.cli.commands.own_spools import spools_of
 from p2prl.cli.role_files import read_status
-from p2prl.cli.views.console import console, emit, say
+from p2prl.cli.views.console import emit, output_width, say
 from p2prl.cli.views.contribution_view import contribution_lines
 from p2prl.client.own_groups import OwnGroups
 from p2prl.client.spool import SpoolState
@@ -41,7 +41,7 @@ def contribution_command(*, home: Path | None, as_json: bool) -> None:
     elif not parts:
         say(f"No run has work of this machine under {base} yet. Start with:  p2prl join LINK")
     else:
-        for line in contribution_lines(document, width=console.width if console.is_terminal else sys.maxsize):
+        for line in contribution_lines(document, width=output_width() or sys.maxsize):
             sys.stdout.write(f"{line}\n")
 
 

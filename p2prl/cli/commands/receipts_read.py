@@ -21,7 +21,7 @@ from p2prl.client.own_groups import OwnGroup, OwnGroups
 from p2prl.config.own_runs import OwnRun, find_run
 from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError, MachineError
-from p2prl.protocol.join_link import SCHEME
+from p2prl.protocol.join_link import is_link
 from p2prl.scoreboard.group_record import GroupRecord, record_of
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.known_run import open_run_manifest
@@ -62,7 +62,7 @@ def explain_command(
     source: str, digest: str, *, live: bool, home: Path | None, listen: list[str] | None, as_json: bool
 ) -> None:
     """Print why a group earned what it earned, by this machine's files and by a ledger if one is at hand."""
-    if live and not source.startswith(SCHEME):
+    if live and not is_link(source):
         raise ConfigError("--live needs the run's join link", remedy="Give the link in quotes: 'p2prl://NAME@…?b=…'")
     runs = find_run(home or default_home(), source)
     with spools_of(runs) as spools:
@@ -102,7 +102,7 @@ def _ledger_record(
             await_current_ledger(swarm)
             board = swarm.snapshot().board
             return record_of(known, all_entries(swarm, 0 if board is None else board.height), group), "the swarm"
-    if not source.startswith(SCHEME) and (Path(source) / "run.manifest").is_file():
+    if not is_link(source) and (Path(source) / "run.manifest").is_file():
         with ledger_of_run(Path(source)) as folder:
             board = folder.snapshot().board
             height = 0 if board is None else board.height

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from p2prl.cli.commands.own_spools import spools_of
-from p2prl.cli.views.console import console, emit, say
+from p2prl.cli.views.console import emit, output_width, say
 from p2prl.cli.views.rollout_view import rollout_lines
 from p2prl.client.own_groups import OwnGroup, OwnGroups
 from p2prl.config.own_replay import files_of, read_own_group
@@ -65,7 +65,7 @@ def watch_command(source: str, *, follow: bool, home: Path | None, as_json: bool
                 if as_json:
                     emit(document)
                 else:
-                    for line in rollout_lines(document, now=time.time(), width=console.width):
+                    for line in rollout_lines(document, now=time.time(), width=output_width()):
                         sys.stdout.write(f"{line}\n")
                     sys.stdout.flush()
             if not follow:

@@ -39,6 +39,11 @@ def show(line: str, *, unwrapped: bool = False) -> None:
     _print(_output, line, unwrapped=unwrapped)
 
 
+def output_width() -> int | None:
+    """Columns of the terminal that standard output is; None for a pipe or a file, whose lines are not broken."""
+    return _output.width if _output.is_terminal else None
+
+
 def _print(where: Console, message: str, *, unwrapped: bool) -> None:
     text = encodable(cleaned(message), where.encoding)
     for line in [text] if unwrapped or not where.is_terminal else wrapped(text, where.width):

@@ -18,6 +18,8 @@ _SKIPPED = frozenset({"pid", "time", "running"})
 _LABEL_OF = {"peers": "role", "groups": "state", "reasons": "reason"}
 """Label for the keys of an object in a status file; `key` for any other."""
 
+_QUOTE = '"'
+
 
 def prometheus_text(workers: Sequence[Mapping[str, Any]]) -> str:
     """The metrics of all workers in the text format 0.0.4, each family once."""
@@ -34,7 +36,7 @@ def prometheus_text(workers: Sequence[Mapping[str, Any]]) -> str:
             families.setdefault(family.name, (family, []))[1].append(line)
     lines: list[str] = []
     for name, (family, samples) in sorted(families.items()):
-        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}", *samples]
+        lines += [f"# HELP {name} {_one_line(family.help)}", f"# TYPE {name} {family.kind}", *samples]
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -62,10 +64,13 @@ def _is_number(value: object) -> bool:
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    def escaped(text: str) -> str:
-        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return ",".join(f'{name}="{_one_line(value, _QUOTE)}"' for name, value in labels.items())
 
-    return ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+
+def _one_line(text: str, quote: str = "") -> str:
+    """`text` as the format wants it: HELP escapes backslashes and line feeds, labels their quotation mark as well."""
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return escaped.replace(quote, f"\\{quote}") if quote else escaped
 
 
 def _number(value: float) -> str:

@@ -14,11 +14,14 @@ _MOST_SHOWN = 4
 """Answers shown: the best, the worst and others between them tell what the policy is rewarded for."""
 
 _MOST_LINES = 8
-"""Lines of a prompt or an answer."""
+"""Lines of a prompt or an answer on a terminal."""
 
 
-def rollout_lines(rollout: Mapping[str, Any], *, now: float, width: int) -> list[str]:
-    """The rollout of `p2prl watch --json` in at most `width` columns; `now` is Unix seconds."""
+def rollout_lines(rollout: Mapping[str, Any], *, now: float, width: int | None) -> list[str]:
+    """The rollout of `p2prl watch --json`; `now` is Unix seconds.
+
+    On a terminal of `width` columns lines are wrapped and long texts end early; with None, for a file, they are whole.
+    """
     answers = rollout["completions"]
     tokens = sum(answer["tokens"] for answer in answers)
     pace = f", {tokens / rollout['seconds']:,.0f} tokens/s" if rollout["seconds"] > 0 else ""
@@ -62,12 +65,12 @@ def _state(rollout: Mapping[str, Any]) -> str:
     return f"{rollout['state']}: {why}"
 
 
-def _wrapped(label: str, text: str, width: int) -> list[str]:
+def _wrapped(label: str, text: str, width: int | None) -> list[str]:
     """Paragraphs of a stranger's text below one another, beside a label."""
     lines: list[str] = []
-    room = max(20, width - len(label))
     for paragraph in text.splitlines() or [""]:
-        lines += textwrap.wrap(cleaned(paragraph), room) or [""]
-    if len(lines) > _MOST_LINES:
+        whole = cleaned(paragraph)
+        lines += [whole] if width is None else textwrap.wrap(whole, max(20, width - len(label))) or [""]
+    if width is not None and len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], "…"]
     return [(label if place == 0 else " " * len(label)) + line for place, line in enumerate(lines)]

@@ -22,6 +22,7 @@ from p2prl.net.storage.kept_peers import read_peers, write_peers
 from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
+from p2prl.protocol.join_link import reach_of
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node import Node
 from p2prl.swarm.peers.detours import Detours
@@ -118,7 +119,9 @@ class LinkKeeper:
         linked = self._node.connections.linked_records()
         self._memory.note(linked, now)
         if self._shows_link:
-            is_public = any(map(is_direct_public, addresses))
+            # A learner's link has its own addresses, and a board's those of the link that it was started with.
+            shown = addresses if self._is_learner else self._named
+            is_public = any(reach_of(address) == "internet" for address in shown)
             self.link_peers = self._link_peers.update(linked, self._node.dial_rules, now, is_public=is_public)
         if self._path is not None and (self._memory.changed or at_once or now >= self._write_at):
             self._memory.changed, self._write_at = False, now + _WRITE_S

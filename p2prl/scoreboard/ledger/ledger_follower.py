@@ -187,9 +187,9 @@ class LedgerFollower:
         if self._join_link is None:
             return ""
         listed = frozenset[PeerId]().union(*map(peers_of, self._link_peers))
-        given = self._join_link.naming({peer_id_of(run.manifest.learner), *listed}).bootstrap
-        named = tuple(dict.fromkeys((*given, *self._link_peers)))
-        return str(replace(self._join_link, bootstrap=named[: limits.MAX_ADDRESSES])) if named else ""
+        every = tuple(dict.fromkeys((*self._join_link.bootstrap, *self._link_peers)))
+        link = replace(self._join_link, bootstrap=every).published(peer_id_of(run.manifest.learner), listed)
+        return str(replace(link, bootstrap=link.bootstrap[: limits.MAX_ADDRESSES])) if link.bootstrap else ""
 
     def _on_manifest(self, raw: bytes) -> list[control.ToNetwork]:
         if self._ledger is None:

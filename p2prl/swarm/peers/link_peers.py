@@ -48,7 +48,7 @@ class LinkPeers:
         self, linked: Iterable[LinkedRecord], rules: DialRules, now: float, *, is_public: bool
     ) -> tuple[str, ...]:
         """Multiaddrs with peer ids: one for each peer, then those of the other IP version. `is_public` says that the
-        learner has a public address: then addresses of its private networks help nobody."""
+        link has an address of the internet: then private ones of its peers help nobody."""
         records = list(linked)
         unread = {record.peer for record in records if record.is_listed is None}
         """They have started again, and their place waits for what their new record says."""

@@ -94,8 +94,9 @@ def _answer(descriptor: int, payload: bytes, scorers: Scorers, *, once: bool) ->
 def _reply(number: int, score: object) -> Reply:
     if isinstance(score, int | float) and frames.is_score(value := float(score)):
         return Reply(number, frames.SCORED, value)
-    shown = repr(score) if score is None or isinstance(score, int | float) else type(score).__name__
-    return Reply(number, frames.NOT_A_SCORE, 0.0, f"returned {shown}"[: frames.MAX_ERROR_BYTES])
+    is_told = score is None or isinstance(score, int | float)
+    shown = repr(score) if is_told else f"a value of type {type(score).__name__}"
+    return Reply(number, frames.NOT_A_SCORE, 0.0, shown[: frames.MAX_ERROR_BYTES])
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -19,7 +20,7 @@ from p2prl.controls.limits import Limits
 from p2prl.controls.live_controls import LiveControls
 from p2prl.controls.messages import MOST_REQUEST_BYTES, read_answer
 from p2prl.controls.pause_file import load_pause
-from p2prl.controls.rules import Order, Readings
+from p2prl.controls.rules import Order, Pause, Readings
 from p2prl.errors import MachineError, RemoteProtocolError
 
 
@@ -258,6 +259,24 @@ def test_an_answer_that_is_nonsense(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("p2prl.controls.control_socket.encode_line", lambda _: b'{"state":7}\n')
     with pytest.raises(RemoteProtocolError):
         rig.ask(messages.StatusRequest())
+
+
+def test_a_pause_on_disk_is_read_by_later_and_earlier_releases(rig: Rig) -> None:
+    """Keys are added and never required, and one that says nothing new is not written: what reads no more than `until`
+    and `keeps_relaying` reads a pause without end."""
+    rig.ask(messages.PauseRequest())
+    path = rig.folder / "pause.json"
+    document = json.loads(path.read_bytes())
+    assert document == {"until": None, "keeps_relaying": False}
+    path.write_text(json.dumps({**document, "reason": "of a later release"}))
+    kept = load_pause(rig.folder)
+    assert kept is not None
+    assert kept.until is None
+    path.write_text(json.dumps({"until": rig.time + 60, "keeps_relaying": True}))
+    assert load_pause(rig.folder) == Pause(rig.time + 60, keeps_relaying=True)
+    for junk in ("", "[]", "{}", '{"until": "soon", "keeps_relaying": false}'):
+        path.write_text(junk)
+        assert load_pause(rig.folder) is None
 
 
 def test_a_pause_of_a_wrong_clock_lasts_as_long_as_it_was_to(rig: Rig) -> None:

@@ -167,14 +167,15 @@ def score_groups(run: DataRun, count: int, accounts: list[bytes]) -> None:
         run.learner.rewards(work, [[1], [2]], account=accounts[number % len(accounts)])
 
 
-@pytest.mark.parametrize("failure", ["error: ValueError: no", "value: str"])
+@pytest.mark.parametrize("failure", ["error: ValueError: no", "value: a value of type str"])
 def test_scorer_that_always_fails_stops_the_run(run: DataRun, failure: str) -> None:
     run.scorer.broken = failure
     score_groups(run, 63, [b"a", b"b", b"c"])
     assert run.learner.scorer_failures == 126
     with pytest.raises(ConfigError, match="scorer of sums failed on every answer of the first 64 groups: ") as caught:
         score_groups(run, 1, [b"a"])
-    assert failure.partition(": ")[2] in str(caught.value)
+    told = failure.partition(": ")[2]
+    assert f" groups: {'it returned ' if failure.startswith('value') else ''}{told}" in str(caught.value)
     assert "new run" in caught.value.remedy
 
 

@@ -24,7 +24,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.peers.dial_rules import DialRules
+from p2prl.swarm.peers.dial_rules import DialRules, rules_for
 from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.subnets import subnet_of
 
@@ -49,7 +49,7 @@ class Clock:
 class Transport:
     """Nobody listens but at `NEW`."""
 
-    addresses = ()
+    addresses: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.dialed: list[str] = []
@@ -63,13 +63,20 @@ class Transport:
         return LEARNER
 
 
-def keeper(node: Any, peers_list: str, nearby: NearbySearch | None = None) -> LinkKeeper:
+def keeper(
+    node: Any,
+    peers_list: str,
+    nearby: NearbySearch | None = None,
+    *,
+    role: Role = Role.VOLUNTEER,
+    bootstrap: tuple[str, ...] = (OLD,),
+) -> LinkKeeper:
     config = NetworkConfig(
         key_file=Path("key"),
         run=RUN,
-        node=NodeConfig(role=Role.VOLUNTEER),
+        node=NodeConfig(role=role),
         blob_dir=Path("blobs"),
-        bootstrap=(OLD,),
+        bootstrap=bootstrap,
         reach=ReachOptions(peers_list=peers_list),
     )
     return LinkKeeper(cast(Node, node), Clock(), random.Random(1), identity_of("home").peer_id, config, nearby)
@@ -213,3 +220,46 @@ def test_who_answers_later_is_dialed_while_the_learner_is_missing(monkeypatch: p
     assert NEW in asyncio.run(_dials_nearby(room, monkeypatch))
     assert room.announced
     assert room.is_closed
+
+
+SEEDER = identity_of("seeder").peer_id
+HOME, HOME_OF_LEARNER = "/ip4/192.168.1.9/tcp/4001", f"/ip4/192.168.1.5/tcp/4001/p2p/{LEARNER}"
+
+
+async def _named(role: Role, own: tuple[str, ...], link: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a node that sees a listed seeder on its local network names it in the link."""
+    monkeypatch.setattr(link_keeper, "_TURN_S", 0.0)
+    seen = LinkedRecord(SEEDER, b"", Role.SEEDER, (HOME,), subnet_of(HOME), is_chosen=True, since=0.0, is_listed=True)
+    node, looked = lonely_node(), asyncio.Event()
+    node.dial_rules = rules_for((HOME_OF_LEARNER,))
+    node.connections.is_relayed = lambda _: looked.set()  # asked for right after the link's peers are chosen
+    node.connections.linked_records = lambda: [seen]
+    transport = Transport()
+    transport.addresses = own
+    kept = keeper(node, "", role=role, bootstrap=link)
+    driver = cast(NodeDriver, SimpleNamespace(wake=lambda: None))
+    task = asyncio.create_task(kept.run(cast(Any, transport), driver))
+    await looked.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert set(kept.link_peers) <= {f"{HOME}/p2p/{SEEDER}"}
+    return bool(kept.link_peers)
+
+
+@pytest.mark.parametrize(
+    ("role", "own", "link", "is_named"),
+    [
+        (Role.BOARD, (), (NEW,), False),
+        (Role.BOARD, (), (f"/dns4/example.org/tcp/4001/p2p/{LEARNER}",), False),
+        (Role.BOARD, (), (HOME_OF_LEARNER,), True),
+        (Role.LEARNER, (HOME_OF_LEARNER, NEW), (), False),
+        (Role.LEARNER, (HOME_OF_LEARNER, f"{NEW}/p2p-circuit/p2p/{LEARNER}"), (), False),
+        (Role.LEARNER, (HOME_OF_LEARNER,), (NEW,), True),
+    ],
+)
+def test_a_private_address_of_a_peer_is_named_in_links_of_its_network_alone(
+    role: Role, own: tuple[str, ...], link: tuple[str, ...], is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board at home named its neighbors of the local network on a page that the whole internet could read."""
+    assert asyncio.run(_named(role, own, link, monkeypatch)) is is_named

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from p2prl.errors import ConfigError
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.join_link import JoinLink, parse_link, peers_of
+from p2prl.protocol.join_link import JoinLink, is_link, parse_link, peers_of, reach_of
 
 PEER = Identity(b"p" * 16).peer_id
 RELAY = Identity(b"r" * 16).peer_id
@@ -98,11 +100,91 @@ def test_foreign_parameters_are_refused() -> None:
             parse_link(bad)
 
 
-def test_a_link_that_names_some_peers_alone() -> None:
+def test_a_published_link_names_the_learner_and_listed_peers_alone() -> None:
     relay = f"/ip6/2001:db8::1/tcp/1/p2p/{RELAY}"
-    link = JoinLink("run", Digest(bytes(32)), (DIRECT, CIRCUIT, relay))
-    assert link.naming({PEER}).bootstrap == (DIRECT,), "a circuit names its relay too"
-    assert link.naming({RELAY}).bootstrap == (relay,)
-    assert link.naming({PEER, RELAY}) == link
-    assert link.naming(()).bootstrap == ()
+    link = JoinLink("run", Digest(bytes(32)), (DIRECT, relay))
+    circuits = replace(link, bootstrap=(DIRECT, CIRCUIT))
+    assert link.published(PEER, ()).bootstrap == (DIRECT,)
+    assert circuits.published(PEER, ()).bootstrap == (DIRECT,), "a circuit names its relay too"
+    assert circuits.published(PEER, {RELAY}) == circuits
+    assert link.published(RELAY, ()).bootstrap == (relay,)
+    assert link.published(PEER, {RELAY}) == link
     assert list(map(set, map(peers_of, (DIRECT, CIRCUIT, "/ip4/1.2.3.4/tcp/1")))) == [{PEER}, {PEER, RELAY}, set()]
+
+
+LOOPBACK, LOOPBACK6 = "/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1"
+LAN, CARRIER, LAN6 = "/ip4/192.168.1.7/tcp/1", "/ip4/100.64.0.1/tcp/1", "/ip6/fd00::1/tcp/1"
+PUBLIC, PUBLIC6, NAMED = "/ip4/8.8.8.8/tcp/1", "/ip6/2600::1/tcp/1", "/dns4/example.org/tcp/1"
+
+
+@pytest.mark.parametrize(
+    ("address", "reach"),
+    [
+        *((address, "machine") for address in (LOOPBACK, LOOPBACK6)),
+        *((address, "network") for address in (LAN, CARRIER, LAN6)),
+        *((address, "internet") for address in (PUBLIC, PUBLIC6, NAMED, f"{LAN}/p2p/{RELAY}/p2p-circuit")),
+    ],
+)
+def test_the_reach_of_an_address(address: str, reach: str) -> None:
+    assert reach_of(f"{address}/p2p/{PEER}") == reach
+
+
+@pytest.mark.parametrize(
+    ("learner", "peer", "is_named"),
+    [
+        (PUBLIC, PUBLIC6, True),
+        (PUBLIC, LAN, False),
+        (f"{PUBLIC}/p2p/{RELAY}/p2p-circuit", LAN, False),
+        (PUBLIC, LOOPBACK, False),
+        (NAMED, LAN6, False),
+        (LAN, LAN, True),
+        (LAN, PUBLIC, True),
+        (LAN, LOOPBACK, False),
+        (LOOPBACK, LOOPBACK, True),
+        (LOOPBACK, LAN, True),
+    ],
+)
+def test_an_address_that_readers_cannot_dial_is_published_of_the_learner_alone(
+    learner: str, peer: str, is_named: bool
+) -> None:
+    """A private address beside an id tells strangers of somebody's home, and helps nobody outside of it."""
+    own, other = f"{learner}/p2p/{PEER}", f"{peer}/p2p/{RELAY}"
+    link = JoinLink("run", Digest(bytes(32)), (f"{LAN}/p2p/{PEER}", own, other))
+    narrow = replace(link, bootstrap=(own, other))
+    assert narrow.published(PEER, {RELAY}).bootstrap == ((own, other) if is_named else (own,))
+    assert link.published(PEER, {RELAY}).bootstrap[:2] == link.bootstrap[:2], "the learner's own are its owner's choice"
+
+
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [
+        ("/ip4/999.1.1.1/tcp/1", "'999.1.1.1' is no IPv4 address"),
+        ("/ip4/1.2.3/tcp/1", "'1.2.3' is no IPv4 address"),
+        ("/ip4/::1/tcp/1", "'::1' is no IPv4 address"),
+        ("/ip6/1.2.3.4/tcp/1", "'1.2.3.4' is no IPv6 address"),
+        ("/ip6/2600:::1/tcp/1", "'2600:::1' is no IPv6 address"),
+        ("/ip4/1.2.3.4/tcp/65536", "'65536' is no port from 1 to 65535"),
+        ("/ip4/1.2.3.4/tcp/0", "'0' is no port from 1 to 65535"),
+        ("/ip4/1.2.3.4/tcp/²", "'²' is no port from 1 to 65535"),
+    ],
+)
+def test_a_refused_address_is_told_with_the_part_that_is_wrong(place: str, cause: str) -> None:
+    text = str(JoinLink("run", Digest(bytes(32)), (f"{place}/p2p/{PEER}",)))
+    with pytest.raises(ConfigError) as caught:
+        parse_link(text)
+    assert str(caught.value).startswith(f"the link's peer address '{place}")
+    assert str(caught.value).endswith(f" is not usable: {cause}")
+
+
+@pytest.mark.parametrize("address", ["/ip4/1", "/ip4/1.2.3.4/tcp/1", "ip4/1.2.3.4/tcp/1/p2p/x", DIRECT[:-3], "/ip4/9"])
+def test_an_address_that_was_cut_off_is_called_incomplete(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not a complete multiaddr"):
+        parse_link(str(JoinLink("run", Digest(bytes(32)), (address,))))
+
+
+@pytest.mark.parametrize("before", ["", "'", '"', " \n", " '"])
+def test_what_parses_as_a_link_is_taken_for_one(before: str) -> None:
+    text = f"{before}{JoinLink('run', Digest(bytes(32)), (DIRECT,))}{before[::-1]}"
+    assert is_link(text)
+    assert parse_link(text).bootstrap == (DIRECT,)
+    assert not is_link(f"{before}runs/my-run")

@@ -336,3 +336,17 @@ def test_the_page_names_the_learner_and_the_listed_peers_that_are_linked(store: 
     only = LedgerFollower(store, run=WRITER.run, join_link=JoinLink("run", WRITER.run, (home,)))
     assert only.snapshot().join_link == ""
     assert LedgerFollower(store, run=WRITER.run).snapshot().join_link == "", "a mirror has no page"
+
+
+def test_the_page_names_no_private_address_of_a_peer_in_a_link_of_the_internet(store: LedgerStore) -> None:
+    """The learner's own stay; the link may be of a day on which others were named at home."""
+    own, home, public = (
+        f"/ip4/{host}/tcp/4001/p2p/{identity(who).peer_id}"
+        for host, who in (("192.168.1.5", "learner"), ("192.168.1.9", "seeder"), ("8.8.8.8", "learner"))
+    )
+    for given, shown in (((own, home), (own, home)), ((own, public, home), (own, public))):
+        link = JoinLink("run", WRITER.run, given)
+        follower = LedgerFollower(store, run=WRITER.run, join_link=link)
+        follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
+        follower.receive(control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0, link_peers=(home,)), 1.0)
+        assert parse_link(follower.snapshot().join_link).bootstrap == shown

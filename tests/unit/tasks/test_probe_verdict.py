@@ -89,7 +89,7 @@ def test_the_full_reward_is_that_of_the_task() -> None:
         (CUT, replace(FACTS, template_unused=True), "--chat-template on"),
         (UNSCORED, replace(FACTS, template_unused=True), "Import packages at the top of its file"),
         (replace(UNSCORED, failures=("error: KeyError: 'b'",)), FACTS, "Correct the scorer"),
-        (replace(UNSCORED, failures=("value: returned None",)), FACTS, "a list of one finite number"),
+        (replace(UNSCORED, failures=("value: None",)), FACTS, "a list of one finite number"),
     ],
 )
 def test_a_run_that_cannot_learn_is_refused_with_the_remedy_that_fits(
@@ -136,7 +136,13 @@ def test_figures_tell_of_answers_without_a_score() -> None:
     [
         (["timeout"] * 2, "it took longer than the 2 s of an answer"),
         (["error: KeyError: 'solution'"] * 2, "KeyError: 'solution'"),
-        (["value: returned None", "value: returned None", "timeout"], "it returned None"),
+        (["value: None", "value: None", "timeout"], "it returned None"),
+        (["value: nan"] * 2, "it returned nan"),
+        (["value: a value of type str"] * 2, "it returned a value of type str"),
+        (["memory"] * 2, "it needed more than the 512 MB of an answer"),
+        (["ended"] * 2, "its process ended"),
+        (["too long"] * 2, "the answer has too many characters to score"),
+        (["row"] * 2, "the row has too many characters to score"),
     ],
 )
 def test_a_scorer_that_fails_on_everything_is_refused_with_its_own_error(failures: list[str], seen: str) -> None:

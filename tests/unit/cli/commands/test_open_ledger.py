@@ -5,8 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from p2prl.cli.commands.open_ledger import LearnerWatch, ledger_of_run
+import pytest
+
+from p2prl.cli.commands.open_ledger import LearnerWatch, check_source, ledger_of_run
+from p2prl.config.named_link import named_link
+from p2prl.config.own_runs import find_run
 from p2prl.config.worker_folder import try_lock, write_status
+from p2prl.errors import ConfigError
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink, parse_link
@@ -32,6 +37,23 @@ def test_before_its_first_report_the_start_is_the_last_sign_of_life(tmp_path: Pa
     assert lock is not None
     lock.close()
     assert LearnerWatch(tmp_path)() == (tmp_path / "lock").stat().st_mtime
+
+
+LINK = f"p2prl://chain@{'a' * 52}?b=/ip4/127.0.0.1/tcp/1/p2p/{identity('learner').peer_id}"
+
+
+@pytest.mark.parametrize("quote", ["'", '"', " "])
+def test_a_link_in_quotation_marks_is_a_link_to_every_command(quote: str, tmp_path: Path) -> None:
+    """`p2prl join` read it, and the board took it for the name of a folder."""
+    text = f"{quote}{LINK}{quote}"
+    check_source(text)
+    assert named_link(text) == parse_link(LINK)
+    with pytest.raises(ConfigError, match=r"'999\.1\.1\.1' is no IPv4 address"):
+        check_source(text.replace("127.0.0.1", "999.1.1.1"))
+    with pytest.raises(ConfigError, match="no worker under"):
+        find_run(tmp_path, text)
+    with pytest.raises(ConfigError, match="instead of 52: it was cut off"):
+        find_run(tmp_path, text.replace("aaaa?", "?"))
 
 
 LEARNER, SEEDER, HOME = (identity(name) for name in ("learner", "seeder", "home"))

@@ -113,6 +113,16 @@ def test_the_best_and_the_worst_answer_are_shown() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_file_gets_every_text_whole() -> None:
+    """A pipe has no columns: long texts were broken at 80, and ended after eight lines."""
+    long = "\n".join(f"line {n} " + "word " * 40 + "end" for n in range(20))
+    rollout = {**ROLLOUT, "prompt": long, "completions": [{**ANSWERS[0], "text": long}]}
+    lines = rollout_lines(rollout, now=NOW, width=None)
+    for line in long.splitlines():
+        assert sum(line in shown for shown in lines) == 2
+    assert not any(line.endswith("…") for line in lines)
+
+
 def test_a_strangers_text_cannot_control_the_terminal() -> None:
     hostile = {**ROLLOUT, "prompt": "a\x1b[2J\u202eb\rc", "completions": [{**ANSWERS[0], "text": "x\x07" * 5_000}]}
     lines = rollout_lines(hostile, now=NOW, width=60)

@@ -36,7 +36,19 @@ def test_a_relay_of_the_learner_is_named_only_if_it_is_a_listed_peer() -> None:
     listed = "/ip4/10.0.0.1/tcp/1/p2p/r"
     assert link_addresses((RELAYED, HOME), ()) == (HOME,)
     assert link_addresses((RELAYED, HOME), ("/ip4/9.9.9.9/tcp/1/p2p/y",)) == (HOME, "/ip4/9.9.9.9/tcp/1/p2p/y")
-    assert link_addresses((RELAYED, HOME), (listed,)) == (RELAYED, HOME, listed)
+    assert link_addresses((RELAYED, HOME), (listed,)) == (RELAYED, HOME)
+    assert link_addresses((RELAYED, HOME), (PUBLIC.replace("p/x", "p/r"),)) == (
+        RELAYED,
+        HOME,
+        PUBLIC.replace("p/x", "p/r"),
+    )
+
+
+def test_private_addresses_of_peers_are_for_links_of_their_network_alone() -> None:
+    peers = ("/ip4/192.168.1.9/tcp/1/p2p/y", "/ip4/7.7.7.7/tcp/1/p2p/z")
+    assert link_addresses((HOME,), peers) == (HOME, *peers)
+    assert link_addresses((HOME, PUBLIC), peers) == (PUBLIC, HOME, peers[1])
+    assert link_addresses((HOME, NAMED), peers[:1]) == (NAMED, HOME), "a DNS name that outlives the address"
 
 
 def test_a_link_names_the_learner_first_at_its_widest_reach_then_peers() -> None:

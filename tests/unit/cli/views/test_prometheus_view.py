@@ -65,6 +65,23 @@ def test_every_number_is_one_sample() -> None:
     assert prometheus_text([]) == ""
 
 
+def test_a_description_stays_on_its_line_whatever_a_key_holds() -> None:
+    """A line feed in HELP would begin a line that is no sample, and the scrape would fail as a whole."""
+    text = prometheus_text([{"a\nb\\c": 1, 'd"e': 2}])
+    lines = text.splitlines()
+    assert r"# HELP p2prl_a_b_c The status file's a\nb\\c (docs/metrics.md)." in lines
+    assert "# HELP p2prl_d_e The status file's d\"e (docs/metrics.md)." in lines, "quotation marks stay in HELP"
+    assert all(re.match(r"# (HELP|TYPE) \w+ \S|p2prl_\w+\{.*\} \S+$", line) for line in lines)
+
+
+def test_the_bucket_of_staleness_is_a_label() -> None:
+    text = prometheus_text([{"stale/1-4/ess": 0.5, "stale/257+/ess": 0.25}])
+    assert dict(re.findall(r'^p2prl_stale_ess\{.*bucket="([^"]+)"\} (\S+)$', text, re.MULTILINE)) == {
+        "1-4": "0.5",
+        "257+": "0.25",
+    }
+
+
 def test_metrics_answer_this_machine_alone_and_at_one_path() -> None:
     with metrics_server(0, lambda: "p2prl_running 1\n") as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -49,9 +49,9 @@ def test_each_failure_scores_zero_and_says_why(pool: ScorerPool, task: str) -> N
     assert scores(pool, task, texts, account=f"failing {task}".encode()) == [
         ScoredAnswer(3.5),
         ScoredAnswer(0.0, "error: ValueError: boom"),
-        ScoredAnswer(0.0, "value: returned nan"),
-        ScoredAnswer(0.0, "value: returned 101.0"),
-        ScoredAnswer(0.0, "value: returned str"),
+        ScoredAnswer(0.0, "value: nan"),
+        ScoredAnswer(0.0, "value: 101.0"),
+        ScoredAnswer(0.0, "value: a value of type str"),
         ScoredAnswer(-100.0),
         ScoredAnswer(0.0, "ended"),
         ScoredAnswer(2.0),

@@ -103,7 +103,7 @@ def test_a_file_may_open_the_null_device_for_writing_when_it_is_imported(tmp_pat
     code.write_text(NOWHERE)
     with ScorerPool({"own": TaskScoring(SPEC, code)}, PoolConfig(workers=1)) as pool:
         (scored,) = pool.score("own", {"prompt": "p"}, [("a", True)], account=b"a")
-    assert (scored.value, scored.failure) == (0.0, "value: returned None")
+    assert (scored.value, scored.failure) == (0.0, "value: None")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
