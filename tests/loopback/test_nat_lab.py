@@ -20,7 +20,7 @@ from p2prl_lab.testing.swarm_processes import MARK, SwarmProcesses, wait_until
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
-_PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "scripts" / "nat_lab.py"), "--case", "meeting")
+_PROGRAM = (sys.executable, "-m", "p2prl_lab.nat_lab", "--case", "meeting")
 
 
 def test_homes_meet_as_their_routers_permit() -> None:

@@ -21,7 +21,8 @@ def test_example_runs(example: str) -> None:
 
 
 def test_named_modules_exist() -> None:
-    names = set(re.findall(r"p2prl\.(?:testing|sim)\.\w+", DOC))
-    paths = {name: ROOT / Path(*name.split(".")) for name in names}
+    names = set(re.findall(r"p2prl(?:_lab)?\.(?:testing|sim)\.\w+", DOC))
+    assert {name.partition(".")[0] for name in names} == {"p2prl", "p2prl_lab"}
+    paths = {name: (ROOT / "lab" if "_lab" in name else ROOT) / Path(*name.split(".")) for name in names}
     missing = {name for name, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").exists())}
     assert not missing

@@ -20,7 +20,7 @@ from p2prl_lab.testing.fuzz.target import Target
 from p2prl_lab.testing.fuzz.values import value_of
 from p2prl_lab.testing.fuzz.vector_world import VectorWorld
 
-VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "vectors" / "wire.json").read_text())
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "wire.json").read_text())
 INPUTS = 2_000
 
 
