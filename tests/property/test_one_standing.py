@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.learner.intake.peer_standings import PeerStandings
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
@@ -77,7 +77,7 @@ def at_node(role: Role, envelopes: Sequence[bytes]) -> dict[bytes, Standing]:
     """The standings of a node of this role that gets these envelopes in this order."""
     node = Node(identity_of("me"), RUN, MemoryBlobs(), random.Random(1), NodeConfig(role=role), NOW)
     node.begin(MANIFEST)
-    hello = Hello(limits.WIRE_VERSION, RUN, int(Role.SEEDER), int(NOW * 1000), -1, 0)
+    hello = Hello(wire_version.WIRE_VERSION, RUN, int(Role.SEEDER), int(NOW * 1000), -1, 0)
     for message in (hello, *map(Push, envelopes)):
         node.receive(frames.pack(message), SOURCE.peer_id, NOW)
         node.commands(NOW)
