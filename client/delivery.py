@@ -21,6 +21,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipt, Receipts, StorageReceipt
+from p2prl.swarm import signals
 
 _MAX_REDELIVERED = 16
 """Groups resent at once, together with those the learner holds and has not settled. Fewer than the fresh ones it
@@ -91,13 +92,13 @@ class Delivery:
 
     def announce(self, raw: bytes, body: bytes) -> list[control.ToNetwork]:
         """Messages that publish a group just stored. `body` is empty when the envelope holds the group."""
-        publish = control.Publish(raw)
-        return [control.HoldGroup(envelope_digest(raw), body), publish] if body else [publish]
+        publish = signals.Publish(raw)
+        return [signals.HoldGroup(envelope_digest(raw), body), publish] if body else [publish]
 
     def on_body_wanted(self, digest: bytes) -> list[control.ToNetwork]:
         """A peer requests the body of a group, and the network no longer has it in memory."""
         if body := self._spool.body(digest):
-            return [control.HoldGroup(digest, body)]
+            return [signals.HoldGroup(digest, body)]
         self.on_refused(digest, "its body is not in the spool")
         return []
 
@@ -153,12 +154,12 @@ class Delivery:
             self._redeliver_at = now + self._redeliver_s
             room = max(0, _MAX_REDELIVERED - self._spool.count_delivered())
             unconfirmed = self._spool.undelivered(room, created_before=now - self._redeliver_s)
-            messages += [control.Publish(raw) for raw in unconfirmed]
+            messages += [signals.Publish(raw) for raw in unconfirmed]
             self._redelivered, self._has_more = len(unconfirmed), len(unconfirmed) == room
         if now >= self._catch_up_at and self._learner_in_reach and run_known:
             self._catch_up_at = now + _CATCH_UP_S
             if self._spool.has_delivered(created_before=now - _CATCH_UP_S):
-                messages.append(control.AskLedger(self._spool.ledger_position[0]))
+                messages.append(signals.AskLedger(self._spool.ledger_position[0]))
         return messages
 
     def backlog(self, now: float) -> int:

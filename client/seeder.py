@@ -17,6 +17,7 @@ from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
+from p2prl.swarm import signals
 
 _POLL_S = 0.5
 
@@ -132,7 +133,7 @@ class Seeder:
         match message:
             case control.RunKnown():
                 self._bootstrap.take(message)
-            case control.VersionAnnounced(version=version, step=step):
+            case signals.VersionAnnounced(version=version, step=step):
                 self._version = max(self._version, version)
                 self._run_end.on_policy(step)
             case control.EnvelopeArrived(envelope=raw):

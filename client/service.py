@@ -34,6 +34,7 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt
 from p2prl.protocol.rejection_reasons import RejectionReason, explain
 from p2prl.protocol.run_end import RunEnd
+from p2prl.swarm import signals
 
 _POLL_S = 0.5
 """Longest wait for messages when there is nothing to do."""
@@ -214,7 +215,7 @@ class Volunteer:
             match message:
                 case control.RunKnown() | control.FileReady():
                     self.bootstrap.take(message)
-                case control.VersionAnnounced(version=version, step=step):
+                case signals.VersionAnnounced(version=version, step=step):
                     self._progress.announce(version, step, self._clock.now())
                     self._run_end.on_policy(step)
                 case control.VersionReady(digest=digest, policy=manifest, path=path):
@@ -222,12 +223,12 @@ class Volunteer:
                     self._run_end.on_policy(manifest.step)
                 case control.EnvelopeArrived(envelope=raw):
                     self._on_envelope(open_envelope(raw, now=None), raw)
-                case control.GroupBodyWanted(digest=digest):
+                case signals.GroupBodyWanted(digest=digest):
                     for answer in self._delivery.on_body_wanted(digest):
                         self._net.send(answer)
-                case control.PublishRefused(digest=digest, reason=reason):
+                case signals.PublishRefused(digest=digest, reason=reason):
                     self._delivery.on_refused(digest, reason)
-                case control.LedgerArrived(from_height=height, entries=entries) if self.bootstrap.manifest is not None:
+                case signals.LedgerArrived(from_height=height, entries=entries) if self.bootstrap.manifest is not None:
                     learner = self.bootstrap.manifest.learner
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
                 case control.Status(peers=peers):

@@ -6,11 +6,22 @@ its rejection is data (`p2prl.protocol.rejection_reasons`).
 
 from __future__ import annotations
 
+from p2prl.exit_codes import (
+    CONFIGURATION,
+    IDENTITY,
+    MACHINE,
+    REFUSED_RUN,
+    TEMPORARY,
+    UNEXPECTED,
+    UNREACHABLE,
+    UPDATE_REQUIRED,
+)
+
 
 class P2PRLError(Exception):
     """Base of every error raised on purpose. `remedy` is one sentence telling the user what to do."""
 
-    exit_code = 1
+    exit_code = UNEXPECTED
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -20,7 +31,7 @@ class P2PRLError(Exception):
 class ConfigError(P2PRLError):
     """A setting, link, path or flag is wrong. The user has to fix it."""
 
-    exit_code = 3
+    exit_code = CONFIGURATION
 
 
 def require(name: str, value: object, legal: bool, legal_range: str) -> None:
@@ -32,25 +43,25 @@ def require(name: str, value: object, legal: bool, legal_range: str) -> None:
 class MachineError(P2PRLError):
     """This machine cannot run the role: disk full, model missing, port in use, clock wrong."""
 
-    exit_code = 4
+    exit_code = MACHINE
 
 
 class DeviceFailedError(P2PRLError):
     """The graphics card or its driver failed while it computed. A new process may find it working again."""
 
-    exit_code = 75
+    exit_code = TEMPORARY
 
 
 class UpdateRequiredError(P2PRLError):
     """The peers of the run use a newer wire version than this program."""
 
-    exit_code = 5
+    exit_code = UPDATE_REQUIRED
 
 
 class IdentityError(P2PRLError):
     """The key file is missing, unreadable, too widely readable, or not a key."""
 
-    exit_code = 6
+    exit_code = IDENTITY
 
 
 REFUSED_RUN_REMEDY = "Nothing of it is kept. Ask for the link of another run, and tell who gave you this one."
@@ -60,13 +71,13 @@ REFUSED_RUN_REMEDY = "Nothing of it is kept. Ask for the link of another run, an
 class RefusedRunError(P2PRLError):
     """The run's learner signed what no honest learner signs: this machine takes no part."""
 
-    exit_code = 10
+    exit_code = REFUSED_RUN
 
 
 class UnreachableError(P2PRLError):
     """No peer of the run answered."""
 
-    exit_code = 7
+    exit_code = UNREACHABLE
 
 
 class ProtocolError(P2PRLError):
@@ -84,7 +95,7 @@ class RemoteProtocolError(ProtocolError):
 class TransportError(P2PRLError):
     """The network failed. Retry with backoff."""
 
-    exit_code = 75
+    exit_code = TEMPORARY
 
 
 class IntegrityError(P2PRLError):

@@ -4,9 +4,6 @@ A limit is checked before the work it bounds: size first, then signature, then s
 changes what honest peers may send, so each is part of the wire version.
 """
 
-WIRE_VERSION = 7
-"""Independent of the package version. Peers of different versions do not work together."""
-
 MAX_CONTROL_FRAME_BYTES = 256 * 1024
 """One unary call of the transport. Small enough that gossip never starves behind it on a 1 Mbit/s uplink (2 s)."""
 

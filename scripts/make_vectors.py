@@ -10,7 +10,7 @@ import json
 
 import msgspec
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.delegation import sign_delegation, sign_revocation
 from p2prl.protocol.digests import Digest, chunk_digest, digest
 from p2prl.protocol.envelope import NO_RUN, envelope_digest, seal
@@ -142,7 +142,7 @@ def large_group(policy: Digest) -> RolloutGroup:
 def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
     """One message of every kind that travels on a link."""
     return (
-        Hello(limits.WIRE_VERSION, run, int(Role.LEARNER), 1_800_000_000_125, -1, 2),
+        Hello(wire_version.WIRE_VERSION, run, int(Role.LEARNER), 1_800_000_000_125, -1, 2),
         Offer((name, run)),
         Want((name,)),
         Push(b"envelope"),
@@ -241,7 +241,7 @@ def vectors() -> dict[str, object]:
     }
     address = f"/ip4/203.0.113.7/tcp/4001/p2p/{LEARNER.peer_id}"
     return {
-        "wire_version": limits.WIRE_VERSION,
+        "wire_version": wire_version.WIRE_VERSION,
         "identity": {
             "entropy": LEARNER.entropy.hex(),
             "words": LEARNER.words,

@@ -28,6 +28,7 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import CheckOutcome, LedgerHead, Receipts, Verdict, VerdictChecks
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.signed_group import GROUP_KINDS, SignedGroup, assemble_group, read_group
+from p2prl.swarm import signals
 from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.disputes import Disputes
 from p2prl.validator.own_ledger import GoodGroup, OwnLedger
@@ -205,14 +206,14 @@ class Validator:
             case control.VersionReady(digest=digest, policy=manifest, path=path):
                 self._weights.add(Digest(digest), manifest, Path(path))
                 self._run_end.on_policy(manifest.step)
-            case control.VersionAnnounced(step=step):
+            case signals.VersionAnnounced(step=step):
                 self._run_end.on_policy(step)
             case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None), network)
             case control.GroupFetched(envelope=header, path=path):
                 with contextlib.suppress(FileNotFoundError, RemoteProtocolError):  # expired, or malformed: no verdict
                     self._queue.add(read_group(header, Path(path).read_bytes()))
-                network.send(control.ReleaseGroup(envelope_digest(header)))
+                network.send(signals.ReleaseGroup(envelope_digest(header)))
             case control.Warned(text=text):
                 self._on_notice(text)
             case _:
@@ -247,7 +248,7 @@ class Validator:
         if self._own_ledger is not None and self._own_ledger.holds(opened.digest):
             return
         if opened.kind is Kind.GROUP_HEADER:
-            network.send(control.FetchGroup(opened.digest))
+            network.send(signals.FetchGroup(opened.digest))
         else:
             self._queue.add(assemble_group(opened, b""))
 
@@ -264,7 +265,7 @@ class Validator:
                 self._replay_batch(prepared, policy, network)
                 return True
             if self._weights.ask(policy, now):
-                network.send(control.FetchPolicy(policy))
+                network.send(signals.FetchPolicy(policy))
             elif self._weights.is_overdue(policy, now) or self._is_over():
                 self._queue.drop(policy)
                 self._weights.stop_waiting(policy)
@@ -279,7 +280,7 @@ class Validator:
             self._counts.passed += verdict.passed
             if not verdict.passed:
                 self._on_notice(f"group {signed.digest.hex()[:8]} failed its replay: {verdict.reason}")
-            network.send(control.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
+            network.send(signals.Publish(seal(self._identity, verdict, run=self._run, now=self._clock.now())))
 
         passed = [
             (signed, verdict, seen) for signed, (verdict, seen) in zip(groups, judged, strict=True) if verdict.passed

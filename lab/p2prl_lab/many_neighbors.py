@@ -37,7 +37,7 @@ from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.daemon import Daemon, read_message, sized_message
 from p2prl.net.transports.hivemind.daemon_config import DAEMON_VARIABLE, DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
@@ -132,7 +132,8 @@ class StubDaemon:
         while True:
             self.figures["greetings"] += 1
             now_ms = int(time.time() * 1000)
-            hello = Hello(limits.WIRE_VERSION, bytes.fromhex(self._plan["run"]), int(Role.VOLUNTEER), now_ms, -1, 0)
+            run = bytes.fromhex(self._plan["run"])
+            hello = Hello(wire_version.WIRE_VERSION, run, int(Role.VOLUNTEER), now_ms, -1, 0)
             try:
                 async with asyncio.timeout(_HELLO_S):
                     await stream.send(frames.pack(hello))

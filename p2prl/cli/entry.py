@@ -10,6 +10,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from p2prl import exit_codes
 from p2prl.plain_text import printable_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def main() -> None:
 
         run_app(app, program="p2prl")
     except KeyboardInterrupt:  # also during an import
-        sys.exit(130)
+        sys.exit(exit_codes.INTERRUPTED)
 
 
 def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = None) -> None:
@@ -57,7 +58,7 @@ def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = Non
     An unexpected error leaves its traceback in a file (`p2prl.cli.crash_log`), and the message names that file.
     """
     from p2prl.cli import crash_log
-    from p2prl.errors import MachineError, P2PRLError
+    from p2prl.errors import P2PRLError
     from p2prl.redaction import redact_unhandled
 
     redact_unhandled()
@@ -69,18 +70,18 @@ def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = Non
     except BrokenPipeError:
         # The reader closed the pipe (`p2prl … | head`): exit quietly.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(exit_codes.UNEXPECTED)
     except Exception as error:  # noqa: BLE001 - the outermost frame
         if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
             where = f": {error.filename}" if error.filename else ""
             message = f"{error.strerror}{where}" if error.strerror else str(error)
             _print_error(message, "Check space and permissions, then run the command again.")
-            sys.exit(MachineError.exit_code)
+            sys.exit(exit_codes.MACHINE)
         file = crash_log.write(error)
         _print_error(
             f"unexpected {type(error).__name__}; the details are in {file}", "Please report it with that file."
         )
-        sys.exit(1)
+        sys.exit(exit_codes.UNEXPECTED)
 
 
 def _print_error(message: str, remedy: str) -> None:

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from p2prl.config.machine_limits import held_bytes
-from p2prl.config.requirements import size_text
 from p2prl.errors import MachineError
 from p2prl.learner.published_policies import versions_kept
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
+from p2prl.quantity_text import size_text
 
 _WHOLE = 3
 """Weights once in the store, once as redo records while a version is written, and once as the copy of an older version

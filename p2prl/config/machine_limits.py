@@ -16,12 +16,13 @@ from pathlib import Path
 import psutil
 
 from p2prl.client.spool import SpoolConfig
-from p2prl.config.requirements import PROGRAM_BYTES, Requirements, size_text
+from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.controls.limits import Origin
 from p2prl.errors import ConfigError, MachineError
 from p2prl.memory_limit import limit_memory_growth
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
 from p2prl.protocol.kinds import Role
+from p2prl.quantity_text import size_text
 from p2prl.swarm.groups.config import GroupBodyConfig
 
 FREE_SHARE = 0.9

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 from p2prl.errors import ConfigError
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.plain_text import counted
 from p2prl.tasks.task_registry import task_by_name
 
@@ -32,7 +34,7 @@ options = {{sharpness = 1}} # near-certain completions still teach; leave out wi
                           # other losses, guards, probation and a reference: docs/algorithms.md
 
 [network]
-listen = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
+listen = {listen}
 """
 
 _SMALL_MODEL_SETTINGS = """\
@@ -57,7 +59,7 @@ name = "topr"             # failures count as far as the policy still samples th
 options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
 
 [network]
-listen = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
+listen = {listen}
 """
 
 
@@ -84,7 +86,9 @@ class Preset:
     def settings_text(self, *, updates: int | None = None, group_size: int = 8) -> str:
         """The text of run.toml for groups of this size, with another number of updates if one is given."""
         return self.settings.format(
-            updates=self.updates if updates is None else updates, completions=counted(group_size, "completion")
+            updates=self.updates if updates is None else updates,
+            completions=counted(group_size, "completion"),
+            listen=json.dumps(DEFAULT_LISTEN),
         )
 
 

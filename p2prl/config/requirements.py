@@ -90,12 +90,3 @@ def _versions_bytes(weights_bytes: int, kept: int) -> int:
     version's patch to pass on, and an inverse patch to each older one; or all whole, if that is little."""
     patched = 2 * weights_bytes + (2 * kept - 1) * weights_bytes // SPARSE_PATCHES
     return min(kept * weights_bytes, max(patched, SMALL_RUN_BYTES))
-
-
-def size_text(size_bytes: float) -> str:
-    """A size for people, in the unit that leaves up to three digits before the point."""
-    for unit in ("B", "kB", "MB"):
-        if size_bytes < 999.5:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" or size_bytes >= 100 else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:,.1f} GB"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder
 from p2prl.confinement.children import Launch
 from p2prl.errors import ConfigError, IntegrityError
@@ -15,6 +14,7 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.run_blobs import answers_name, code_name, data_blobs, is_third_party, prompts_name
+from p2prl.quantity_text import size_text
 from p2prl.tasks.data.data_plan import (
     HELD_OUT_PROMPTS_FILE,
     HELD_OUT_ROWS_FILE,

@@ -52,7 +52,7 @@ from p2prl.models.text_codec import TextCodec
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.weight_layout import layout_of
-from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.storage.key_file import create_identity
 from p2prl.net.transports import multiaddrs
 from p2prl.patches.dead_band import widest_band_ulp

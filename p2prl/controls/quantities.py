@@ -6,7 +6,6 @@ Every figure has its unit, but for a share: a bare 5 may be minutes or seconds, 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -85,16 +84,6 @@ def read_duration_s(text: str) -> float:
     if "".join(number + unit for number, unit in parts) != text.strip() or not 0.0 < total <= MOST_DURATION_S:
         raise ValueError("a duration, as 10m, 2h or 1h30m, of at most a year")
     return total
-
-
-def duration_text(seconds: float) -> str:
-    """A duration in its two largest units: `2h`, `1h30m`, `45s`."""
-    left, parts = max(0, math.ceil(seconds)), []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        if left >= size:
-            parts.append(f"{left // size}{unit}")
-            left %= size
-    return "".join(parts[:2]) or "0s"
 
 
 def read_choice(text: str, choices: tuple[str, ...]) -> str:

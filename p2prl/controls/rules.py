@@ -11,15 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from p2prl.controls.limits import Figures, Limits, figures
-from p2prl.controls.quantities import (
-    DAY_MINUTES,
-    LEAST_SHARE,
-    MOST_DURATION_S,
-    OFF,
-    duration_text,
-    is_scheduled,
-    minutes_until,
-)
+from p2prl.controls.quantities import DAY_MINUTES, LEAST_SHARE, MOST_DURATION_S, OFF, is_scheduled, minutes_until
+from p2prl.time_text import duration_text
 
 LEAST_DUTY = LEAST_SHARE
 """Least share of time the engine computes; below it the worker rests, and its memory is freed."""

@@ -21,8 +21,8 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.training_steps import Training
 from p2prl.learner.training_time import Activity
-from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.swarm import signals
 
 _START_POLL_S = 0.5
 """Wait for messages while the network process starts."""
@@ -105,11 +105,11 @@ class Learner:
     def introduce(self, network: NetworkPort) -> None:
         """Announce every policy a volunteer may still need to a new network process. Called at each of its starts."""
         for raw in self._storage.policies_to_announce(self.step, sweep=not self._publisher.busy):
-            network.send(control.Publish(raw))
+            network.send(signals.Publish(raw))
         for raw in self._publisher.heads.current():
-            network.send(control.Publish(raw))
-        network.send(control.SetLedgerHeight(self._storage.journal.ledger.height))
-        network.send(control.Publish(self._sender.sign_ledger_head(step=self.step, finished=self.finished)))
+            network.send(signals.Publish(raw))
+        network.send(signals.SetLedgerHeight(self._storage.journal.ledger.height))
+        network.send(signals.Publish(self._sender.sign_ledger_head(step=self.step, finished=self.finished)))
 
     def attach(self, network: NetworkPort) -> None:
         """Send through this network from now on."""

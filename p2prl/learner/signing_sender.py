@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from p2prl.clock import Clock
 from p2prl.learner.journal.journal import Journal
-from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm import signals
 
 
 class SigningSender:
@@ -44,11 +44,11 @@ class SigningSender:
 
     def send(self, envelope: bytes) -> None:
         """Publish an envelope that was signed before."""
-        self.network.send(control.Publish(envelope))
+        self.network.send(signals.Publish(envelope))
 
     def send_ledger_head(self, *, step: int, finished: bool) -> None:
         """Publish the ledger's height, head and the run's step."""
-        self.network.send(control.SetLedgerHeight(self._journal.ledger.height))
+        self.network.send(signals.SetLedgerHeight(self._journal.ledger.height))
         self.send(self.sign_ledger_head(step=step, finished=finished))
 
     def sign_ledger_head(self, *, step: int, finished: bool) -> bytes:

@@ -14,6 +14,7 @@ from p2prl.net.process.passing_port import PassingPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.swarm import signals
 
 STRETCH = 8
 """Groups of which one is delivered, unless a port is made with another number."""
@@ -49,7 +50,7 @@ class SelectingPort(PassingPort):
         super().__init__(port)
         self._choice = choice
         self._stretch = stretch
-        self._held: dict[Digest, tuple[control.Publish, RolloutGroup]] = {}
+        self._held: dict[Digest, tuple[signals.Publish, RolloutGroup]] = {}
         self._chosen: set[Digest] = set()
         self._withheld: set[Digest] = set()
 
@@ -60,7 +61,7 @@ class SelectingPort(PassingPort):
 
     def send(self, message: control.ToNetwork) -> None:
         """Send a message to the node, unless it is a group that is withheld or not decided on yet."""
-        if not isinstance(message, control.Publish):
+        if not isinstance(message, signals.Publish):
             super().send(message)
             return
         opened = open_envelope(message.envelope, now=None)

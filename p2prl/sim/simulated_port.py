@@ -35,8 +35,8 @@ class SimulatedPort:
         """Pass a message to the node after the work that produced it is done."""
 
         def act() -> None:
-            if self.network.is_up(self.peer):
-                answer = bridge.apply_message(self.network.node(self.peer), message, self.network.now)
+            if self.network.is_up(self.peer) and not isinstance(message, control.ProcessOrder):
+                answer = self.network.node(self.peer).order(message, self.network.now)
                 if answer is not None:
                     self.inbox.append(answer)
                 self.network.wake(self.peer)
@@ -65,7 +65,7 @@ class SimulatedPort:
             self.held[event.manifest.weights.root] = event.raw
         message = bridge.message_of(event, path_of=self.path_of, status=self.make_status)
         if isinstance(message, control.PatchesReady):
-            bridge.apply_message(self.network.node(self.peer), carry_out(message, UnsyncedFiles())[0], self.network.now)
+            self.network.node(self.peer).order(carry_out(message, UnsyncedFiles())[0], self.network.now)
             self.network.wake(self.peer)
         elif isinstance(message, control.WeightsReleased):
             forget(message)

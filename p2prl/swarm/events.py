@@ -1,4 +1,4 @@
-"""Events a node reports to its owner, and commands its shell carries out."""
+"""Events of a node for its owner, beside the reports of `p2prl.swarm.signals`, and commands for its shell."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
+from p2prl.swarm.signals import NodeReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,6 @@ class RunRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionAnnounced:
-    """A newer policy manifest was verified; its weights are downloaded next if this node wants them."""
-
-    manifest: PolicyManifest
-    digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
 class VersionReady:
     """All chunks of a policy version are on disk and verified."""
 
@@ -47,7 +40,7 @@ class VersionReady:
 class PatchesReady:
     """All patches of a route to a version are on disk and hash to their names.
 
-    The owner decodes them and reports the outcome with `Node.rebuilt`.
+    The owner decodes them and answers `VersionRebuilt`.
     """
 
     manifest: PolicyManifest
@@ -74,7 +67,7 @@ class WeightsReleased:
 
 @dataclass(frozen=True, slots=True)
 class BaseReleased:
-    """The owner's local base (`Node.start_from`) is no longer needed."""
+    """The owner's local base (`StartFrom`) is no longer needed."""
 
     digest: Digest
     matches_run: bool | None
@@ -113,38 +106,14 @@ class EnvelopeArrived:
 
 @dataclass(frozen=True, slots=True)
 class GroupFetched:
-    """The body of a group that the owner wanted (`Node.fetch_group`) is on disk, and every part hashes to its name.
+    """The body of a group that the owner wanted (`FetchGroup`) is on disk, and every part hashes to its name.
 
-    The owner reads it and calls `Node.release_group`.
+    The owner reads it and answers `ReleaseGroup`.
     """
 
     opened: Opened
     root: Digest
     """Root of the body."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBodyWanted:
-    """A peer requests parts of an own group that is no longer in memory; supply it with `Node.hold_group`."""
-
-    group: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerWanted:
-    """A peer asks for ledger entries from a height on; answer with `Node.send_ledger`."""
-
-    peer: PeerId
-    from_height: int
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerArrived:
-    """A page of ledger entries, unchecked: the scoreboard verifies the chain itself."""
-
-    peer: PeerId
-    from_height: int
-    entries: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +155,9 @@ class PeerBanned:
 
 
 Event = (
-    RunKnown
+    NodeReport
+    | RunKnown
     | RunRefused
-    | VersionAnnounced
     | VersionReady
     | PatchesReady
     | WeightsReleased
@@ -197,9 +166,6 @@ Event = (
     | FileReady
     | EnvelopeArrived
     | GroupFetched
-    | GroupBodyWanted
-    | LedgerWanted
-    | LedgerArrived
     | PeersChanged
     | ClockOff
     | WireMismatch

@@ -7,12 +7,13 @@ Nothing here sleeps, logs, or reads a clock or socket; the random source is pass
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.digests import Digest
-from p2prl.protocol.envelope import open_envelope
+from p2prl.protocol.envelope import envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.link_messages import (
@@ -30,12 +31,12 @@ from p2prl.protocol.link_messages import (
     place_of,
 )
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm import signals
 from p2prl.swarm.awaiting_manifest import AwaitingManifest
-from p2prl.swarm.events import ClockOff, Command, Event, LedgerArrived, LedgerWanted, WireMismatch
+from p2prl.swarm.events import ClockOff, Command, Event, WireMismatch
 from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
-from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
@@ -64,7 +65,9 @@ class Node:
     ) -> None:
         """`group_store` keeps bodies of groups; without one they are beside the weights in `store`."""
         self._core = NodeCore(identity, run, store, rng, config, now, group_store)
-        self._phase: Phase = AwaitingManifest(self._core)
+        self._awaiting = AwaitingManifest(self._core)
+        self._running: Running | None = None
+        """Takes part in the run; None until its manifest is known, when `_awaiting` asks for it."""
         self._born = now
         self._next_retry = now + _RETRY_S
         self._clock_reported = False
@@ -74,8 +77,8 @@ class Node:
 
         Raises when it is not the run of the join link, or the learner did not sign a version.
         """
-        self._phase = running = Running(self._core, open_envelope(manifest, now=None), self._born)
-        running.hold(policies, self._born)
+        self._running = Running(self._core, open_envelope(manifest, now=None), self._born)
+        self._running.hold(policies, self._born)
 
     def publish(self, raw: bytes, now: float) -> None:
         """Spread an own envelope, again if it was spread before, or a ledger head or countersignature from disk."""
@@ -84,57 +87,41 @@ class Node:
         if not own and opened.kind not in (Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE):
             raise LocalProtocolError("a node publishes only its own envelopes, and the ledger's signed heads")
         try:
-            self._phase.admit_own(opened, now)
+            if self._running is None:
+                self._awaiting.admit_own(opened)
+            else:
+                self._running.admit_own(opened, now)
         except StaleWorkError:
             return  # an earlier manifest or head of ours
         if opened.kind is Kind.GROUP_HEADER:
             self._core.groups.note(opened, None)
         self._core.gossip.spread(opened, source=None)
 
-    def accept_run(self, disk_bytes: int, now: float) -> None:
-        """Download from now on: the owner has been told what the run needs, and allows this much disk (0: no bound).
-
-        Needed only with `NodeConfig.awaits_consent`; ignored before `RunKnown`.
-        """
-        self._phase.accept_run(disk_bytes, now)
-
-    def fetch_policy(self, name: Digest, now: float) -> None:
-        """Download a version by its manifest's envelope digest, besides the newest; ignored before `RunKnown`."""
-        self._phase.fetch_policy(name, now)
-
-    def start_from(self, digest: Digest | None, now: float) -> None:
-        """Set the owner's local base: weights with this digest from which patches can be decoded; None for no base."""
-        self._phase.start_from(digest, now)
-
-    def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
-        """Report the outcome of `PatchesReady`: the weights are where the store looks for them, or another route is
-        needed (`ok` False)."""
-        self._phase.rebuilt(name, ok, now)
-
-    def hold_group(self, name: Digest, body: bytes) -> None:
-        """Serve the body of an own group whose header is published now or was before."""
-        self._core.groups.hold(name, body)
-
-    def fetch_group(self, name: Digest, now: float) -> None:
-        """Download the body of a group by its header envelope's digest; `GroupFetched` reports it."""
-        self._core.groups.fetch(name, now)
-
-    def release_group(self, name: Digest, now: float) -> None:
-        """The owner has read a fetched body, or has no use for it."""
-        self._core.groups.release(name, now)
-
-    def set_ledger_height(self, height: int) -> None:
-        """Set how many ledger entries this node can serve, as its hellos announce."""
-        self._core.local.ledger_height = height
-
-    def ask_ledger(self, from_height: int) -> None:
-        """Ask a peer that claims more ledger entries for those after `from_height`."""
-        links = self._core.connections.links
-        self._core.ledger.ask({peer: link.ledger_height for peer, link in links.items()}, from_height)
-
-    def send_ledger(self, peer: PeerId, from_height: int, entries: tuple[bytes, ...]) -> None:
-        """Answer a `LedgerWanted` event with as many of these entries as one message can hold."""
-        self._core.ledger.answer(peer, from_height, entries)
+    def order(self, order: signals.NodeOrder, now: float) -> signals.PublishRefused | None:
+        """Act on an order of the role. Returns an answer for it, if any."""
+        core = self._core
+        match order:
+            case signals.Publish(envelope=raw):
+                try:
+                    self.publish(raw, now)
+                except (RemoteProtocolError, LocalProtocolError) as error:
+                    return signals.PublishRefused(envelope_digest(raw), str(error))
+            case signals.HoldGroup(digest=name, body=body):
+                core.groups.hold(Digest(name), body)
+            case signals.FetchGroup(digest=name):
+                core.groups.fetch(Digest(name), now)
+            case signals.ReleaseGroup(digest=name):
+                core.groups.release(Digest(name), now)
+            case signals.SetLedgerHeight(height=height):
+                core.local.ledger_height = height
+            case signals.AskLedger(from_height=height):
+                heights = {peer: link.ledger_height for peer, link in core.connections.links.items()}
+                core.ledger.ask(heights, height)
+            case signals.SendLedger(peer=peer, from_height=height, entries=entries):
+                core.ledger.answer(PeerId(peer), height, entries)
+            case _ if self._running is not None:  # before, it is ignored
+                self._running.order(order, now)
+        return None
 
     # --- state for the role ------------------------------------------------------------------------------------
 
@@ -146,7 +133,7 @@ class Node:
     @property
     def download_stats(self) -> DownloadStats:
         """Download volume of the versions that completed."""
-        return self._phase.download_stats()
+        return DownloadStats() if self._running is None else self._running.download_stats()
 
     @property
     def stored_names(self) -> frozenset[bytes]:
@@ -164,11 +151,11 @@ class Node:
 
     def transfer_progress(self) -> tuple[int, int, int]:
         """(version, chunks held, chunks in all) of the newest version's download; version −1 when idle."""
-        return self._phase.transfer_progress()
+        return (-1, 0, 0) if self._running is None else self._running.transfer_progress()
 
     def file_progress(self) -> tuple[int, int]:
         """(bytes held, bytes in all) of the run's files and data."""
-        return self._phase.file_progress()
+        return (0, 0) if self._running is None else self._running.file_progress()
 
     # --- reports of the shell ----------------------------------------------------------------------------------
 
@@ -264,13 +251,17 @@ class Node:
         if now >= self._next_retry:
             self._next_retry = now + _RETRY_S
             core.gossip.retry_wants()
-            self._phase.retry(now)
-        self._phase.handle_timer(now)
+            if self._running is None:
+                self._awaiting.retry()
+            else:
+                self._running.retry(now)
+        if self._running is not None:
+            self._running.handle_timer(now)
         offset = core.connections.clock_offset_s(now)
         if offset is not None and not self._clock_reported:
             core.events.append(ClockOff(offset))
         self._clock_reported = offset is not None
-        self._phase.advance(now)
+        self._advance(now)
 
     def next_deadline(self) -> float:
         """When `handle_timer` is due next."""
@@ -281,13 +272,13 @@ class Node:
             core.gossip.next_deadline(),
             core.groups.next_deadline(),
             self._next_retry,
-            self._phase.next_deadline(),
+            math.inf if self._running is None else self._running.next_deadline(),
         )
         return own if relay is None else min(own, relay)
 
     def commands(self, now: float) -> list[Command]:
         """Take the commands for the shell: frames to send, peers to dial, directory use."""
-        self._phase.advance(now)
+        self._advance(now)
         self._core.collect_groups()
         return self._core.take_commands(now)
 
@@ -298,7 +289,7 @@ class Node:
 
     def _connected(self, peer: PeerId, now: float, *, dialed: bool) -> None:
         if self._core.connections.connected(peer, now, dialed=dialed):
-            self._phase.on_link(peer)
+            self._linked(peer)
             self._settle_links()
 
     def _settle_links(self) -> None:
@@ -306,7 +297,15 @@ class Node:
         for peer in self._core.connections.take_displaced():
             self._core.remove_peer(peer)
         for peer in self._core.connections.take_admitted():
-            self._phase.on_link(peer)
+            self._linked(peer)
+
+    def _linked(self, peer: PeerId) -> None:
+        if self._running is None:  # else its hello comes first
+            self._awaiting.on_link(peer)
+
+    def _advance(self, now: float) -> None:
+        if self._running is not None:
+            self._running.advance(now)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -322,20 +321,20 @@ class Node:
                 core.gossip.on_want(message, source)
             case Push(envelope=raw):
                 if core.admits(traffic_of(raw), source, now):
-                    self._phase = self._phase.on_push(raw, source, now)
+                    self._on_push(raw, source, now)
             case LedgerQuery(from_height=height):
                 may_query = core.ledger.may_query(source, now) and core.admits(Traffic.QUERY, source, now)
                 if 0 <= height <= core.local.ledger_height and may_query:
-                    core.events.append(LedgerWanted(source, height))
+                    core.events.append(signals.LedgerWanted(source, height))
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY and core.ledger.is_answer(source, height):
-                    core.events.append(LedgerArrived(source, height, entries))
+                    core.events.append(signals.LedgerArrived(height, entries))
             case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         core = self._core
-        if message.wire_version != limits.WIRE_VERSION:
+        if not wire_version.is_spoken(message.wire_version):
             core.events.append(WireMismatch(source, message.wire_version))
             self.lost(source, now)
             return
@@ -348,7 +347,14 @@ class Node:
         if link.role is not role_before:
             core.register_role(source, link.role)
             core.report_roles()
-        self._phase.on_hello(source, link.role, message.newest_version, now)
+        if self._running is not None:
+            self._running.on_hello(source, link.role, message.newest_version, now)
+
+    def _on_push(self, raw: bytes, source: PeerId, now: float) -> None:
+        if self._running is None:
+            self._running = self._awaiting.on_push(raw, source, now)
+        else:
+            self._running.on_push(raw, source, now)
 
 
 def _is_of_meeting(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:

@@ -26,11 +26,11 @@ class NodeConfig:
     rebuilds: bool = False
     """Whether its owner decodes patches when asked to (`PatchesReady`); otherwise it downloads full weights."""
     awaits_base: bool = False
-    """Whether its owner may have weights to start from: nothing is downloaded until it reports (`Node.start_from`)."""
+    """Whether its owner may have weights to start from: nothing is downloaded until it reports (`StartFrom`)."""
     runs_code: bool = False
     """Whether the owner of a validator agreed to run a researcher's own scorer: its code and answers are downloaded."""
     awaits_consent: bool = False
-    """Whether the owner first decides on the run: nothing is downloaded until it has (`Node.accept_run`)."""
+    """Whether the owner first decides on the run: nothing is downloaded until it has (`RunAccepted`)."""
     disk_bytes: int = 0
     """Most bytes of weights, patches, files, data and group bodies on disk together (`DiskQuota`). 0: only
     `keep_versions` limits, until the owner accepts the run with another bound."""

@@ -11,13 +11,13 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm import signals
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.events import (
     Command,
     EnvelopeArrived,
     Event,
-    GroupBodyWanted,
     GroupFetched,
     PeerBanned,
     PeersChanged,
@@ -150,7 +150,7 @@ class NodeCore:
     def collect_groups(self) -> None:
         """Report bodies that are complete, and own ones that are needed again."""
         self.events.extend(GroupFetched(header.opened, header.ref.root) for header in self.groups.take_completed())
-        self.events.extend(GroupBodyWanted(name) for name in self.groups.take_wanted())
+        self.events.extend(signals.GroupBodyWanted(name) for name in self.groups.take_wanted())
 
     def upload_done(self, peer: PeerId, delivered: bool = True) -> None:
         """The shell has sent the oldest bulk frame to a peer, or, if it was not `delivered`, failed to."""

@@ -23,6 +23,7 @@ from p2prl.protocol.membership import OwnersStatement
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS
+from p2prl.swarm import signals
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
 from p2prl.swarm.gossip.audience import AUDIENCE
 from p2prl.swarm.gossip.deduplication import CountedOnce
@@ -30,7 +31,6 @@ from p2prl.swarm.gossip.own_statements import OwnStatements
 from p2prl.swarm.gossip.statement_quota import StatementQuota
 from p2prl.swarm.gossip.validation import check_envelope
 from p2prl.swarm.node_core import NodeCore
-from p2prl.swarm.node_phase import Phase
 from p2prl.swarm.peers.introductions import RELAYING, Introductions
 from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from p2prl.swarm.peers.topology import Candidate, region_of
@@ -98,9 +98,6 @@ class Running:
             self._policies.hold(open_envelope(raw, now=None), now)
         self._collect()
 
-    def on_link(self, peer: PeerId) -> None:
-        """Do nothing: the peer's hello comes first."""
-
     def on_hello(self, peer: PeerId, role: Role, newest_version: int, now: float) -> None:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
         newest, head = self._policies.newest, self._policies.head
@@ -114,12 +111,12 @@ class Running:
             if envelope != final_head:
                 self._core.send(peer, Push(envelope))
 
-    def on_push(self, raw: bytes, source: PeerId, now: float) -> Phase:
+    def on_push(self, raw: bytes, source: PeerId, now: float) -> None:
         """Check a new envelope, then forward it and report it if it is meant for this node's role."""
         core, name = self._core, envelope_digest(raw)
         if not core.gossip.is_new(name):
             core.on_repeated(name, raw, source, now)
-            return self
+            return
         opened = open_envelope(raw, now=now)
         self._admit(opened, now)
         # After the check of the owner's signature: a forged statement must not use up the owner's places.
@@ -127,16 +124,15 @@ class Running:
             raise StaleWorkError("too many owners' statements; this one will be sent again")
         if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
             core.gossip.set_aside(name)
-            return self
+            return
         if opened.kind is Kind.COUNTERSIGNATURE and not self._is_witness(opened, now):
             core.gossip.set_aside(name)
-            return self
+            return
         if opened.kind is Kind.GROUP_HEADER:
             core.groups.note(opened, source)
         core.connections.was_useful(source, now)
         self._pass_on(opened, source)
         self._release_verdicts()
-        return self
 
     def admit_own(self, opened: Opened, now: float) -> None:
         """Take in an own version, head, group or statement, or the learner's ledger head.
@@ -189,21 +185,17 @@ class Running:
         self._policies.advance(now)
         self._collect()
 
-    def accept_run(self, disk_bytes: int, now: float) -> None:
-        """The owner has decided for the run."""
-        self._policies.accept(disk_bytes, now)
-
-    def fetch_policy(self, name: Digest, now: float) -> None:
-        """Download a version by name, besides the newest."""
-        self._policies.request(name, now)
-
-    def start_from(self, digest: Digest | None, now: float) -> None:
-        """Set the owner's local base."""
-        self._policies.start_from(digest, now)
-
-    def rebuilt(self, name: Digest, ok: bool, now: float) -> None:
-        """A rebuild has ended."""
-        self._policies.rebuilt(name, ok, now)
+    def order(self, order: signals.RunOrder, now: float) -> None:
+        """Act on an order of the role."""
+        match order:
+            case signals.RunAccepted(disk_bytes=disk_bytes):
+                self._policies.accept(disk_bytes, now)
+            case signals.FetchPolicy(digest=name):
+                self._policies.request(Digest(name), now)
+            case signals.StartFrom(weights_digest=name):
+                self._policies.start_from(Digest(name) if name else None, now)
+            case signals.VersionRebuilt(digest=name, ok=ok):
+                self._policies.rebuilt(Digest(name), ok, now)
 
     def download_stats(self) -> DownloadStats:
         """Download volume of completed versions."""

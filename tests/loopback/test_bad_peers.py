@@ -21,7 +21,7 @@ from p2prl.net.storage.key_file import create_identity
 from p2prl.net.transports import framing
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
@@ -90,7 +90,7 @@ def test_an_oversized_frame_ends_its_stream_only(live: tuple[Path, RunningRole])
     folder, learner = live
     link = parse_link((folder / "link").read_text())
     address = next(a for a in link.bootstrap if "/127.0.0.1/" in a)
-    hello = Hello(limits.WIRE_VERSION, link.run, int(Role.BOARD), int(time.time() * 1000), -1, 0)
+    hello = Hello(wire_version.WIRE_VERSION, link.run, int(Role.BOARD), int(time.time() * 1000), -1, 0)
 
     async def attack() -> bytes:
         daemon_config = DaemonConfig(nat_port_map=False, auto_nat=False)
@@ -198,7 +198,7 @@ def test_a_newer_wire_version_ends_each_worker_with_the_command_that_updates_it(
         link = JoinLink("newer", run_name, (address,))
         for command in ("join", "seed"):  # with torch and without
             result = p2prl(command, link, "--home", tmp_path / "home", *LISTEN)
-            refused(result, 5, f"speak wire version {limits.WIRE_VERSION + 1}")
+            refused(result, 5, f"speak wire version {wire_version.WIRE_VERSION + 1}")
             assert this_installation().update_command in result.stderr
     finally:
         peer.kill()

@@ -22,7 +22,6 @@ import pytest
 
 from p2prl.clock import SystemClock
 from p2prl.errors import MachineError
-from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.storage.key_file import create_identity
@@ -32,6 +31,7 @@ from p2prl.protocol.ledger_chain import page_of
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
 from p2prl.scoreboard.web.service import BoardServer
+from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, sample_run
 
@@ -119,15 +119,15 @@ class _Learner:
                 listen=("/ip4/127.0.0.1/tcp/0",),
                 manifest=writer.manifest_raw,
             ),
-            on_start=lambda network: network.send(control.SetLedgerHeight(len(writer.entries))),
+            on_start=lambda network: network.send(signals.SetLedgerHeight(len(writer.entries))),
         )
 
     def turn(self) -> None:
         """Answer the ledger queries that have arrived."""
         for message in self.network.poll(0.05):
-            if isinstance(message, control.LedgerWanted):
+            if isinstance(message, signals.LedgerWanted):
                 entries = page_of(self.writer.entries[message.from_height :])
-                self.network.send(control.SendLedger(message.peer, message.from_height, entries))
+                self.network.send(signals.SendLedger(message.peer, message.from_height, entries))
 
 
 def test_a_board_joins_by_link_and_resumes(tmp_path: Path, serving: Callable[[LedgerSource], str]) -> None:
@@ -160,7 +160,7 @@ def test_a_board_joins_by_link_and_resumes(tmp_path: Path, serving: Callable[[Le
 
             wait_until(followed, seconds=40, pause=pause)
             assert get(f"{url}/healthz")["height"] == 0, "no signed head proves them yet"
-            learner.network.send(control.Publish(head))
+            learner.network.send(signals.Publish(head))
 
             def confirmed() -> bool:
                 learner.turn()

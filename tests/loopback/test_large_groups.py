@@ -26,6 +26,7 @@ from p2prl.protocol.rollout_group import Completion
 from p2prl.protocol.signed_group import read_group, seal_group
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl_lab.testing.protocol_swarm import group_of
@@ -76,14 +77,14 @@ def test_a_large_group_survives_a_kill_and_delays_no_small_one(tmp_path: Path) -
         volunteer = start(tmp_path, VOLUNTEER, Role.VOLUNTEER, manifest, (address,))
         stack.callback(volunteer.close)
         next(m for m in arriving(volunteer) if isinstance(m, control.Status) and m.peers)
-        volunteer.send(control.HoldGroup(envelope_digest(raw), body))
-        volunteer.send(control.Publish(raw))
+        volunteer.send(signals.HoldGroup(envelope_digest(raw), body))
+        volunteer.send(signals.Publish(raw))
         order: list[str] = []
         killed, announced_at = False, monotonic()
         for message in arriving(learner):
             if isinstance(message, control.EnvelopeArrived) and message.envelope == raw:
-                learner.send(control.FetchGroup(envelope_digest(raw)))
-                volunteer.send(control.Publish(small))
+                learner.send(signals.FetchGroup(envelope_digest(raw)))
+                volunteer.send(signals.Publish(small))
             elif isinstance(message, control.EnvelopeArrived):
                 order.append("small")
             elif isinstance(message, control.GroupFetched):
@@ -97,10 +98,10 @@ def test_a_large_group_survives_a_kill_and_delays_no_small_one(tmp_path: Path) -
                 os.kill(learner.pid, signal.SIGKILL)
             if monotonic() > announced_at + 1.0:  # as a spool does
                 announced_at = monotonic()
-                volunteer.send(control.Publish(raw))
+                volunteer.send(signals.Publish(raw))
         assert killed
         assert order[0] == "small", "bulk frames delay no other message"
         assert read_group(fetched.envelope, Path(fetched.path).read_bytes()).group == group
-        learner.send(control.ReleaseGroup(envelope_digest(raw)))
+        learner.send(signals.ReleaseGroup(envelope_digest(raw)))
         sent = next(m.uploaded_bytes_month for m in arriving(volunteer) if isinstance(m, control.Status))
         assert sent < len(body) + 12 * limits.GROUP_PART_BYTES, "only what was on its way is sent again"

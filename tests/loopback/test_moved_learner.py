@@ -24,6 +24,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl_lab.testing.protocol_swarm import group_of
@@ -77,7 +78,7 @@ class Peer:
         )
 
     def publish(self, raw: bytes) -> bytes:
-        self._network.send(control.Publish(raw))
+        self._network.send(signals.Publish(raw))
         return raw
 
     def kill(self) -> None:

@@ -25,6 +25,7 @@ from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl_lab.testing.protocol_swarm import group_of
@@ -67,7 +68,7 @@ def main(learner_transport: str, volunteer_transport: str, folder: Path) -> None
     ref = blob_of(WEIGHTS, 256 * 1024)
     DiskBlobStore(folder / "learner" / "blobs").add(ref, WEIGHTS)
     policy = PolicyManifest(0, 0, ref, bytes(32), b"", bytes(32), 0)
-    learner.send(control.Publish(seal(LEARNER, policy, run=RUN, now=NOW)))
+    learner.send(signals.Publish(seal(LEARNER, policy, run=RUN, now=NOW)))
     published_at = SystemClock().now()
     volunteer = NetworkHandle(
         NetworkConfig(
@@ -84,7 +85,7 @@ def main(learner_transport: str, volunteer_transport: str, folder: Path) -> None
     ready = wait_for(volunteer, control.VersionReady)
     rate_bytes_s = len(WEIGHTS) / (SystemClock().now() - published_at)
     group = seal(VOLUNTEER, group_of(1), run=RUN, now=SystemClock().now())
-    volunteer.send(control.Publish(group))
+    volunteer.send(signals.Publish(group))
     arrived = wait_for(learner, control.EnvelopeArrived, lambda message: message.envelope == group)
     slot = body_of(open_envelope(arrived.envelope, now=None), RolloutGroup).slot
     intact = Path(ready.path).read_bytes() == WEIGHTS

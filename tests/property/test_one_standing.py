@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.learner.intake.peer_standings import PeerStandings
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
@@ -31,11 +31,11 @@ from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger.plain_chain import PlainChain
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.memory_blobs import MemoryBlobs
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.testing.sample_ledgers import LedgerWriter
+from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.sample_ledgers import LedgerWriter
 
 NOW = 1_800_000_000.0
 LEARNER, SOURCE = identity_of("learner"), identity_of("source")
@@ -77,7 +77,7 @@ def at_node(role: Role, envelopes: Sequence[bytes]) -> dict[bytes, Standing]:
     """The standings of a node of this role that gets these envelopes in this order."""
     node = Node(identity_of("me"), RUN, MemoryBlobs(), random.Random(1), NodeConfig(role=role), NOW)
     node.begin(MANIFEST)
-    hello = Hello(limits.WIRE_VERSION, RUN, int(Role.SEEDER), int(NOW * 1000), -1, 0)
+    hello = Hello(wire_version.WIRE_VERSION, RUN, int(Role.SEEDER), int(NOW * 1000), -1, 0)
     for message in (hello, *map(Push, envelopes)):
         node.receive(frames.pack(message), SOURCE.peer_id, NOW)
         node.commands(NOW)

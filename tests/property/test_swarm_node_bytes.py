@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of
 from p2prl.protocol.kinds import Role
@@ -62,7 +62,7 @@ number = st.integers(-(1 << 63), (1 << 63) - 1)
 messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(
         Hello,
-        wire_version=st.sampled_from([limits.WIRE_VERSION] * 4 + [limits.WIRE_VERSION + 1]),
+        wire_version=st.sampled_from([wire_version.WIRE_VERSION] * 4 + [wire_version.WIRE_VERSION + 1]),
         run=st.sampled_from([RUN, RUN, bytes(32)]),
         role=st.sampled_from([*map(int, Role), 9]),
         now_ms=number,

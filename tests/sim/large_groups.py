@@ -18,7 +18,8 @@ from p2prl.protocol.signed_group import SignedGroup, assemble_group, seal_group
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
-from p2prl.swarm.events import EnvelopeArrived, Event, GroupBodyWanted, GroupFetched
+from p2prl.swarm import signals
+from p2prl.swarm.events import EnvelopeArrived, Event, GroupFetched
 from p2prl.swarm.node import Node
 from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm, group_of
 
@@ -55,7 +56,7 @@ class LargeGroupSwarm(ProtocolSwarm):
         sealed, body = seal_group(member.identity, group, run=self.run, now=self.network.now)
         raw = raw or sealed
         self.spool[envelope_digest(raw)] = name, raw, body
-        self._node(member).hold_group(envelope_digest(raw), body)
+        self._node(member).order(signals.HoldGroup(envelope_digest(raw), body), self.network.now)
         self.publish_again(envelope_digest(raw))
         return envelope_digest(raw)
 
@@ -90,22 +91,22 @@ class LargeGroupSwarm(ProtocolSwarm):
         """Play the roles: the learner's intake, and the volunteers' spool."""
         super().on_event(member, event)
         now = self.network.now
-        if isinstance(event, GroupBodyWanted) and event.group in self.spool:
-            self.wanted.append((member.name, event.group))
-            self._node(member).hold_group(event.group, self.spool[event.group][2])
+        if isinstance(event, signals.GroupBodyWanted) and event.digest in self.spool:
+            self.wanted.append((member.name, Digest(event.digest)))
+            self._node(member).order(signals.HoldGroup(event.digest, self.spool[event.digest][2]), self.network.now)
         if member.role is not Role.LEARNER:
             return
         if isinstance(event, EnvelopeArrived) and event.opened.kind is Kind.GROUP_HEADER:
             if event.opened.digest in self.stored:
                 self._receipt(member, event.opened.digest)
             else:
-                self._node(member).fetch_group(event.opened.digest, now)
+                self._node(member).order(signals.FetchGroup(event.opened.digest), now)
                 self.network.wake(member.peer)
         elif isinstance(event, GroupFetched):
             signed = assemble_group(event.opened, member.store.by_root(event.root))
             self.stored[signed.digest] = signed
             self.stored_at.setdefault(signed.digest, now)
-            self._node(member).release_group(signed.digest, now)
+            self._node(member).order(signals.ReleaseGroup(signed.digest), now)
             self._receipt(member, signed.digest)
 
     def _receipt(self, learner: Member, digest: Digest) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.link_messages import Hello
+from p2prl.protocol.wire_version import WIRE_VERSION
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
@@ -32,5 +33,5 @@ def publish_head(made: ProtocolSwarm, *, finished: bool) -> None:
     made.network.wake(learner.peer)
 
 
-def hello_of(run: bytes, *, wire: int = limits.WIRE_VERSION, now: float = START, role: Role = Role.VOLUNTEER) -> bytes:
+def hello_of(run: bytes, *, wire: int = WIRE_VERSION, now: float = START, role: Role = Role.VOLUNTEER) -> bytes:
     return frames.pack(Hello(wire, run, int(role), int(now * 1000), -1, 0))

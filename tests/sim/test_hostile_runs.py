@@ -19,6 +19,7 @@ from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
+from p2prl.swarm import signals
 from p2prl.swarm.events import Event, PatchesReady, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
@@ -79,7 +80,7 @@ class Victim:
         network.connect(VICTIM.peer_id, LEARNER.peer_id)
         network.run_for(10)
         self.before_consent = self.store.written
-        self.port.send(control.RunAccepted(limit))
+        self.port.send(signals.RunAccepted(limit))
 
     def on_event(self, event: Event) -> None:
         self.events.append(event)

@@ -24,7 +24,8 @@ from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
-from p2prl.swarm.events import Event, LedgerWanted
+from p2prl.swarm import signals
+from p2prl.swarm.events import Event
 from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, receipt
 
@@ -58,9 +59,10 @@ class LedgerSwarm(ProtocolSwarm):
         super().on_event(member, event)
         if member.name in self.ports:
             self.ports[member.name].on_event(event)
-        elif isinstance(event, LedgerWanted) and member is self.learner:
+        elif isinstance(event, signals.LedgerWanted) and member is self.learner:
             entries = page_of(self.history_for(event.peer).entries[event.from_height :])
-            self.network.node(member.peer).send_ledger(event.peer, event.from_height, entries)
+            answer = signals.SendLedger(event.peer, event.from_height, entries)
+            self.network.node(member.peer).order(answer, self.network.now)
             self.network.wake(member.peer)
 
     def port(self, name: str, role: Role, *bootstrap: str) -> SimulatedPort:
@@ -98,7 +100,7 @@ class LedgerSwarm(ProtocolSwarm):
         """The learner has this ledger and signs its head."""
         self.history_for = lambda peer: history
         node = self.network.node(self.learner.peer)
-        node.set_ledger_height(len(history.entries))
+        node.order(signals.SetLedgerHeight(len(history.entries)), self.network.now)
         node.publish(history.signed_head(), self.network.now)
         self.network.wake(self.learner.peer)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
@@ -115,7 +115,7 @@ class Crowd:
     def _says(self, peer: Identity, number: int) -> Iterator[Wire]:
         roles = (Role.VOLUNTEER, Role.VOLUNTEER, Role.SEEDER, Role.VALIDATOR, Role.BOARD, Role.LEARNER)
         name = digest("p2prl/test/name", number.to_bytes(8, "little"))
-        yield Hello(limits.WIRE_VERSION, RUN, int(roles[number % 6]), int(self.now * 1000), -1, 0, 0, 0)
+        yield Hello(wire_version.WIRE_VERSION, RUN, int(roles[number % 6]), int(self.now * 1000), -1, 0, 0, 0)
         group = seal(peer, group_of(number), run=RUN, now=self.now)
         yield Push(group)
         receipt = seal(LEARNER, StorageReceipt((envelope_digest(group),)), run=RUN, now=self.now)

@@ -10,6 +10,7 @@ from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.kinds import Role
 from p2prl.sim.link_conditions import LinkConditions
 from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.swarm import signals
 from p2prl.swarm.events import BaseReleased, Event, PatchesReady, VersionReady
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.testing.patched_swarm import PatchedSwarm
@@ -39,7 +40,9 @@ class SlowSwarm(PatchedSwarm):
 
     def fail(self, member: Member, version: int) -> None:
         """Report that a version could not be rebuilt."""
-        self.network.node(member.peer).rebuilt(envelope_digest(self.published[version][0]), False, self.network.now)
+        self.network.node(member.peer).order(
+            signals.VersionRebuilt(envelope_digest(self.published[version][0]), ok=False), self.network.now
+        )
         self.network.wake(member.peer)
 
 
@@ -161,7 +164,8 @@ def test_base_is_released_after_both_rebuilds_failed() -> None:
     assert isinstance(made, SlowSwarm)
     member = made.add("twice", bootstrap=("learner", "v0"), config=config_with_base)
     made.network.run_for(10.0)
-    made.network.node(member.peer).fetch_policy(envelope_digest(made.published[16][0]), made.network.now)
+    wanted = signals.FetchPolicy(envelope_digest(made.published[16][0]))
+    made.network.node(member.peer).order(wanted, made.network.now)
     base = made.versions[0].tobytes()
     made.offer_base(member, base)
     made.network.run_for(30.0)

@@ -7,19 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Have, Hello, Push
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.wire_version import WIRE_VERSION
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.config import REQUEST_TIMEOUT_S
 from p2prl_lab.testing.protocol_swarm import ProtocolSwarm, group_of
 from tests.unit.swarm.relays import poisoned
 
@@ -230,7 +231,7 @@ def test_a_flood_of_junk() -> None:
     network, dice = swarm.network, random.Random(1)
     flooders = [identity_of(f"flooder{i}").peer_id for i in range(4)]
     invariants.liars |= set(flooders)
-    hello = frames.pack(Hello(limits.WIRE_VERSION, swarm.run, int(Role.VOLUNTEER), int(network.now * 1000), -1, 0))
+    hello = frames.pack(Hello(WIRE_VERSION, swarm.run, int(Role.VOLUNTEER), int(network.now * 1000), -1, 0))
     have = frames.pack(Have(bytes(32), b"\xff" * 100))
 
     def flood() -> None:
@@ -286,7 +287,7 @@ def test_a_stalled_holder_delays_a_version_by_one_timeout() -> None:
     honest = all_volunteers(swarm) - {"stalled"}
     _, _, at = swarm.published[1]
     slowest = max(swarm.members[name].ready_at[1] - at for name in honest)
-    assert slowest < 2 * RelayConfig().request_timeout_s
+    assert slowest < 2 * REQUEST_TIMEOUT_S
 
 
 def test_a_slow_peer_still_completes_versions() -> None:

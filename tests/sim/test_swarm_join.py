@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
@@ -124,9 +124,9 @@ def test_another_wire_version_is_reported() -> None:
     made = swarm()
     learner = made.members["learner"]
     stranger = identity_of("stranger").peer_id
-    made.network.inject(stranger, learner.peer, hello_of(made.run, wire=limits.WIRE_VERSION + 1))
+    made.network.inject(stranger, learner.peer, hello_of(made.run, wire=wire_version.WIRE_VERSION + 1))
     made.network.run_for(5)
-    assert events_of(learner, WireMismatch) == [WireMismatch(stranger, limits.WIRE_VERSION + 1)]
+    assert events_of(learner, WireMismatch) == [WireMismatch(stranger, wire_version.WIRE_VERSION + 1)]
     assert made.network.node(learner.peer).roles() == ()
 
 

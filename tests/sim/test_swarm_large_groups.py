@@ -18,6 +18,7 @@ from p2prl.protocol.wire_codec import encode
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
 from p2prl.sim.virtual_network import VirtualNetwork
+from p2prl.swarm import signals
 from p2prl.swarm.events import Command, PeerBanned, Send
 from p2prl.swarm.node import Node
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
@@ -149,7 +150,7 @@ def test_a_header_moves_no_byte_that_its_receiver_does_not_want() -> None:
     seen = [m for key, m in made.members.items() if key.startswith("validator") and m.arrived()]
     assert len(seen) == 4, "every validator has the header"
     validator = seen[0]
-    made.network.node(validator.peer).fetch_group(name, made.network.now)
+    made.network.node(validator.peer).order(signals.FetchGroup(name), made.network.now)
     made.network.wake(validator.peer)
     made.network.run_for(60.0)
     assert bulk_bytes(made) - before < 2.2 * len(encode(group)), "a second copy, to the validator that asked"
@@ -283,7 +284,7 @@ def test_a_body_of_another_slot_is_no_group() -> None:
     header = GroupHeader(group.version, group.policy, 2, blob_of(body, PART))
     raw = seal(member.identity, header, run=made.run, now=made.network.now)
     name = Digest(open_envelope(raw, now=None).digest)
-    made.network.node(member.peer).hold_group(name, body)
+    made.network.node(member.peer).order(signals.HoldGroup(name, body), made.network.now)
     made.tell("v", raw)
     with pytest.raises(Exception, match="slot that its header states"):
         made.network.run_for(30.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
@@ -10,7 +10,8 @@ from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
-from p2prl.swarm.events import Event, LedgerArrived, LedgerWanted, PeerBanned
+from p2prl.swarm import signals
+from p2prl.swarm.events import Event, PeerBanned
 from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm, group_of
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
@@ -20,18 +21,18 @@ def test_a_ledger_page_fills_one_control_frame() -> None:
     board = made.add("board", Role.BOARD, bootstrap=("learner",))
     learner = made.members["learner"]
     node = made.network.node(learner.peer)
-    node.set_ledger_height(40)
+    node.order(signals.SetLedgerHeight(40), made.network.now)
     made.network.run_for(40)
-    made.network.node(board.peer).ask_ledger(0)
+    made.network.node(board.peer).order(signals.AskLedger(0), made.network.now)
     made.network.wake(board.peer)
     made.network.run_for(1)
-    assert events_of(learner, LedgerWanted) == [LedgerWanted(board.peer, 0)]
+    assert events_of(learner, signals.LedgerWanted) == [signals.LedgerWanted(board.peer, 0)]
     entries = tuple(bytes((i,)) * 20_000 for i in range(40))
-    node.send_ledger(board.peer, 0, entries)
+    node.order(signals.SendLedger(board.peer, 0, entries), made.network.now)
     made.network.wake(learner.peer)
     made.network.run_for(1)
-    (page,) = events_of(board, LedgerArrived)
-    assert isinstance(page, LedgerArrived)
+    (page,) = events_of(board, signals.LedgerArrived)
+    assert isinstance(page, signals.LedgerArrived)
     assert page.entries == entries[: len(page.entries)]
     assert 10 <= len(page.entries) <= 13, "as many as one control frame holds"
     assert len(frames.pack(LedgerPage(0, page.entries))) <= limits.MAX_CONTROL_FRAME_BYTES
@@ -40,7 +41,7 @@ def test_a_ledger_page_fills_one_control_frame() -> None:
 def test_ledger_queries_are_rate_limited() -> None:
     made = swarm(volunteers=1)
     learner = made.members["learner"]
-    made.network.node(learner.peer).set_ledger_height(10)
+    made.network.node(learner.peer).order(signals.SetLedgerHeight(10), made.network.now)
     made.network.run_for(5)
     glutton, modest = identity_of("glutton").peer_id, identity_of("modest").peer_id
     for asker in (glutton, modest):
@@ -51,7 +52,9 @@ def test_ledger_queries_are_rate_limited() -> None:
         made.network.run_for(0.5)
     made.network.inject(modest, learner.peer, frames.pack(LedgerQuery(0)))
     made.network.run_for(1)
-    wanted = [event.peer for event in events_of(learner, LedgerWanted) if isinstance(event, LedgerWanted)]
+    wanted = [
+        event.peer for event in events_of(learner, signals.LedgerWanted) if isinstance(event, signals.LedgerWanted)
+    ]
     elapsed_s = made.network.now - begun
     assert 60 <= wanted.count(glutton) <= 16 + limits.MAX_LEDGER_QUERIES_PER_S * elapsed_s
     assert wanted.count(modest) == 1
@@ -61,19 +64,19 @@ def test_ledger_queries_are_rate_limited() -> None:
 def test_a_false_ledger_height_does_not_attract_all_queries() -> None:
     made = swarm(volunteers=1)
     board = made.add("board", Role.BOARD, bootstrap=("learner",))
-    made.network.node(made.members["learner"].peer).set_ledger_height(5)
+    made.network.node(made.members["learner"].peer).order(signals.SetLedgerHeight(5), made.network.now)
     made.network.run_for(40)
     boaster = identity_of("boaster").peer_id
     claim = frames.pack(
-        Hello(limits.WIRE_VERSION, made.run, int(Role.BOARD), int(made.network.now * 1000), -1, 1 << 60)
+        Hello(wire_version.WIRE_VERSION, made.run, int(Role.BOARD), int(made.network.now * 1000), -1, 1 << 60)
     )
     made.network.inject(boaster, board.peer, claim)
     made.network.run_for(1)
     for _ in range(12):
-        made.network.node(board.peer).ask_ledger(0)
+        made.network.node(board.peer).order(signals.AskLedger(0), made.network.now)
         made.network.wake(board.peer)
         made.network.run_for(1)
-    assert events_of(made.members["learner"], LedgerWanted)
+    assert events_of(made.members["learner"], signals.LedgerWanted)
 
 
 def receipts_of(member: Member) -> list[bytes]:

@@ -19,7 +19,6 @@ from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesRead
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.running import Running
 from p2prl_lab.testing.patched_swarm import PatchedSwarm
 from p2prl_lab.testing.protocol_swarm import Member
 
@@ -300,8 +299,9 @@ def test_head_against_manifest_is_equivocation() -> None:
     lie = PolicyHead(1, envelope_digest(forked), 0, FULL, (), head.target_ms, head.expires_ms)
     node = made.network.node(made.members["v0"].peer)
     opened = open_envelope(seal(key, lie, run=made.run, now=made.network.now + 1), now=None)
+    assert node._running is not None
     with pytest.raises(RemoteProtocolError):
-        node._phase.admit_own(opened, made.network.now)
+        node._running.admit_own(opened, made.network.now)
     proof = node.next_event()
     while proof is not None and not isinstance(proof, Equivocation):
         proof = node.next_event()
@@ -333,8 +333,8 @@ def test_an_old_head_is_ignored() -> None:
     run_on(made, 3)
     member = made.members["v0"]
     node = made.network.node(member.peer)
-    assert isinstance(node._phase, Running)
-    policies = node._phase._policies
+    assert node._running is not None
+    policies = node._running._policies
     before = policies.head
     assert before is not None
     assert before.head.version == 3

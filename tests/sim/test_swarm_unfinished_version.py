@@ -12,7 +12,8 @@ from p2prl.protocol.link_messages import Have, Push
 from p2prl.protocol.manifests import Patch, blob_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
-from p2prl.swarm.events import RunKnown, VersionAnnounced, VersionReady
+from p2prl.swarm import signals
+from p2prl.swarm.events import RunKnown, VersionReady
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl_lab.testing.patched_swarm import PatchedSwarm
@@ -45,7 +46,7 @@ def left_alone() -> ProtocolSwarm:
     made.network.run_for(60)
     for name in ("v0", "v1", "v2"):
         assert sorted(made.members[name].ready_at) == [0, 1, 2]
-        assert len(events_of(made.members[name], VersionAnnounced)) == 4
+        assert len(events_of(made.members[name], signals.VersionAnnounced)) == 4
     return made
 
 
@@ -78,7 +79,7 @@ def announce(made: ProtocolSwarm, count: int) -> None:
 
 
 def newest_announced(member: Member) -> int:
-    return max(event.manifest.version for event in member.events if isinstance(event, VersionAnnounced))
+    return max(event.version for event in member.events if isinstance(event, signals.VersionAnnounced))
 
 
 @pytest.mark.parametrize("more", [1, 2])

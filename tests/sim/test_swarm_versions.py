@@ -12,7 +12,8 @@ from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_time import START
-from p2prl.swarm.events import Equivocation, VersionAnnounced, VersionReady
+from p2prl.swarm import signals
+from p2prl.swarm.events import Equivocation, VersionReady
 from p2prl.swarm.node_config import NodeConfig
 from tests.sim.node_swarm import events_of, hello_of, swarm
 
@@ -62,7 +63,7 @@ def test_a_replayed_old_manifest_downloads_nothing() -> None:
         )
     made.network.run_for(20)
     assert sorted(late.ready_at) == [6]
-    announced = [event.manifest.version for event in late.events if isinstance(event, VersionAnnounced)]
+    announced = [event.version for event in late.events if isinstance(event, signals.VersionAnnounced)]
     assert announced == [6], "versions only grow"
 
 
@@ -77,7 +78,7 @@ def test_a_version_requested_by_name_is_reported_each_time() -> None:
     name = envelope_digest(made.published[1][0])
     node = made.network.node(late.peer)
     for _ in range(2):
-        node.fetch_policy(name, made.network.now)
+        node.order(signals.FetchPolicy(name), made.network.now)
         made.network.wake(late.peer)
         made.network.run_for(10)
     ready = [event.digest for event in late.events if isinstance(event, VersionReady)]

@@ -20,9 +20,10 @@ from blake3 import blake3
 
 from p2prl.cli.views.join_link_reach import link_addresses
 from p2prl.clock import SystemClock
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import DEFAULT_LISTEN, NetworkConfig
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.digests import Digest
@@ -31,6 +32,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.testing.shaped_swarm import run_manifest
 
@@ -93,7 +95,7 @@ class NetworkPeer:
     def _introduce(self, network: NetworkHandle) -> None:
         newest = self._folder / "newest.manifest"
         if newest.exists():
-            network.send(control.Publish(newest.read_bytes()))
+            network.send(signals.Publish(newest.read_bytes()))
 
     def _publish(self) -> None:
         """Publish the next version: other random bytes each time."""
@@ -108,7 +110,7 @@ class NetworkPeer:
             version, version, ref, blake3(weights).digest(), bytes.fromhex(previous), bytes(32), int(now * 1000)
         )
         raw = seal(self._identity, policy, run=self._run, now=now)
-        self._network.send(control.Publish(raw))
+        self._network.send(signals.Publish(raw))
         (self._folder / "newest.manifest").write_bytes(raw)
         self._write(kept, [version, envelope_digest(raw).hex()])
         self._status["version"] = version
@@ -121,7 +123,7 @@ class NetworkPeer:
                     self._own = addresses
                     self._write(self._link, link_addresses(self._own, ()))
                     self._publish()
-            case control.VersionAnnounced():
+            case signals.VersionAnnounced():
                 self._announced_at = time.monotonic()
             case control.VersionReady(policy=policy):
                 if self._role is not Role.LEARNER:

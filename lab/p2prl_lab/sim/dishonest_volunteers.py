@@ -22,6 +22,7 @@ from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.sim.selecting_port import selecting
+from p2prl.swarm import signals
 
 _DIGITS = 10
 """Token ids below this are digits in every small model of the project."""
@@ -61,11 +62,11 @@ class PublishingPort(PassingPort):
 
     def send(self, message: control.ToNetwork) -> None:
         """Send a message, or what replaces it."""
-        if isinstance(message, control.Publish):
+        if isinstance(message, signals.Publish):
             opened = open_envelope(message.envelope, now=None)
             if isinstance(opened.body, RolloutGroup):
                 for envelope in self._publish(opened, opened.body):
-                    super().send(control.Publish(envelope))
+                    super().send(signals.Publish(envelope))
                 return
         super().send(message)
 

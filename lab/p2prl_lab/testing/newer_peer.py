@@ -15,11 +15,11 @@ from pathlib import Path
 from p2prl.net.process import control
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.network_process import NetworkProcess
-from p2prl.protocol import limits
+from p2prl.protocol import wire_version
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node_config import NodeConfig
 
-limits.WIRE_VERSION += 1
+wire_version.WIRE_VERSION += 1
 
 
 async def main() -> None:

@@ -23,6 +23,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
+from p2prl.swarm import signals
 from p2prl.swarm.events import Event, PatchesReady, RunKnown
 from p2prl_lab.bench.patch.simulated_training import bf16
 from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm
@@ -106,7 +107,7 @@ class PatchedSwarm(ProtocolSwarm):
         if words is not None:
             state = Digest(blake3(words).digest())
             member.store.lay(state, words)
-        self.network.node(member.peer).start_from(state, self.network.now)
+        self.network.node(member.peer).order(signals.StartFrom(state or b""), self.network.now)
         self.network.wake(member.peer)
 
     def on_event(self, member: Member, event: Event) -> None:
@@ -116,7 +117,7 @@ class PatchedSwarm(ProtocolSwarm):
             self.offer_base(member, self.bases[member.name])
         if isinstance(event, PatchesReady):
             ok = self._rebuild(member, event)
-            self.network.node(member.peer).rebuilt(event.digest, ok, self.network.now)
+            self.network.node(member.peer).order(signals.VersionRebuilt(event.digest, ok), self.network.now)
             self.network.wake(member.peer)
 
     def _rebuild(self, member: Member, event: PatchesReady) -> bool:

@@ -40,6 +40,7 @@ from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.swarm import signals
 from p2prl.swarm.events import Event, PatchesReady, RunKnown, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
@@ -124,7 +125,7 @@ class _Storm:
                 self._manifest = manifest
                 self._work = GroupWork(manifest, self._link.run, TextCodec(loaded.tokenizer, loaded.model))
             case PatchesReady(digest=name):
-                node.rebuilt(name, ok=False, now=now)
+                node.order(signals.VersionRebuilt(name, ok=False), now)
             case VersionReady():
                 self._version = event
             case _:

@@ -47,6 +47,7 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm import signals
 
 BLOCKED_BOUND_S, HEAD_BOUND_S, SWITCH_BOUND_S, SILENT_BOUND_S = 0.3, 3.0, 5.0, 0.1
 REBUILD_BOUND_CPU_S = 2.0
@@ -146,7 +147,7 @@ class _Port:
         """When the newest head was sent."""
 
     def send(self, message: control.ToNetwork) -> None:
-        if isinstance(message, control.Publish):
+        if isinstance(message, signals.Publish):
             opened = open_envelope(message.envelope, now=None)
             self.head_at = time.perf_counter()
             if opened.kind is Kind.POLICY_MANIFEST:

@@ -14,8 +14,7 @@ from p2prl.cli.commands.bench_results import print_table
 from p2prl.cli.options import AsJson, Device, Seed, Threads
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
-from p2prl.config.requirements import size_text
-from p2prl.scoreboard.web.text_format import credit
+from p2prl.quantity_text import credit, size_text
 
 _HEADING = "| model | parameters | tokens/s | tokens a day | credit a day |\n|---|---:|---:|---:|---:|"
 

@@ -17,15 +17,16 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from p2prl.cli.exit_codes import RUN_FINISHED
 from p2prl.cli.role_files import read_status
 from p2prl.errors import MachineError
+from p2prl.exit_codes import RUN_FINISHED
+from p2prl.net.listen_addresses import LOOPBACK_LISTEN
 from p2prl.plain_text import cleaned, counted
 
 _ERROR = "p2prl: "
 """Before the message of an error of the command line."""
 
-_LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
+_LISTEN = ("--listen", *LOOPBACK_LISTEN)
 _WORKER = (*_LISTEN, "--threads", "1", "--json")
 
 _CHEAT_PROGRAM = "p2prl.testing.cheating_volunteer"

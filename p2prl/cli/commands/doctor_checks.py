@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2prl.config.requirements import size_text
+from p2prl.quantity_text import size_text
 
 LEAST_DISK, WANTED_DISK = 1_000_000_000, 10_000_000_000
 """Bytes of free disk below which no run fits, and below which larger models do not."""

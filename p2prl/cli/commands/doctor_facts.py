@@ -26,7 +26,7 @@ from p2prl.config.named_link import named_link
 from p2prl.config.worker_folder import check_home
 from p2prl.confinement import linux
 from p2prl.errors import P2PRLError
-from p2prl.protocol import limits
+from p2prl.protocol import wire_version
 
 _DIAL_S = 4.0
 """How long a peer may take to answer the first packet: a round trip around the world takes a third of a second."""
@@ -51,7 +51,7 @@ def machine_facts(home: Path, *, link: str, device: str, tests_device: bool, p2p
     return MachineFacts(
         python=sys.version_info[:3],
         version=__version__,
-        wire=limits.WIRE_VERSION,
+        wire=wire_version.WIRE_VERSION,
         clock_synchronized=synchronized,
         clock_error_s=error_s,
         ahead_s=ahead(home, time.time()),

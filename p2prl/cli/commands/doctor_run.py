@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from p2prl import exit_codes
 from p2prl.cli.commands.doctor_bundle import bundle_text
 from p2prl.cli.commands.doctor_checks import FAILED, WARNING, MachineFacts, findings
 from p2prl.cli.commands.doctor_facts import machine_facts
@@ -76,7 +77,7 @@ def run_doctor(request: DoctorRequest, *, home: Path | None, as_json: bool) -> N
     if request.bundle is not None:
         _write_bundle(request, bundle_text(found, _bundle_facts(facts, base), _logs(base), secrets=_secrets(base)))
     if failures:
-        raise typer.Exit(MachineError.exit_code)
+        raise typer.Exit(exit_codes.MACHINE)
 
 
 def repair(home: Path) -> list[str]:

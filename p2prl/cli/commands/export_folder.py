@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from p2prl.config.requirements import size_text
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, MachineError
+from p2prl.quantity_text import size_text
 
 MARKER = "p2prl_export.json"
 """Facts of the export for programs. Its presence marks a directory that a later export may replace."""

@@ -16,7 +16,6 @@ from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.model_card import LEDGER_FILE, CardFacts, model_card
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.prompt_record import read_prompt_record
-from p2prl.config.requirements import size_text
 from p2prl.config.run_folder import Folder, open_folder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, IntegrityError, MachineError
@@ -24,6 +23,7 @@ from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.plain_text import counted
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
+from p2prl.quantity_text import size_text
 from p2prl.scoreboard.documents.api_views import require_run, run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.ledger.journal_reader import JournalReader

@@ -19,7 +19,6 @@ from typing import Any
 
 import typer
 
-from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.role_files import read_status
 from p2prl.cli.views.console import LiveView, emit, say
@@ -27,6 +26,7 @@ from p2prl.cli.views.devices_view import DeviceRow, DevicesScreen, devices_line
 from p2prl.config.worker_folder import default_home
 from p2prl.confinement.linux import die_with_parent
 from p2prl.errors import ConfigError, MachineError
+from p2prl.exit_codes import INTERRUPTED, RUN_FINISHED, UNEXPECTED
 
 _DEVICE = re.compile(r"cpu|mps|cuda:\d+")
 
@@ -137,10 +137,10 @@ def _forward(event: Mapping[str, Any]) -> None:
 
 
 def exit_code_of(codes: Sequence[int]) -> int:
-    """The first failure; without one, 130 if any worker was interrupted, 9 if the run has ended for any, else 0."""
+    """The first failure; without one, that of an interrupted worker, else that of one whose run has ended, else 0."""
     failures = [code for code in codes if code not in _ENDS]
     if failures:
-        return max(1, failures[0])  # a worker that a signal killed has a negative status
+        return max(UNEXPECTED, failures[0])  # a worker that a signal killed has a negative status
     return max(codes, default=0)
 
 

@@ -37,6 +37,7 @@ from p2prl.protocol.delegation import (
 )
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity, PeerId, peer_id_of, public_key_of
 from p2prl.scoreboard.display_names import display_name
+from p2prl.time_text import time_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,7 @@ def revoke_command(home: Path | None, machine: str, since: str, *, as_json: bool
         say(f"Kept: {_named(revocation.delegate)} is revoked. Workers here pass it on from their next start.")
     else:
         revocation = _revoke(base, machine, since)
-        say(f"Revoked {_named(revocation.delegate)} from {_time_text(revocation.from_ms)} on.")
+        say(f"Revoked {_named(revocation.delegate)} from {time_text(revocation.from_ms)} on.")
         say("Workers of this machine pass it on from their next start. If none works here, take this line to one that")
         say("does, and run there: p2prl key revoke LINE")
         if not as_json:
@@ -104,7 +105,7 @@ def revoke_command(home: Path | None, machine: str, since: str, *, as_json: bool
             {
                 "machine": peer_id_of(revocation.delegate),
                 "owner": peer_id_of(revocation.owner),
-                "from": _time_text(revocation.from_ms),
+                "from": time_text(revocation.from_ms),
                 "line": statement_text(revocation),
             }
         )
@@ -168,11 +169,11 @@ def _put(folder: Path, delegation: Delegation, terms: Terms) -> None:
         raise IdentityError("this delegation is over", remedy="Sign a new one where the owner's key is.")
     if known is not None and known.owner != delegation.owner and known.expires_ms > now_ms and not terms.replace:
         raise IdentityError(
-            f"{folder.name} works for {_named(known.owner)} until {_time_text(known.expires_ms)}",
+            f"{folder.name} works for {_named(known.owner)} until {time_text(known.expires_ms)}",
             remedy="Revoke it there first (p2prl key revoke), then repeat this with --replace.",
         )
     save_delegation(folder, delegation)
-    say(f"{folder.name} works for {_named(delegation.owner)} until {_time_text(delegation.expires_ms)}.")
+    say(f"{folder.name} works for {_named(delegation.owner)} until {time_text(delegation.expires_ms)}.")
     say("Runs learn of it when the worker starts next; its credit moves to the owner's row with a verified group.")
 
 
@@ -222,7 +223,7 @@ def _document(step: str, machine: bytes, delegation: Delegation | None, seat: st
         "step": step,
         "machine": peer_id_of(machine),
         "owner": None if delegation is None else peer_id_of(delegation.owner),
-        "until": None if delegation is None else _time_text(delegation.expires_ms),
+        "until": None if delegation is None else time_text(delegation.expires_ms),
         "seat": seat,
         "line": line,
     }
@@ -234,10 +235,6 @@ def _named(public_key: bytes) -> str:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def _time_text(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _time_of(text: str) -> int:

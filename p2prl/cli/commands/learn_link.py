@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from p2prl.cli.views.join_link_reach import link_addresses, reach_warning
+from p2prl.net.listen_addresses import with_one_port, with_port
 from p2prl.net.process import control
 from p2prl.net.process.passing_port import PassingPort
-from p2prl.net.transports.interface_addresses import with_one_port
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -112,4 +111,4 @@ def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
     wanted = listen or folder.settings.network.listen
     if not port.isdigit():
         return with_one_port(wanted)
-    return tuple(re.sub("/tcp/0$", f"/tcp/{port}", address) for address in wanted)
+    return with_port(wanted, int(port))

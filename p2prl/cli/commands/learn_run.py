@@ -15,7 +15,6 @@ from p2prl.cli.commands.further_peers import further_peers
 from p2prl.cli.commands.learn_link import LearnerLink, WatchedPort, kept_listen
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
 from p2prl.cli.device_errors import device_failures_explained, unrepeatable_explained
-from p2prl.cli.exit_codes import INTERRUPTED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.learner_view import WAITING, update_line, update_panel, waiting_text
@@ -24,6 +23,7 @@ from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
+from p2prl.exit_codes import INTERRUPTED
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import ReachOptions

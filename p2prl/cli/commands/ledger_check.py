@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from p2prl import exit_codes
 from p2prl.cli.commands.open_ledger import await_current_ledger, ledger_of
 from p2prl.cli.views.console import emit, say
 from p2prl.plain_text import counted
@@ -44,7 +45,7 @@ def verify_command(
     else:
         _show(result, what)
     if not result.is_whole:
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.UNEXPECTED)
 
 
 def dump_command(source: str, out: Path, *, home: Path | None, listen: list[str] | None, as_json: bool) -> None:
@@ -60,7 +61,7 @@ def dump_command(source: str, out: Path, *, home: Path | None, listen: list[str]
         if not signed:
             say(f"It holds {_NO_HEAD}.")
     if not signed:
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.UNEXPECTED)
 
 
 _NO_HEAD = "no head signed by the learner: entries may be missing, and nobody can tell"

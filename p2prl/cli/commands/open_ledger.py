@@ -17,7 +17,7 @@ from p2prl.config.run_folder import Folder, open_folder
 from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
 from p2prl.errors import ConfigError, MachineError, UnreachableError
 from p2prl.learner.evaluation.results_file import read_results
-from p2prl.net.process.network_config import DEFAULT_LISTEN
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.storage.kept_peers import read_peers
 from p2prl.plain_text import counted
 from p2prl.protocol.digests import Digest

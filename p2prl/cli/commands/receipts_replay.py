@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from p2prl import exit_codes
 from p2prl.cli.commands.own_spools import find_group, spools_of
 from p2prl.cli.commands.worker_start import TOKENIZER
 from p2prl.cli.views.console import emit, say
@@ -76,7 +77,7 @@ def replay_command(source: str, digest: str, request: ReplayRequest, *, home: Pa
         for line in _lines(document):
             sys.stdout.write(f"{line}\n")
     if said.code == "disagrees":
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.UNEXPECTED)
 
 
 def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: ReplayRequest) -> Verdict:

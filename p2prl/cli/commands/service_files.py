@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 
 import typer
 
+from p2prl import exit_codes
 from p2prl.cli.views.console import emit, say
 from p2prl.config.named_link import named_link
 from p2prl.config.worker_folder import default_home
@@ -20,9 +21,6 @@ from p2prl.errors import ConfigError
 from p2prl.user_home import user_home
 
 _WORKERS = ("join", "seed", "validate")
-
-_NOT_AGAIN = (2, 3, 4, 5, 6, 9, 10)
-"""Exit codes after which a restart would only repeat itself (docs/cli.md)."""
 
 _RESTART_S = 30
 
@@ -120,8 +118,8 @@ StartLimitBurst=20
 ExecStart={" ".join(_systemd_word(word) for word in command)}
 Restart=on-failure
 RestartSec={_RESTART_S}
-RestartPreventExitStatus={" ".join(map(str, _NOT_AGAIN))}
-SuccessExitStatus=9 130
+RestartPreventExitStatus={" ".join(map(str, exit_codes.NOT_AGAIN))}
+SuccessExitStatus={exit_codes.RUN_FINISHED} {exit_codes.INTERRUPTED}
 KillSignal=SIGTERM
 KillMode=mixed
 TimeoutStopSec={_STOP_S}

@@ -10,12 +10,12 @@ from pathlib import Path
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.cli.views.quantities import downloads_line
-from p2prl.config.requirements import size_text
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.device import use_threads
 from p2prl.models.tiny_models import tiny_model
 from p2prl.models.warm_start import WarmstartConfig, warm_start
 from p2prl.plain_text import counted
+from p2prl.quantity_text import size_text
 from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 from p2prl.tasks.task_registry import task_by_name

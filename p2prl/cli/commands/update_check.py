@@ -11,7 +11,7 @@ from p2prl.cli.commands.clone_remote import has_moved_on
 from p2prl.cli.commands.package_index import newest_release
 from p2prl.cli.views.console import emit, say
 from p2prl.installation import DISTRIBUTION, Installation, this_installation
-from p2prl.protocol import limits
+from p2prl.protocol import wire_version
 
 
 def show_update(*, check: bool, as_json: bool) -> None:
@@ -25,7 +25,7 @@ def show_update(*, check: bool, as_json: bool) -> None:
         emit(
             {
                 "version": __version__,
-                "wire_version": limits.WIRE_VERSION,
+                "wire_version": wire_version.WIRE_VERSION,
                 "source": "clone" if installed.clone is not None else "index",
                 "checked": check,
                 "newest": newest,
@@ -35,7 +35,7 @@ def show_update(*, check: bool, as_json: bool) -> None:
         )
         return
     verdict = f": {_verdict(newest, newer)}" if check else ""
-    sys.stdout.write(f"p2prl {__version__}, wire version {limits.WIRE_VERSION}{verdict}\n")
+    sys.stdout.write(f"p2prl {__version__}, wire version {wire_version.WIRE_VERSION}{verdict}\n")
     if newer is not False:
         sys.stdout.write(f"To update: {installed.update_command}\n")
     if not check:

@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2prl.cli.device_errors import device_failures_explained, out_of_memory_explained
-from p2prl.cli.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, available_memory, check_memory, least_disk, plan_disk
 from p2prl.config.refused_runs import forgetting_refused
-from p2prl.config.requirements import requirements_of, size_text
+from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.errors import ConfigError, MachineError
+from p2prl.exit_codes import INTERRUPTED, RUN_FINISHED
 from p2prl.models.start_stages import stages_told
 from p2prl.plain_text import counted
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
+from p2prl.quantity_text import size_text
 
 if TYPE_CHECKING:
     from p2prl.config.requirements import Requirements

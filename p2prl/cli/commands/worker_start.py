@@ -31,7 +31,8 @@ from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.desktop import desktop_program
 from p2prl.models.confined_tokenizer import tokenizer_program
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
-from p2prl.net.process.network_config import DEFAULT_LISTEN, NetworkConfig, ReachOptions
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
+from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.process.program import network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
 from p2prl.net.transports.transport_registry import TRANSPORTS

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from p2prl.cli.views.quantities import age_text
 from p2prl.cli.views.small_curve import sparkline
 from p2prl.plain_text import cleaned, counted, wrapped
-from p2prl.scoreboard.web.text_format import credit
+from p2prl.quantity_text import credit
+from p2prl.time_text import age_text
 
 _DAYS = 14
 

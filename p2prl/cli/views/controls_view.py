@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from p2prl.config.requirements import size_text
+from p2prl.quantity_text import size_text
 
 _ORIGINS = {"default": "default", "file": "config.toml", "command": "p2prl limits", "option": "option of the start"}
 

@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from p2prl.cli.views.quantities import downloads_line, received_text, version_text
-from p2prl.config.requirements import size_text
 from p2prl.plain_text import counted
+from p2prl.quantity_text import size_text
 
 _BAR_COLUMNS = 30
 _RECENT_UPDATES = 10

@@ -24,7 +24,8 @@ from p2prl.scoreboard.documents.api_schema import (
     RateDocument,
     Totals,
 )
-from p2prl.scoreboard.documents.api_views import CREDIT_DEFINITION, time_text
+from p2prl.scoreboard.documents.api_views import CREDIT_DEFINITION
+from p2prl.time_text import time_text
 
 MAX_ROWS = 100
 """Rows of the contributors table: the hub shows the card on one page. `p2prl ledger verify` lists everyone."""

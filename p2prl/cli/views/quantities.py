@@ -1,23 +1,14 @@
-"""Sizes, rates, counts, ages and policy versions formatted for people."""
+"""Sizes, rates, counts and policy versions formatted for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from p2prl.config.requirements import size_text
 from p2prl.plain_text import counted
+from p2prl.quantity_text import size_text
 
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 _NONE = "–"
-
-
-def age_text(seconds: float) -> str:
-    """A duration in its largest unit."""
-    for unit_s, name in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.0f} {name}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 def state_text(state: str, peers: Mapping[str, int]) -> str:

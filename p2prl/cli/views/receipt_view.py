@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli.views.receipt_advice import advice
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState
+from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
-from p2prl.scoreboard.web.text_format import credit
+from p2prl.time_text import moment, time_text
 
 if TYPE_CHECKING:
     from p2prl.client.own_groups import OwnGroup
@@ -47,14 +47,14 @@ def group_document(group: OwnGroup, seat: str, *, parameters: int, in_escrow: bo
         "reason": group.reason,
         "version": group.version,
         "slot": group.slot,
-        "sampled_at": time_text(group.created),
+        "sampled_at": time_text(1000 * group.created),
         "sampled_tokens": group.tokens,
         "own_reward": group.reward,
         "credited_tokens": tokens,
         "credit": credit_of(tokens, parameters),
         "in_escrow": in_escrow,
         "learner_step": None if receipt is None else receipt.step,
-        "judged_at": None if receipt is None else time_text(receipt.sent_ms / 1000),
+        "judged_at": None if receipt is None else time_text(receipt.sent_ms),
         "learner_reward": None if receipt is None or not tokens else receipt.reward,
         "kept": group.is_kept,
     }
@@ -83,7 +83,7 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
     slot = f"slot {group.slot} of version {group.version}, {counted(group.tokens, 'token')}"
     lines = [
         f"Group      {document['group']}",
-        f"Sampled    {_spoken(group.created)}: {slot}{scored}",
+        f"Sampled    {moment(time_text(1000 * group.created))}: {slot}{scored}",
         f"State      {group.state}{f' ({group.reason})' if group.reason else ''}",
         f"Why        {why}",
         f"To do      {what_to_do}",
@@ -93,7 +93,7 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
         if document["credited_tokens"]:
             figures = f", {counted(receipt.completions, 'completion')}, mean reward {receipt.reward:.3f}"
         lines.append(
-            f"Judged     {_spoken(receipt.sent_ms / 1000)} by the run's learner, at its step {receipt.step}{figures}"
+            f"Judged     {moment(time_text(receipt.sent_ms))} by the run's learner, at its step {receipt.step}{figures}"
         )
     if document["credited_tokens"]:
         escrow = ""
@@ -116,7 +116,7 @@ def record_document(record: GroupRecord) -> dict[str, Any]:
         else {
             "entry": signed.entry,
             "step": signed.step,
-            "signed_at": time_text(signed.sent_ms / 1000),
+            "signed_at": time_text(signed.sent_ms),
             "state": _STATES.get(signed.receipt.state, "unknown"),
             "reason": signed.receipt.reason,
             "tokens": signed.receipt.tokens,
@@ -149,15 +149,6 @@ def record_lines(document: dict[str, Any], source: str) -> list[str]:
             f" worst margin {each['worst_margin']:.3g} nats; {_OUTCOMES[each['outcome']]}"
         )
     return lines
-
-
-def time_text(seconds: float) -> str:
-    """A time as ISO 8601 in UTC, to the second."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _spoken(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _credited(group: OwnGroup) -> int:

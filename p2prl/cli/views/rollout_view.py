@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from p2prl.cli.views.quantities import age_text, reward_text
+from p2prl.cli.views.quantities import reward_text
 from p2prl.cli.views.receipt_advice import advice
 from p2prl.plain_text import cleaned, counted
+from p2prl.time_text import age_text
 
 _MOST_SHOWN = 4
 """Answers shown: the best, the worst and others between them tell what the policy is rewarded for."""

@@ -7,8 +7,8 @@ from rich.table import Table
 
 from p2prl.cli.views.quantities import peers_text, reach_text, version_text
 from p2prl.client.seeder import Seeding
-from p2prl.config.requirements import size_text
 from p2prl.plain_text import counted
+from p2prl.quantity_text import size_text
 
 
 def seeding_line(seeding: Seeding) -> str:

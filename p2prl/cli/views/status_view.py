@@ -8,7 +8,6 @@ from typing import Any
 from p2prl.cli.views.controls_view import answer_line
 from p2prl.cli.views.learner_view import evaluation_texts, warning_texts
 from p2prl.cli.views.quantities import (
-    age_text,
     peers_text,
     rate_text,
     reach_text,
@@ -19,11 +18,12 @@ from p2prl.cli.views.quantities import (
 )
 from p2prl.cli.views.rejections import rejection_lines
 from p2prl.cli.views.validator_view import own_ledger_text
-from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import PeerId, public_key_of
+from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
+from p2prl.time_text import age_text
 
 
 def worker_lines(worker: Mapping[str, Any], *, now: float) -> list[str]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2prl.config.owner_files import load_delegation
-from p2prl.config.requirements import Requirements, size_text
+from p2prl.config.requirements import Requirements
 from p2prl.config.team_files import load_memberships
 from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.run_blobs import is_third_party
+from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
 
 if TYPE_CHECKING:

@@ -14,24 +14,17 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from p2prl.cli.views.quantities import (
-    age_text,
-    peers_text,
-    rate_text,
-    reach_text,
-    received_text,
-    reward_text,
-    version_text,
-)
+from p2prl.cli.views.quantities import peers_text, rate_text, reach_text, received_text, reward_text, version_text
 from p2prl.cli.views.rejections import rejection_lines
 from p2prl.cli.views.small_curve import plot, sparkline
 from p2prl.client.progress import SEARCHING
-from p2prl.config.requirements import size_text
 from p2prl.errors import IdentityError
 from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import PeerId, public_key_of
+from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
+from p2prl.time_text import age_text
 
 WIDE = 110
 """Columns from which the machine and the run stand side by side."""

@@ -11,6 +11,7 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.net.process import control
 from p2prl.net.storage.ledger_table import LedgerTable
 from p2prl.protocol import ledger_chain, limits
+from p2prl.swarm import signals
 
 
 class Inbox:
@@ -42,9 +43,9 @@ class Inbox:
                 case control.GroupFetched(envelope=header, path=path):
                     with contextlib.suppress(FileNotFoundError):  # it expired meanwhile, and is announced again
                         self._intake.receive_body(header, Path(path).read_bytes())
-                case control.LedgerWanted(peer=peer, from_height=from_height):
+                case signals.LedgerWanted(peer=peer, from_height=from_height):
                     entries = self._ledger.entries(from_height, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
-                    self._sender.network.send(control.SendLedger(peer, from_height, ledger_chain.page_of(entries)))
+                    self._sender.network.send(signals.SendLedger(peer, from_height, ledger_chain.page_of(entries)))
                 case control.Warned(text=text):
                     self._on_notice(text)
                 case _:

@@ -25,7 +25,6 @@ from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
@@ -34,6 +33,7 @@ from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group
 from p2prl.protocol.standing import Rank
+from p2prl.swarm import signals
 
 TURNED_AWAY = ("unknown_policy", "too_many", "too_fast", "slot_gaps", "excluded")
 """Reasons not to store a group: it names no policy of this learner; too many groups wait for a check, of its peer, of
@@ -134,7 +134,7 @@ class Intake:
             with self._journal.transaction():
                 self._keep(group, body, self._clock.now())
             self._acknowledge([opened.digest])
-        self._sender.network.send(control.ReleaseGroup(opened.digest))
+        self._sender.network.send(signals.ReleaseGroup(opened.digest))
 
     def refill(self) -> None:
         """Put the stored groups of the journal back into the backlog, and the verified ones into the buffer, after a
@@ -204,7 +204,7 @@ class Intake:
                 continue
             header = body_of(opened, GroupHeader)
             if self._is_welcome(opened, header, now, body_bytes=header.body.size_bytes):
-                self._sender.network.send(control.FetchGroup(opened.digest))
+                self._sender.network.send(signals.FetchGroup(opened.digest))
 
     def _is_welcome(
         self, opened: Opened, group: RolloutGroup | GroupHeader, now: float, *, body_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Bridge between a node and its role: control messages become method calls, events become control messages.
+"""Bridge between a node and its role: events become control messages, with paths and sentences for people.
 
 The network process uses it over a socket, the simulator in one thread; a role cannot tell the difference. No I/O.
 """
@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from p2prl import errors
-from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.net.process import control
-from p2prl.protocol.digests import DIGEST_BYTES, Digest
-from p2prl.protocol.envelope import envelope_digest
-from p2prl.protocol.identity import PeerId
+from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.wire_codec import encode
-from p2prl.swarm import events
-from p2prl.swarm.node import Node
+from p2prl.swarm import events, signals
 
 
 class NetworkPort(Protocol):
@@ -63,39 +59,6 @@ class Suspendable(Protocol):
         ...
 
 
-def apply_message(node: Node, message: control.ToNetwork, now: float) -> control.PublishRefused | None:
-    """Make the call on the node that one of the role's messages requests. Returns an answer for the role, if any."""
-    match message:
-        case control.Publish(envelope=raw):
-            try:
-                node.publish(raw, now)
-            except (RemoteProtocolError, LocalProtocolError) as error:
-                return control.PublishRefused(envelope_digest(raw), str(error))
-        case control.HoldGroup(digest=name, body=body):
-            node.hold_group(Digest(name), body)
-        case control.FetchGroup(digest=name):
-            node.fetch_group(Digest(name), now)
-        case control.ReleaseGroup(digest=name):
-            node.release_group(Digest(name), now)
-        case control.RunAccepted(disk_bytes=disk_bytes):
-            node.accept_run(disk_bytes, now)
-        case control.FetchPolicy(digest=name):
-            node.fetch_policy(Digest(name), now)
-        case control.StartFrom(weights_digest=name):
-            node.start_from(Digest(name) if name else None, now)
-        case control.VersionRebuilt(digest=name, ok=ok):
-            node.rebuilt(Digest(name), ok, now)
-        case control.SetLedgerHeight(height=height):
-            node.set_ledger_height(height)
-        case control.AskLedger(from_height=height):
-            node.ask_ledger(height)
-        case control.SendLedger(peer=peer, from_height=height, entries=entries):
-            node.send_ledger(PeerId(peer), height, entries)
-        case control.Start() | control.SetUploadCaps():
-            pass  # for the process around the node
-    return None
-
-
 def message_of(
     event: events.Event,
     *,
@@ -106,14 +69,14 @@ def message_of(
     """The control message for an event. `path_of` returns a blob's path, `group_path_of` that of a group's body where
     bodies have a folder of their own, and `status` a fresh status."""
     match event:
+        case signals.Report():
+            return event
         case events.RunKnown(raw=raw):
             return control.RunKnown(raw)
         case events.RunRefused(reason=reason):
             return control.Failed("RefusedRunError", f"this run is refused: {reason}", errors.REFUSED_RUN_REMEDY)
         case events.FileReady(name=name, root=root):
             return control.FileReady(name, str(path_of(root)))
-        case events.VersionAnnounced(manifest=manifest):
-            return control.VersionAnnounced(manifest.version, manifest.step)
         case events.VersionReady(manifest=manifest, digest=policy):
             return control.VersionReady(policy, encode(manifest), str(path_of(manifest.weights.root)))
         case events.PatchesReady():
@@ -132,12 +95,6 @@ def message_of(
             return control.EnvelopeArrived(opened.raw)
         case events.GroupFetched(opened=opened, root=root):
             return control.GroupFetched(opened.raw, str((group_path_of or path_of)(root)))
-        case events.GroupBodyWanted(group=name):
-            return control.GroupBodyWanted(name)
-        case events.LedgerWanted(peer=peer, from_height=height):
-            return control.LedgerWanted(peer, height)
-        case events.LedgerArrived(from_height=height, entries=entries):
-            return control.LedgerArrived(height, entries)
         case events.PeersChanged():
             return status()
         case events.ClockOff(offset_s=offset):

@@ -1,8 +1,8 @@
 """Control messages between a role's process and its network process, over a socket pair only the two of them hold.
 
 Both ends are the same program started together, so this is not part of the wire and needs no versions. It is
-length-prefixed msgpack, so that nothing is ever unpickled. A message is named after the node's method it calls, or the
-event (`p2prl.swarm.events`) it reports.
+length-prefixed msgpack, so that nothing is ever unpickled. Most messages are the signals of a node
+(`p2prl.swarm.signals`), as they are; here are those of the process around it, and reports that name a file.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import BlobRef, PolicyManifest
 from p2prl.protocol.wire_codec import decode
+from p2prl.swarm.signals import NodeOrder, NodeReport, Signal
 
 LENGTH = struct.Struct("<I")
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of both directions; tagged by class name."""
 
 
 # --- to the network process ---------------------------------------------------------------------------------------
 
 
-class Start(Message, frozen=True, array_like=True, tag=True):
+class Start(Signal, frozen=True, array_like=True, tag=True):
     """First message: the settings of the node and its process."""
 
     config: NetworkConfig
@@ -36,80 +33,7 @@ class Start(Message, frozen=True, array_like=True, tag=True):
     """Seed of the node's random choices; drawn by the role."""
 
 
-class Publish(Message, frozen=True, array_like=True, tag=True):
-    """Spread an envelope signed with the node's own key."""
-
-    envelope: bytes
-
-
-class HoldGroup(Message, frozen=True, array_like=True, tag=True):
-    """Serve the body of an own group, by its header envelope's digest: before it is published, and when wanted."""
-
-    digest: bytes
-    body: bytes
-
-
-class FetchGroup(Message, frozen=True, array_like=True, tag=True):
-    """Download the body of a group by its header envelope's digest."""
-
-    digest: bytes
-
-
-class ReleaseGroup(Message, frozen=True, array_like=True, tag=True):
-    """The role has read a fetched body, or has no use for it."""
-
-    digest: bytes
-
-
-class RunAccepted(Message, frozen=True, array_like=True, tag=True):
-    """The user has been told what the run needs: download it, within this much disk."""
-
-    disk_bytes: int
-    """Most bytes on disk; 0 for no bound."""
-
-
-class FetchPolicy(Message, frozen=True, array_like=True, tag=True):
-    """Download one policy version by its manifest envelope's digest."""
-
-    digest: bytes
-
-
-class StartFrom(Message, frozen=True, array_like=True, tag=True):
-    """The role has looked for a base model on disk: its weights are in the blob directory, named by their digest."""
-
-    weights_digest: bytes
-    """Empty when there is none."""
-
-
-class VersionRebuilt(Message, frozen=True, array_like=True, tag=True):
-    """Answer to `PatchesReady`: the weights are where the store looks for them, or could not be decoded."""
-
-    digest: bytes
-    """Of the policy manifest's envelope."""
-    ok: bool
-
-
-class SetLedgerHeight(Message, frozen=True, array_like=True, tag=True):
-    """Number of ledger entries this role can serve."""
-
-    height: int
-
-
-class AskLedger(Message, frozen=True, array_like=True, tag=True):
-    """Ask the neighbor with the longest ledger for entries from a height on."""
-
-    from_height: int
-
-
-class SendLedger(Message, frozen=True, array_like=True, tag=True):
-    """Answer a `LedgerWanted`."""
-
-    peer: str
-    from_height: int
-    entries: tuple[bytes, ...]
-
-
-class SetUploadCaps(Message, frozen=True, array_like=True, tag=True):
+class SetUploadCaps(Signal, frozen=True, array_like=True, tag=True):
     """The owner has changed what may be uploaded."""
 
     bytes_s: float
@@ -118,43 +42,35 @@ class SetUploadCaps(Message, frozen=True, array_like=True, tag=True):
     """Per calendar month; 0 is no limit."""
 
 
-GroupOrder = HoldGroup | FetchGroup | ReleaseGroup
-PolicyOrder = FetchPolicy | StartFrom | VersionRebuilt
-ToNetwork = (
-    Start | RunAccepted | Publish | GroupOrder | PolicyOrder | SetLedgerHeight | AskLedger | SendLedger | SetUploadCaps
-)
+ProcessOrder = Start | SetUploadCaps
+"""For the process around the node."""
+
+ToNetwork = ProcessOrder | NodeOrder
 
 
 # --- from the network process -------------------------------------------------------------------------------------
 
 
-class NetworkUp(Message, frozen=True, array_like=True, tag=True):
+class NetworkUp(Signal, frozen=True, array_like=True, tag=True):
     """The node runs and can be dialed at these addresses."""
 
     addresses: tuple[str, ...]
 
 
-class RunKnown(Message, frozen=True, array_like=True, tag=True):
+class RunKnown(Signal, frozen=True, array_like=True, tag=True):
     """The run manifest's envelope arrived and matches the join link."""
 
     manifest: bytes
 
 
-class FileReady(Message, frozen=True, array_like=True, tag=True):
+class FileReady(Signal, frozen=True, array_like=True, tag=True):
     """A run file is at `path`, verified."""
 
     name: str
     path: str
 
 
-class VersionAnnounced(Message, frozen=True, array_like=True, tag=True):
-    """A newer policy version exists."""
-
-    version: int
-    step: int
-
-
-class VersionReady(Message, frozen=True, array_like=True, tag=True):
+class VersionReady(Signal, frozen=True, array_like=True, tag=True):
     """A policy's weights are on disk, verified."""
 
     digest: bytes
@@ -170,7 +86,7 @@ class VersionReady(Message, frozen=True, array_like=True, tag=True):
         return decode(self.manifest, PolicyManifest, limit_bytes=limits.MAX_ENVELOPE_BYTES)
 
 
-class PatchesReady(Message, frozen=True, array_like=True, tag=True):
+class PatchesReady(Signal, frozen=True, array_like=True, tag=True):
     """The patches of a policy version are on disk; the role decodes them and answers `VersionRebuilt`.
 
     Decoding is the role's job: the network process must answer its neighbors meanwhile, and stay small.
@@ -196,7 +112,7 @@ class PatchesReady(Message, frozen=True, array_like=True, tag=True):
     """Where the blobs are."""
 
 
-class WeightsReleased(Message, frozen=True, array_like=True, tag=True):
+class WeightsReleased(Signal, frozen=True, array_like=True, tag=True):
     """The node holds these weights and no others: the role may forget the rest."""
 
     held: tuple[bytes, ...]
@@ -205,47 +121,20 @@ class WeightsReleased(Message, frozen=True, array_like=True, tag=True):
     """Where the blobs are."""
 
 
-class EnvelopeArrived(Message, frozen=True, array_like=True, tag=True):
+class EnvelopeArrived(Signal, frozen=True, array_like=True, tag=True):
     """A verified envelope."""
 
     envelope: bytes
 
 
-class GroupFetched(Message, frozen=True, array_like=True, tag=True):
+class GroupFetched(Signal, frozen=True, array_like=True, tag=True):
     """The body of the group with this header is at `path`, verified part by part. Answer with `ReleaseGroup`."""
 
     envelope: bytes
     path: str
 
 
-class GroupBodyWanted(Message, frozen=True, array_like=True, tag=True):
-    """A neighbor requests parts of an own group that is no longer in memory; answer with `HoldGroup`."""
-
-    digest: bytes
-
-
-class PublishRefused(Message, frozen=True, array_like=True, tag=True):
-    """An envelope was not published: no peer would accept it."""
-
-    digest: bytes
-    reason: str
-
-
-class LedgerWanted(Message, frozen=True, array_like=True, tag=True):
-    """A neighbor asks for ledger entries."""
-
-    peer: str
-    from_height: int
-
-
-class LedgerArrived(Message, frozen=True, array_like=True, tag=True):
-    """Ledger entries, unchecked: the role follows the chain itself."""
-
-    from_height: int
-    entries: tuple[bytes, ...]
-
-
-class Status(Message, frozen=True, array_like=True, tag=True):
+class Status(Signal, frozen=True, array_like=True, tag=True):
     """Peers, traffic and memory of the node; sent every two seconds and whenever the links change.
 
     Each figure is a field, because every role shows some of them.
@@ -297,7 +186,7 @@ class Status(Message, frozen=True, array_like=True, tag=True):
     """False where peers of the join link were reached, and none of them knows a peer of this run."""
 
 
-class Warned(Message, frozen=True, array_like=True, tag=True):
+class Warned(Signal, frozen=True, array_like=True, tag=True):
     """Something the user should know; the node continues."""
 
     message: str
@@ -309,7 +198,7 @@ class Warned(Message, frozen=True, array_like=True, tag=True):
         return f"{self.message}. {self.remedy}".strip()
 
 
-class Failed(Message, frozen=True, array_like=True, tag=True):
+class Failed(Signal, frozen=True, array_like=True, tag=True):
     """The node cannot continue. `error` is a class name of `p2prl.errors`."""
 
     error: str
@@ -317,15 +206,14 @@ class Failed(Message, frozen=True, array_like=True, tag=True):
     remedy: str
 
 
-class Logged(Message, frozen=True, array_like=True, tag=True):
+class Logged(Signal, frozen=True, array_like=True, tag=True):
     """A line of the process's log: the role prints it, whose terminal may hold a panel."""
 
     line: str
 
 
-RunReport = NetworkUp | RunKnown | FileReady | VersionAnnounced | VersionReady | PatchesReady | WeightsReleased
-GroupReport = EnvelopeArrived | GroupFetched | GroupBodyWanted | PublishRefused
-FromNetwork = RunReport | GroupReport | LedgerWanted | LedgerArrived | Status | Warned | Logged | Failed
+RunReport = NetworkUp | RunKnown | FileReady | VersionReady | PatchesReady | WeightsReleased
+FromNetwork = RunReport | EnvelopeArrived | GroupFetched | NodeReport | Status | Warned | Logged | Failed
 
 
 def _encode_path(value: Any) -> str:
@@ -344,7 +232,7 @@ _to_network: msgspec.msgpack.Decoder[ToNetwork] = msgspec.msgpack.Decoder(ToNetw
 _from_network: msgspec.msgpack.Decoder[FromNetwork] = msgspec.msgpack.Decoder(FromNetwork)
 
 
-def pack(message: Message) -> bytes:
+def pack(message: Signal) -> bytes:
     """Encode a message with its length prefix."""
     body = _encoder.encode(message)
     return LENGTH.pack(len(body)) + body

@@ -21,6 +21,7 @@ import msgspec
 
 from p2prl import errors
 from p2prl.confinement.children import Launch
+from p2prl.net.listen_addresses import port_of, with_port
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
 from p2prl.net.process.inbox import Inbox
@@ -29,6 +30,7 @@ from p2prl.net.process.patch_decoder import PatchDecoder
 from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
 from p2prl.net.process.version_rebuild import resume_chain
 from p2prl.protocol.kinds import Role
+from p2prl.swarm import signals
 
 log = logging.getLogger("p2prl.net")
 
@@ -113,9 +115,9 @@ class NetworkHandle:
         A process that dies loses it; `on_start` resends the state to the next one. A stalled network never stalls its
         role.
         """
-        if isinstance(message, control.StartFrom):  # it is not sent again, so a restarted process must not wait for it
+        if isinstance(message, signals.StartFrom):  # it is not sent again, so a restarted process must not wait for it
             self._config = replace(self._config, node=replace(self._config.node, awaits_base=False))
-        elif isinstance(message, control.RunAccepted):  # nor is this
+        elif isinstance(message, signals.RunAccepted):  # nor is this
             node = replace(self._config.node, awaits_consent=False, disk_bytes=message.disk_bytes)
             self._config = replace(self._config, node=node)
         elif isinstance(message, control.SetUploadCaps):
@@ -142,7 +144,7 @@ class NetworkHandle:
                     pass
                 elif isinstance(message, control.Failed):
                     _raise(message)
-                elif isinstance(message, control.PublishRefused) and self._config.node.role is not Role.VOLUNTEER:
+                elif isinstance(message, signals.PublishRefused) and self._config.node.role is not Role.VOLUNTEER:
                     raise errors.LocalProtocolError(message.reason)  # a volunteer's spool may hold anything
                 else:
                     messages.append(self._noted(message))
@@ -247,7 +249,7 @@ class NetworkHandle:
             case control.NetworkUp(addresses=addresses):
                 self.addresses = addresses
                 # A restarted node must listen where other peers expect it.
-                self._config = replace(self._config, listen=_listen_again(self._config.listen, addresses))
+                self._config = replace(self._config, listen=with_port(self._config.listen, port_of(addresses)))
             case control.Status():
                 totals = {name: getattr(message, name) + before for name, before in self._counted_before.items()}
                 message = self._last_status = msgspec.structs.replace(message, **totals)
@@ -266,7 +268,7 @@ class NetworkHandle:
         else:
             self._inbox.put(message)
 
-    def _on_decoded(self, answer: control.VersionRebuilt, error_text: str) -> None:
+    def _on_decoded(self, answer: signals.VersionRebuilt, error_text: str) -> None:
         """Runs on the decoder's thread."""
         if error_text:
             self._inbox.put(control.Warned(f"patches could not be used, trying another route: {error_text}", ""))
@@ -276,9 +278,3 @@ class NetworkHandle:
 def _raise(failed: control.Failed) -> None:
     kind = getattr(errors, failed.error, errors.P2PRLError)
     raise kind(failed.message, remedy=failed.remedy)
-
-
-def _listen_again(listen: tuple[str, ...], addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Replace port 0 by the assigned port, so that the addresses other peers know stay valid after a restart."""
-    ports = [address.split("/")[4] for address in addresses if address.split("/")[3:4] == ["tcp"]]
-    return tuple(a.replace("/tcp/0", f"/tcp/{ports[0]}") if ports else a for a in listen)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.swarm.node_config import NodeConfig
 
 NETWORK_MEMORY_BYTES = 1 << 30
 """Private memory of a worker's network process, and of its daemon: 37 and 84 MB were measured at rest, and 206 MB more
 under a flood of half frames."""
-
-DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
-"""Any free TCP port on every interface, IPv4 and IPv6; a machine without IPv6 leaves that part out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +41,7 @@ class NetworkConfig:
     blob_dir: Path
     """Folder of weights and patches; owned by the network process."""
     listen: tuple[str, ...] = DEFAULT_LISTEN
-    """Multiaddrs to listen on. TCP only by default: the bundled daemon's QUIC has known flaws."""
+    """Multiaddrs to listen on."""
     bootstrap: tuple[str, ...] = ()
     """Peers to join through; empty only for the first peer of a run."""
     peers_file: Path | None = None

@@ -18,6 +18,7 @@ from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.installation import this_installation
 from p2prl.memory_limit import limit_memory
+from p2prl.net.listen_addresses import usable_listen
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
 from p2prl.net.process.bandwidth import UploadBudget
@@ -37,7 +38,7 @@ from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
-from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks, usable_listen
+from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks
 from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.net.transports.tcp_trial import outcome_of
 from p2prl.net.transports.transport_registry import TRANSPORTS
@@ -46,6 +47,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
+from p2prl.swarm.groups.config import PATIENCE_S
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.address_order import foremost
@@ -151,9 +153,7 @@ class NetworkProcess:
             self._node.begin(config.manifest, held)
         transport = self._transport = await self._start_transport(identity, config)
         # Bodies that an earlier process left are resumed when their volunteers announce them again, or deleted.
-        sweep = asyncio.get_running_loop().call_later(
-            config.node.groups.patience_s, self._groups.keep_only, frozenset()
-        )
+        sweep = asyncio.get_running_loop().call_later(PATIENCE_S, self._groups.keep_only, frozenset())
         try:
             self._driver = NodeDriver(
                 self._node,
@@ -261,9 +261,10 @@ class NetworkProcess:
         while (message := await self._next_message()) is not None:
             if isinstance(message, control.SetUploadCaps):
                 self._budget.set_caps(cap_bytes_s=message.bytes_s, monthly_bytes=message.monthly_bytes)
-            answer = bridge.apply_message(self._node, message, self._clock.now())
-            if answer is not None:
-                self._report(answer)
+            elif not isinstance(message, control.Start):
+                answer = self._node.order(message, self._clock.now())
+                if answer is not None:
+                    self._report(answer)
             self._driver.wake()
         await self._driver.flush_control(_FLUSH_S)
 

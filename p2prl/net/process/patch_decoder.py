@@ -12,11 +12,12 @@ from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
 from p2prl.net.process.version_rebuild import forget_others, rebuild
 from p2prl.net.storage.store_files import StoreFiles
+from p2prl.swarm import signals
 
 log = logging.getLogger("p2prl.net")
 
 
-def carry_out(order: control.PatchesReady, files: StoreFiles | None = None) -> tuple[control.VersionRebuilt, str]:
+def carry_out(order: control.PatchesReady, files: StoreFiles | None = None) -> tuple[signals.VersionRebuilt, str]:
     """Decode, and return the answer for the network process and an error message for the user, empty on success.
 
     `files` as in `rebuild`.
@@ -29,7 +30,7 @@ def carry_out(order: control.PatchesReady, files: StoreFiles | None = None) -> t
     except Exception as error:  # the thread's outermost loop: a node must always get an answer
         log.exception("decoding patches failed")
         fault = f"{type(error).__name__}: {error}"
-    return control.VersionRebuilt(order.digest, not fault), fault
+    return signals.VersionRebuilt(order.digest, not fault), fault
 
 
 def forget(released: control.WeightsReleased) -> None:
@@ -43,7 +44,7 @@ def forget(released: control.WeightsReleased) -> None:
 class PatchDecoder:
     """Decodes one version after the other in its own thread."""
 
-    def __init__(self, on_done: Callable[[control.VersionRebuilt, str], None]) -> None:
+    def __init__(self, on_done: Callable[[signals.VersionRebuilt, str], None]) -> None:
         """`on_done` gets each answer and its error message, on that thread."""
         self._on_done = on_done
         self._orders: queue.SimpleQueue[control.PatchesReady | control.WeightsReleased | None] = queue.SimpleQueue()

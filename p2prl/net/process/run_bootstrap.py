@@ -20,6 +20,7 @@ from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.run_blobs import blobs_for
+from p2prl.swarm import signals
 
 _PATIENCE_S = 60.0
 """How long a join waits for the run's manifest before it gives up: the link is dead."""
@@ -34,7 +35,7 @@ _TURN_S = 5.0
 T = TypeVar("T")
 
 FindBase = Callable[[RunManifest], bytes]
-"""Writes the weights of the base model that the user named into the blob directory (`control.StartFrom`) and returns
+"""Writes the weights of the base model that the user named into the blob directory (`signals.StartFrom`) and returns
 their digest; empty when the model does not fit the run."""
 
 Prepare = Callable[[RunManifest, Mapping[str, Path]], T]
@@ -98,10 +99,10 @@ class RunBootstrap(Generic[T]):
         """Report once to the network that the run is accepted, and whether there is a base model. Until then it
         downloads nothing, and no weights."""
         if self._accepted is not None:
-            network.send(control.RunAccepted(self._accepted))
+            network.send(signals.RunAccepted(self._accepted))
             self._accepted = None
         if self._base is not None:
-            network.send(control.StartFrom(self._base))
+            network.send(signals.StartFrom(self._base))
             self._base = None
 
     def count_turn(self, seconds: float, network: NetworkPort) -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from p2prl.errors import UpdateRequiredError
-from p2prl.protocol import limits
+from p2prl.protocol import wire_version
 
 _REMEMBERED = 1_024
 """Peers of other versions that are remembered, besides those of the join link: keys are free."""
@@ -39,7 +39,7 @@ class VersionCheck:
         if len(self._foreign) > _REMEMBERED:
             self._foreign.popitem(last=False)
         self._link_is_foreign |= self._bootstrap & {peer}
-        ours, is_newer = limits.WIRE_VERSION, version > limits.WIRE_VERSION
+        ours, is_newer = wire_version.WIRE_VERSION, wire_version.is_newer(version)
         if self._bootstrap and self._bootstrap == self._link_is_foreign and not neighbors:
             asked = "Install the release that the run's operator names, or ask the operator to update."
             raise UpdateRequiredError(

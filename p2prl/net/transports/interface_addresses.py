@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import psutil
 
@@ -29,39 +28,6 @@ def expand_wildcard(address: str) -> tuple[str, ...]:
     return (address,)
 
 
-def usable_listen(listen: Sequence[str], *, ipv6: bool | None = None) -> tuple[str, ...]:
-    """The addresses to listen on here: without the IPv6 wildcard where there is no IPv6 and others remain.
-
-    `ipv6` says whether there is; None finds out.
-    """
-    without = tuple(address for address in listen if not address.startswith("/ip6/::/"))
-    if not without or len(without) == len(listen) or (has_ipv6() if ipv6 is None else ipv6):
-        return tuple(listen)
-    return without
-
-
-def with_one_port(listen: Sequence[str]) -> tuple[str, ...]:
-    """The addresses with one free TCP port for all that leave the port open, if there are several.
-
-    IPv4 and IPv6 would get different ports, and a port that is kept over restarts is one number.
-    """
-    open_ones = [address for address in listen if address.endswith("/tcp/0")]
-    if len(open_ones) < 2:
-        return tuple(listen)
-    port = _free_port()
-    return tuple(address.removesuffix("0") + str(port) if address in open_ones else address for address in listen)
-
-
-def has_ipv6() -> bool:
-    """Whether a program may listen on IPv6 here: kernels and containers may come without."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind(("::", 0))
-    except OSError:
-        return False
-    return True
-
-
 def routable_families() -> frozenset[int]:
     """IP versions of which an interface has an address that leads out of this machine."""
     found = set()
@@ -75,25 +41,6 @@ def routable_families() -> frozenset[int]:
                 found.add(ip.version)
     return frozenset(found)
 
-
-def _free_port() -> int:
-    """A TCP port that is free on IPv4, and on IPv6 where there is one."""
-    for _ in range(_PORT_TRIES):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("0.0.0.0", 0))  # noqa: S104 - asks the system for a number, and listens on nothing
-            port: int = probe.getsockname()[1]
-        try:
-            with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(("::", port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                continue
-        return port
-    return port  # the daemon says what is wrong with it
-
-
-_PORT_TRIES = 8
 
 _BROADEST_BITS = 16
 """Leading bits of the broadest private network that counts as this machine's: a campus, not all of 10/8."""

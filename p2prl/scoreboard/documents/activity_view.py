@@ -11,11 +11,12 @@ from functools import lru_cache
 
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.documents.api_views import require_run, time_text
+from p2prl.scoreboard.documents.api_views import require_run
 from p2prl.scoreboard.documents.page_schema import ActivityDocument, ActivitySeries
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS, HOURS_PER_DAY, NO_WORK, Hours, Work, team_and_owner
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.time_text import time_text
 
 WINDOW_DAYS = {"today": 1, "7d": 7}
 """Windows of the leaderboard, in days (UTC) up to that of the newest receipt."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import lru_cache, reduce
 
 from p2prl.errors import StaleWorkError
@@ -20,6 +19,7 @@ from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.leaderboard_totals import Step, summed
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.time_text import time_text
 
 ACTIVE_STEPS = 20
 """Steps that count as current: enough to smooth out a slow volunteer, few enough to notice when one leaves."""
@@ -31,19 +31,9 @@ CREDIT_DEFINITION = (
     "Being online or obtaining reward earns nothing. Credit is not money."
 )
 
-_LAST_MS = 253_402_300_799_000
-"""Last millisecond of the year 9999, the latest in RFC 3339; a verdict may carry a later date."""
-
 
 class NotReadyError(StaleWorkError):
     """The board has not received the run manifest yet."""
-
-
-def time_text(ms: int) -> str | None:
-    """Milliseconds since the epoch as RFC 3339 in UTC, to the second; None outside the years 1970 to 9999."""
-    if not 0 <= ms <= _LAST_MS:
-        return None
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def require_run(snapshot: Snapshot) -> tuple[KnownRun, BoardState]:

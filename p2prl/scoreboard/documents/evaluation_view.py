@@ -11,8 +11,9 @@ from p2prl.scoreboard.documents.api_schema import (
     EvaluationsDocument,
     RateDocument,
 )
-from p2prl.scoreboard.documents.api_views import require_run, rounded, time_text
+from p2prl.scoreboard.documents.api_views import require_run, rounded
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.time_text import time_text
 
 
 def evaluations_document(snapshot: Snapshot, *, limit: int) -> EvaluationsDocument:

@@ -19,7 +19,7 @@ from p2prl.scoreboard.documents.api_schema import (
     PassRate,
     ValidatorDocument,
 )
-from p2prl.scoreboard.documents.api_views import require_run, rounded, time_text
+from p2prl.scoreboard.documents.api_views import require_run, rounded
 from p2prl.scoreboard.documents.page_cursor import ALL, cursor_of, place_of
 from p2prl.scoreboard.documents.team_view import team_of
 from p2prl.scoreboard.ledger.hourly_totals import NO_WORK, Work
@@ -27,6 +27,7 @@ from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator,
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.owner_totals import receipts_root
+from p2prl.time_text import time_text
 
 _MACHINES_LISTED = 16
 """Machines of a contributor in a list of contributors: a page of fifty rows stays small."""

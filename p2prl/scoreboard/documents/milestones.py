@@ -7,10 +7,11 @@ from functools import lru_cache
 
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.documents.api_views import require_run, time_text
+from p2prl.scoreboard.documents.api_views import require_run
 from p2prl.scoreboard.documents.page_schema import Milestone, MilestonesDocument
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.time_text import time_text
 
 MAX_MILESTONES = 200
 """The newest milestones that a board keeps: a feed reader asks long before this many more have come."""

@@ -22,6 +22,7 @@ from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from p2prl.scoreboard.ledger.plain_chain import Chain
 from p2prl.scoreboard.ledger.signed_head import Witness
 from p2prl.scoreboard.ledger.verified_ledger import VerifiedLedger
+from p2prl.swarm import signals
 
 ASK_S = 5.0
 """Seconds between requests while nothing happens; news triggers the next request at once."""
@@ -104,7 +105,7 @@ class LedgerFollower:
         match message:
             case control.RunKnown(manifest=raw):
                 return self._on_manifest(raw)
-            case control.VersionAnnounced(version=version, step=step):
+            case signals.VersionAnnounced(version=version, step=step):
                 self._policy_version = max(version, self._policy_version or 0)
                 self._learner_step = max(step, self._learner_step or 0)
                 self._run_end.on_policy(step)
@@ -115,11 +116,11 @@ class LedgerFollower:
             case control.EnvelopeArrived(envelope=raw):
                 self._on_envelope(open_envelope(raw, now=None), now)
                 return self._height_served()
-            case control.LedgerArrived(from_height=height, entries=entries):
+            case signals.LedgerArrived(from_height=height, entries=entries):
                 return self._on_page(height, entries, now)
-            case control.LedgerWanted(peer=peer, from_height=height):
+            case signals.LedgerWanted(peer=peer, from_height=height):
                 page = page_of(self.entries(height, limits.MAX_LEDGER_ENTRIES_PER_REPLY))
-                return [control.SendLedger(peer, height, page)]
+                return [signals.SendLedger(peer, height, page)]
             case _:
                 pass
         return []
@@ -136,7 +137,7 @@ class LedgerFollower:
         if now < max(self._ask_at, self._asked_at + _MIN_ASK_S) or is_full:
             return told
         self._asked_at, self._ask_at = now, now + ASK_S
-        return [control.AskLedger(self._ledger.next_height), *told]
+        return [signals.AskLedger(self._ledger.next_height), *told]
 
     def introduce(self) -> list[control.ToNetwork]:
         """Messages for a fresh network process: the height served here, and a final ledger head.
@@ -144,7 +145,7 @@ class LedgerFollower:
         The final head is published again because after the end of a run this board may be the last peer that has it.
         """
         head = self._ledger.confirmed if self._ledger is not None else None
-        final = [control.Publish(head.raw)] if head is not None and head.finished and self._run_end.is_announced else []
+        final = [signals.Publish(head.raw)] if head is not None and head.finished and self._run_end.is_announced else []
         self._told_height = 0
         return [*self._height_served(), *final]
 
@@ -234,7 +235,7 @@ class LedgerFollower:
         head = None if self._ledger is None else self._ledger.confirmed
         shown = [] if head is None else [head.raw]
         shown += [*self._store.proofs, *(raw for _, _, raw in self._store.countersignatures())]
-        return [control.Publish(raw) for raw in dict.fromkeys(shown)]
+        return [signals.Publish(raw) for raw in dict.fromkeys(shown)]
 
     def _countersign(self, ledger: VerifiedLedger, now: float) -> list[control.ToNetwork]:
         """Countersign the newest head whose entries are here, unless the learner has contradicted itself."""
@@ -244,11 +245,11 @@ class LedgerFollower:
         if not signed:
             return []
         ledger.add_countersignature(open_envelope(signed, now=None))
-        return [control.Publish(signed)]
+        return [signals.Publish(signed)]
 
     def _height_served(self) -> list[control.ToNetwork]:
         """Tell the network process how many entries are served here, if it is not what it announces."""
         if self._ledger is None or self._ledger.height == self._told_height:
             return []
         self._told_height = self._ledger.height
-        return [control.SetLedgerHeight(self._told_height)]
+        return [signals.SetLedgerHeight(self._told_height)]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from p2prl.clock import Clock
 from p2prl.errors import MachineError, P2PRLError, RemoteProtocolError
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import DEFAULT_LISTEN, NetworkConfig
+from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.scoreboard.ledger.ledger_follower import LedgerFollower

@@ -6,9 +6,9 @@ import base64
 import re
 
 from p2prl.plain_text import counted
+from p2prl.quantity_text import count, credit, quantity
 from p2prl.scoreboard.certificate import MAX_BYTES, Certificate, Signed
 from p2prl.scoreboard.web.drawing import ACCENT, CARD, INK, LINE, SOFT, Picture, png_text
-from p2prl.scoreboard.web.text_format import count, credit, quantity
 
 _DPI = 150
 _WIDTH, _HEIGHT = 1754, 1240

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from p2prl.plain_text import counted
+from p2prl.quantity_text import quantity
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_schema import MetricsDocument
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.drawing import ACCENT, CARD, INK, LINE, SOFT, Picture, Point
-from p2prl.scoreboard.web.text_format import quantity
 
 WIDTH, HEIGHT = 1200, 630
 """The size that link previews expect."""

@@ -30,6 +30,9 @@ from p2prl.swarm.gossip.receipt_cache import ReceiptCache
 from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw
 
+OFFER_S = 1.0
+"""Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GossipConfig:
@@ -44,8 +47,6 @@ class GossipConfig:
     the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
     offers: int = 262_144
     """Offers remembered over all envelopes and peers: 40 MB at most. Many links may offer the same envelopes."""
-    offer_s: float = 1.0
-    """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
     answer_bytes: int = 4 * 1024 * 1024
     """Bytes of envelopes pushed to one peer, for its wants, between two drains of the outbox. A want costs 33 bytes to
     send and may be answered with 256 KiB: without a bound one frame of wants fills the memory. The asker asks again."""
@@ -67,7 +68,7 @@ class Gossip:
         self._receipts = ReceiptCache()
         self._sent_receipts: set[tuple[PeerId, bytes]] = set()
         """Cached receipts sent to a peer since the last drain: one names many of its groups."""
-        self._announcements = Announcements(rng, config.offer_s)
+        self._announcements = Announcements(rng, OFFER_S)
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def set_role(self, peer: PeerId, role: Role) -> None:

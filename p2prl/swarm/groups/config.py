@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 from p2prl.protocol import limits
 
+REQUEST_S = 30.0
+"""Seconds without a part after which requests to a peer are dropped: a window at 300 kbit/s."""
+
+PAUSE_S = 5.0
+"""Seconds until that peer is asked again: other sources come first, but it may be the only one."""
+
+PATIENCE_S = 900.0
+"""Seconds without a new part after which an incomplete body is deleted: home links fail for minutes."""
+
+STALLED_S = 30.0
+"""When the disk budget is full, a body that has not gained a part for so long makes room for a new one."""
+
+KEPT_S = 300.0
+"""Seconds a body that the owner has taken is still served, to validators, while the budget allows."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBodyConfig:
@@ -22,24 +37,14 @@ class GroupBodyConfig:
     """Peers remembered for one body."""
     window: int = 8
     """Parts requested from one peer at a time, 1 MiB: a round trip of 300 ms at 28 Mbit/s."""
-    request_s: float = 30.0
-    """Seconds without a part after which requests to a peer are dropped: a window at 300 kbit/s."""
-    pause_s: float = 5.0
-    """Seconds until that peer is asked again: other sources come first, but it may be the only one."""
-    patience_s: float = 900.0
-    """Seconds without a new part after which an incomplete body is deleted: home links fail for minutes."""
     author_bytes: int = 2 * limits.MAX_GROUP_BYTES
     """Bodies of one author that are requested or wait for the owner: one on its way, one behind it."""
     disk_bytes: int = 256 * 1024 * 1024
     """Bodies of all authors on disk, 20 of the largest size: keys are free, so a bound on each is not enough."""
     bodies: int = 128
     """Bodies of all authors: each is an open file."""
-    stalled_s: float = 30.0
-    """When the disk budget is full, a body that has not gained a part for so long makes room for a new one."""
     least_bytes_s: float = 32 * 1024.0
     """The same for a body that arrives more slowly on average: a slow trickle must not hold the budget."""
-    kept_s: float = 300.0
-    """Seconds a body that the owner has taken is still served, to validators, while the budget allows."""
     own_bytes: int = 64 * 1024 * 1024
     """Bodies of this node's own groups in memory, five of the largest size; the owner supplies others again."""
     sending: int = 16

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.link_messages import Chunk
 from p2prl.swarm.disk_quota import DiskQuota
-from p2prl.swarm.groups.config import GroupBodyConfig
+from p2prl.swarm.groups.config import KEPT_S, PATIENCE_S, STALLED_S, GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader, KnownHeaders
 from p2prl.swarm.groups.requests import PartRequests
 from p2prl.swarm.ports import BlobStore
@@ -136,8 +136,8 @@ class BodyFetching:
     def _expires_at(self, body: Body) -> float:
         """A complete body waits for its owner as long as it takes."""
         if body.missing:
-            return body.progressed_at + self._config.patience_s
-        return body.released_at + self._config.kept_s
+            return body.progressed_at + PATIENCE_S
+        return body.released_at + KEPT_S
 
     def _make_room(self, header: KnownHeader, now: float) -> bool:
         config, size = self._config, header.ref.size_bytes
@@ -174,8 +174,8 @@ class BodyFetching:
             return not math.isinf(body.released_at)
         age_s = now - body.began_at
         arrived = body.size_bytes * (1 - len(body.missing) / body.header.ref.total)
-        slow = age_s > self._config.stalled_s and arrived < self._config.least_bytes_s * age_s
-        return slow or now - body.progressed_at > self._config.stalled_s
+        slow = age_s > STALLED_S and arrived < self._config.least_bytes_s * age_s
+        return slow or now - body.progressed_at > STALLED_S
 
     def _drop(self, name: Digest) -> None:
         body = self._bodies.pop(name)

@@ -21,7 +21,7 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.disk_quota import DiskQuota
-from p2prl.swarm.groups.config import GroupBodyConfig
+from p2prl.swarm.groups.config import PAUSE_S, GroupBodyConfig
 from p2prl.swarm.groups.fetching import BodyFetching
 from p2prl.swarm.groups.headers import KnownHeader, KnownHeaders
 from p2prl.swarm.groups.requests import PartRequest, PartRequests
@@ -152,7 +152,7 @@ class GroupBodies:
         """Give up requests that were not answered, and bodies that expired."""
         self._timer_ran_at = now
         for request in self._requests.overdue(now):
-            self._pause(request, now + self._config.pause_s, for_good=False)
+            self._pause(request, now + PAUSE_S, for_good=False)
             self._fail(request, retry_ms=500)
         self._fetching.handle_timer(now)
 

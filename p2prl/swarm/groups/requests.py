@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import ChunkRequest, Place
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.groups.config import GroupBodyConfig
+from p2prl.swarm.groups.config import REQUEST_S, GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader
 
 _REMEMBERED_PARTS = 256
@@ -134,4 +134,4 @@ class PartRequests:
         return (request for of_part in self._in_flight.values() for request in of_part.values())
 
     def _due(self, request: PartRequest) -> float:
-        return max(request.at, self._heard.get(request.peer, request.at)) + self._config.request_s
+        return max(request.at, self._heard.get(request.peer, request.at)) + REQUEST_S

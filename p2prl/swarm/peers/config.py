@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DIAL_S = 15.0
+"""How long a dial may be under way."""
+
+ANSWER_HELLO_S = 2.0
+"""A hello is answered unless we greeted the peer within this time: it may have lost the link when we did not."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionsConfig:
@@ -38,10 +44,6 @@ class ConnectionsConfig:
     """The same while no learner is linked."""
     hello_s: float = 15.0
     """A hello is repeated this often, as a sign of life and a clock reading."""
-    dial_s: float = 15.0
-    """How long a dial may be under way."""
-    answer_hello_s: float = 2.0
-    """A hello is answered unless we greeted the peer within this time: it may have lost the link when we did not."""
     silence_s: float = 35.0
     """A peer silent for longer is dropped."""
     ban_s: float = 600.0

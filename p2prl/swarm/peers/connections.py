@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.protocol import limits
+from p2prl.protocol import limits, wire_version
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello, Meeting, MeetingRequest
@@ -20,7 +20,7 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Command, Meet
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.clock_estimate import PeerClock, Vote, clock_error_s
-from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.config import ANSWER_HELLO_S, ConnectionsConfig
 from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.link_peers import SHOW_LINKS
@@ -237,7 +237,7 @@ class Connections:
         # Two clocks far apart, or a slow delivery: an echo at once tells the other side which.
         is_odd = abs(message.now_ms / 1000 - now) > limits.MAX_CLOCK_SKEW_S / 2 and not link.has_echoed
         link.has_echoed |= is_odd
-        if is_odd or now - link.greeted_at >= self._config.answer_hello_s:
+        if is_odd or now - link.greeted_at >= ANSWER_HELLO_S:
             self._greet(source, link, now)
         return link
 
@@ -353,7 +353,7 @@ class Connections:
 
     def _hello(self, now: float, echo_ms: int, held_ms: int) -> Hello:
         return Hello(
-            wire_version=limits.WIRE_VERSION,
+            wire_version=wire_version.WIRE_VERSION,
             run=self._local.run,
             role=int(self._local.role),
             now_ms=int(now * 1000),

@@ -23,7 +23,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.bans import Bans
-from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.config import DIAL_S, ConnectionsConfig
 from p2prl.swarm.peers.dial_rules import ASKED_DIALS, DialBudget, DialRules, Network, rules_for
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import is_direct_public
@@ -288,7 +288,7 @@ class Discovery:
             entry.attempts += 1
             entry.dial_after = now + 1.0 + backoff_s(entry.attempts, base_s=2.0, cap_s=60.0, rng=self._rng)
             if granted:
-                entry.dialing_until = now + self._config.dial_s
+                entry.dialing_until = now + DIAL_S
                 self.commands.append(Dial(peer, granted))
 
     def may_dial(self, peer: PeerId, address: str, now: float, *, by_learner: bool = False) -> bool:

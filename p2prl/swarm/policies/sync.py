@@ -13,13 +13,13 @@ from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunManifest
+from p2prl.swarm import signals
 from p2prl.swarm.events import (
     Equivocation,
     Event,
     FileReady,
     LearnerSilent,
     RunRefused,
-    VersionAnnounced,
     VersionReady,
 )
 from p2prl.swarm.gossip.forwarding import Gossip
@@ -196,7 +196,7 @@ class PolicySync:
                 self._relay.offer(ref, now)
         if before is None or policy.manifest.version > before.manifest.version:
             self._announced_at = now
-            self.events.append(VersionAnnounced(policy.manifest, policy.digest))
+            self.events.append(signals.VersionAnnounced(policy.manifest.version, policy.manifest.step))
             self._downloads.apply_retention()
             if self._config.mirrors_patches and self._files.accepted:
                 for patch in policy.manifest.patches:

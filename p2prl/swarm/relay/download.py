@@ -25,6 +25,17 @@ from p2prl.protocol.link_messages import (
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
+from p2prl.swarm.relay.config import (
+    DECLINED_S,
+    DUPLICATE_SHARE,
+    ENDGAME_GAIN,
+    LEAST_WINDOW,
+    LEAST_WINDOW_BYTES,
+    REQUERY_S,
+    REQUEST_TIMEOUT_S,
+    SNUB_S,
+    STALL_S,
+)
 from p2prl.swarm.relay.observed_rates import DownlinkRate
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
 from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, depth_beyond, under_way_at_most
@@ -94,7 +105,7 @@ class ChunkDownloads:
         index = self._choose(neighbor, transfer, offered & ~transfer.have, now)
         if index is None:
             self._send_have(source, transfer)
-            state.outbox.append((source, GrantDeclined(root, int(state.config.declined_s * 1000))))
+            state.outbox.append((source, GrantDeclined(root, int(DECLINED_S * 1000))))
             return
         chunk = root, index
         neighbor.note_request(chunk, now, self._patience_s(neighbor, transfer))
@@ -164,7 +175,7 @@ class ChunkDownloads:
             return
         self._release(source, neighbor, chunk)
         if retry_ms > 0:
-            self._snub(neighbor, now + min(retry_ms / 1000, self._state.config.snub_s))
+            self._snub(neighbor, now + min(retry_ms / 1000, SNUB_S))
             return
         root, index = chunk
         held, transfer = neighbor.held.get(root, 0), self._state.transfers.get(root)
@@ -196,9 +207,9 @@ class ChunkDownloads:
             neighbor.strikes += 1 if neighbor.has_delivered else config.strikes
             neighbor.delivered = 0
             # Let others go first: otherwise it would be asked for the same chunks again.
-            pause_s = config.stall_s
+            pause_s = STALL_S
             if neighbor.strikes >= config.strikes:
-                neighbor.strikes, pause_s = 0, config.snub_s
+                neighbor.strikes, pause_s = 0, SNUB_S
             self._snub(neighbor, now + pause_s)
         for transfer in self._state.transfers.values():
             if transfer.downloading and now >= self._query_again_at(transfer):
@@ -247,12 +258,11 @@ class ChunkDownloads:
 
     def _endgame(self, neighbor: Neighbor, transfer: Transfer, offered: int, now: float) -> int | None:
         """A chunk already requested whose second copy would arrive much sooner; the latest of them."""
-        config = self._state.config
         # One more for the last chunk of all: nothing else is waited for.
-        most = max(1, int(config.duplicate_share * transfer.total)) + (transfer.have.bit_count() + 1 == transfer.total)
+        most = max(1, int(DUPLICATE_SHARE * transfer.total)) + (transfer.have.bit_count() + 1 == transfer.total)
         is_spent = transfer.duplicates >= most
         own_s = neighbor.chunk_s or self._mean_chunk_s()
-        best, most_left_s = None, own_s / config.endgame_gain
+        best, most_left_s = None, own_s / ENDGAME_GAIN
         for index in indices_of(offered & transfer.requested):
             chunk = transfer.root, index
             requested_from = self._in_flight[chunk]
@@ -267,7 +277,7 @@ class ChunkDownloads:
 
     def _is_silent(self, peer: PeerId, chunk: Place, now: float) -> bool:
         """Whether a neighbor lets a request lie: its machine may be off, which only the link's timeout shows."""
-        neighbor, quiet_s = self._state.neighbors[peer], self._state.config.stall_s
+        neighbor, quiet_s = self._state.neighbors[peer], STALL_S
         if neighbor.has_delivered:
             quiet_s = _SILENT_S + _SILENT_CHUNKS * neighbor.chunk_s
         return now >= max(neighbor.pending[chunk].at, neighbor.heard_at) + quiet_s
@@ -292,12 +302,12 @@ class ChunkDownloads:
     def _has_window(self, neighbor: Neighbor, transfer: Transfer, now: float) -> bool:
         config, chunk_bytes = self._state.config, transfer.ref.chunk_bytes
         rate = config.download_bytes_s or self._downlink.bytes_s
-        chunks = (rate * config.window_s or config.least_window_bytes) / chunk_bytes
+        chunks = (rate * config.window_s or LEAST_WINDOW_BYTES) / chunk_bytes
         if len(neighbor.pending) < config.pipeline_depth:
             # Slow senders take long for a chunk, and many of them fill a downlink. For the others it is too wide: they
             # would queue for seconds before it, and who falls silent would be noticed as much later.
             chunks = max(chunks, 2 * rate / config.least_bytes_s)
-        most = max(config.least_window, chunks)
+        most = max(LEAST_WINDOW, chunks)
         return len(neighbor.pending) < most and most > sum(
             self._state.neighbors[peers[0]].share_within(config.window_s)  # slow neighbors keep out no fast one
             for chunk, peers in self._in_flight.items()
@@ -309,8 +319,8 @@ class ChunkDownloads:
         one before it on the slowest uplink. What the neighbor claims does not matter: it could claim next to nothing,
         and send nothing."""
         config = self._state.config
-        most_s = max(config.request_timeout_s, 2 * transfer.ref.chunk_bytes / config.least_bytes_s)
-        return min(most_s, config.stall_s + 3 * neighbor.chunk_s) if neighbor.delivered else most_s
+        most_s = max(REQUEST_TIMEOUT_S, 2 * transfer.ref.chunk_bytes / config.least_bytes_s)
+        return min(most_s, STALL_S + 3 * neighbor.chunk_s) if neighbor.delivered else most_s
 
     # --- bookkeeping -------------------------------------------------------------------------------------------
 
@@ -326,7 +336,7 @@ class ChunkDownloads:
         return self._state.neighbors[peer].deadline(chunk)
 
     def _query_again_at(self, transfer: Transfer) -> float:
-        return max(transfer.progressed_at, transfer.queried_at) + self._state.config.requery_s
+        return max(transfer.progressed_at, transfer.queried_at) + REQUERY_S
 
     def _release(self, peer: PeerId, neighbor: Neighbor, chunk: Place) -> None:
         request = neighbor.pending.pop(chunk, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from p2prl.protocol.identity import PeerId
+from p2prl.swarm.relay.config import STALL_S
 from p2prl.swarm.relay.state import RelayState
 from p2prl.swarm.relay.upload_slots import UploadSlots
 
@@ -56,7 +57,7 @@ class SendReports:
         failures = self._failures[peer] = self._failures.pop(peer, 0) + 1
         if len(self._failures) > _REMEMBERED_FAILURES:
             del self._failures[next(iter(self._failures))]
-        rest_s = min(_LONGEST_REST_S, self._state.config.stall_s * 2.0 ** min(failures - 1, 16))
+        rest_s = min(_LONGEST_REST_S, STALL_S * 2.0 ** min(failures - 1, 16))
         for transfer in self._state.transfers.values():
             interest = transfer.interested.get(peer)
             if interest is not None:

@@ -10,6 +10,7 @@ import math
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
+from p2prl.swarm.relay.config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S
 from p2prl.swarm.relay.leaders import carry_it
 from p2prl.swarm.relay.peer_selection import Rank, rank
 from p2prl.swarm.relay.progress import pace_now
@@ -53,18 +54,18 @@ class SourceOrder:
             copy = transfer.first_copies.get(peer)
             return (0, rank((copy.kept if copy is not None else 0) + coming, neighbor.rates)), math.inf
         missing = transfer.missing_bytes(held)
-        copies = config.copies_beside_leaders if led else config.source_copies
+        copies = COPIES_BESIDE_LEADERS if led else config.source_copies
         is_newcomer = interest.began_at > transfer.completed_at  # it finds the others idle, and they serve it
         order = rank(interest.chunks(held) + coming, neighbor.rates)
         if not is_newcomer and self.is_behind(transfer, now):
             return (1, order), math.inf
         spent = transfer.chunks_sent >= copies * transfer.total
         # Small blobs are late at once, before a leader can have passed on anything.
-        help_at = transfer.began_at + config.source_patience_s if led else -math.inf
+        help_at = transfer.began_at + SOURCE_PATIENCE_S if led else -math.inf
         is_late = not spent and pace_now(self._state, transfer, now).is_late(missing, now - transfer.began_at)
         if is_late and now >= help_at:
             return (1, order), math.inf
-        alone_at = interest.from_others_at + config.source_patience_s * (_DESPERATE if spent else 1)
+        alone_at = interest.from_others_at + SOURCE_PATIENCE_S * (_DESPERATE if spent else 1)
         if now >= alone_at:
             return (2, order), math.inf
         return None, min(alone_at, help_at) if is_late else alone_at

@@ -15,6 +15,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import ChunkGrant, ChunkRefused, Have, Place
 from p2prl.swarm.relay.chunk_sets import draw_index, indices_of, to_bitmap
+from p2prl.swarm.relay.config import BUSY_RETRY_S, GRANT_S, PROGRESS_S, REQUEST_TIMEOUT_S, SNUB_S, STALL_S
 from p2prl.swarm.relay.leaders import FirstCopy
 from p2prl.swarm.relay.peer_selection import Rank, rank
 from p2prl.swarm.relay.progress import count_gains
@@ -113,7 +114,7 @@ class ChunkUploads:
         if transfer is None:
             state.outbox.append((source, ChunkRefused(root, index, 0)))
         elif grant is None or (grant.reserved and not grant.reserved >> index & 1):
-            state.outbox.append((source, ChunkRefused(root, index, int(state.config.busy_retry_s * 1000))))
+            state.outbox.append((source, ChunkRefused(root, index, int(BUSY_RETRY_S * 1000))))
         else:
             self.queue.enqueue(Upload(source, chunk))
             if transfer.unsent >> index & 1:
@@ -134,7 +135,7 @@ class ChunkUploads:
         else:
             self.queue.declined(source)
             if source in transfer.interested:
-                transfer.interested[source].pause(now + min(retry_ms / 1000, self._state.config.snub_s))
+                transfer.interested[source].pause(now + min(retry_ms / 1000, SNUB_S))
         self.due = True
 
     def on_cancel(self, source: PeerId, chunk: Place) -> None:
@@ -169,7 +170,7 @@ class ChunkUploads:
             self._release(grant)
             transfer = self._state.transfers.get(grant.root)
             if transfer is not None and grant.peer in transfer.interested:
-                transfer.interested[grant.peer].pause(now + self._state.config.stall_s)
+                transfer.interested[grant.peer].pause(now + STALL_S)
         self.due = True
 
     def deadlines(self) -> Iterator[float]:
@@ -215,7 +216,6 @@ class ChunkUploads:
 
     def announce(self, now: float) -> bool:
         """Send `Have` messages, at intervals rather than once per chunk. Returns whether some were due."""
-        config = self._state.config
         due = False
         for root, transfer in self._state.transfers.items():
             if not transfer.have_changed or now < self._announced_again_at(transfer):
@@ -230,7 +230,7 @@ class ChunkUploads:
                 held = self._state.neighbors[peer].held.get(root, 0)
                 fresh = transfer.have & ~subscription.sent & ~held
                 unanswered = subscription.sent_at == -math.inf
-                if fresh or unanswered or transfer.complete or now >= subscription.sent_at + config.progress_s:
+                if fresh or unanswered or transfer.complete or now >= subscription.sent_at + PROGRESS_S:
                     frame = frame or Have(root, to_bitmap(transfer.have, transfer.total))
                     self._state.outbox.append((peer, frame))
                     subscription.sent, subscription.sent_at = transfer.have, now
@@ -291,7 +291,7 @@ class ChunkUploads:
                 reserved = 1 << draw_index(free, self._state.rng)
                 transfer.unsent &= ~reserved
         self._show(peer, transfer, reserved, now)
-        self.queue.grant(Grant(peer, transfer.root, reserved, now + self._state.config.grant_s))
+        self.queue.grant(Grant(peer, transfer.root, reserved, now + GRANT_S))
         bitmap = to_bitmap(reserved, transfer.total) if reserved else b""
         self._state.outbox.append((peer, ChunkGrant(transfer.root, bitmap)))
 
@@ -317,10 +317,10 @@ class ChunkUploads:
             transfer.interested[upload.peer].note_sent(index)
         rate, chunk_bytes = state.upload_bytes_s, transfer.ref.chunk_bytes
         # A slow receiver takes its time for a chunk that has left the uplink long ago.
-        turn_s = max(2 * chunk_bytes / state.config.least_bytes_s, state.config.request_timeout_s)
+        turn_s = max(2 * chunk_bytes / state.config.least_bytes_s, REQUEST_TIMEOUT_S)
         if rate:
-            turn_s = min(turn_s, max(2 * (self.queue.pipeline + 1) * chunk_bytes / rate, state.config.stall_s))
-        self._reports.began(upload.peer, chunk_bytes, now + state.config.stall_s + turn_s, now)
+            turn_s = min(turn_s, max(2 * (self.queue.pipeline + 1) * chunk_bytes / rate, STALL_S))
+        self._reports.began(upload.peer, chunk_bytes, now + STALL_S + turn_s, now)
         state.outbox.append((upload.peer, message))
 
     def _redeem(self, peer: PeerId, root: Digest) -> Grant | None:

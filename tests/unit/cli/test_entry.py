@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl import cli, errors
+from p2prl import cli, errors, exit_codes
 from p2prl.cli import crash_log
 from tests.command_doc import DOC
 from tests.unit.cli.invocation import invoke
@@ -59,7 +59,13 @@ def test_every_error_is_a_sentence_a_remedy_and_its_code(
 def test_every_exit_code_of_an_error_is_documented() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.P2PRLError)]
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", DOC, re.MULTILINE)}
-    assert {kind.exit_code for kind in kinds} | {0, 2, 9, 130} == documented
+    named = {code for code in vars(exit_codes).values() if isinstance(code, int)}
+    assert {kind.exit_code for kind in kinds} < named
+    assert named | {0} == documented
+    again = re.search(r"restart on (.*) and (.*), and not on (.*) and (.*)\.", DOC)
+    assert again is not None
+    assert set(again.groups()[:2]) == {str(exit_codes.TEMPORARY), str(exit_codes.UNEXPECTED)}
+    assert [*again[3].split(", "), again[4]] == [str(code) for code in exit_codes.NOT_AGAIN]
 
 
 def test_an_unexpected_full_disk_is_a_machine_error(

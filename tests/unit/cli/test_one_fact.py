@@ -19,11 +19,11 @@ from p2prl.config.network_options import remember_run
 from p2prl.config.worker_folder import write_status
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
+from p2prl.quantity_text import credit
 from p2prl.scoreboard.certificate import issue, read, recount
 from p2prl.scoreboard.documents.leaderboard_view import contributor_document
 from p2prl.scoreboard.ledger_dump import verify_source
 from p2prl.scoreboard.web.page import PageRequest, render_contributor
-from p2prl.scoreboard.web.text_format import credit
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt
 from tests.unit.cli.invocation import invoke, json_of
 

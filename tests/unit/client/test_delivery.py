@@ -14,6 +14,7 @@ from p2prl.net.process import control
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
+from p2prl.swarm import signals
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, sample_run, verdict_on
 from p2prl_lab.testing.sample_ledgers import receipt as some_receipt
 
@@ -43,7 +44,7 @@ def add(spool: Spool, *slots: int, now: float = NOW) -> None:
 
 
 def published(messages: list[control.ToNetwork]) -> list[bytes]:
-    return [message.envelope for message in messages if isinstance(message, control.Publish)]
+    return [message.envelope for message in messages if isinstance(message, signals.Publish)]
 
 
 def receipt(slot: int, state: ReceiptState = ReceiptState.VERIFIED, reason: str = "", peer: bytes = AUTHOR) -> Receipt:
@@ -95,7 +96,7 @@ def test_an_overdue_receipt_is_queried_from_the_ledger(spool: Spool) -> None:
     subject.on_storage_receipt(StorageReceipt((name(0),)))
     assert subject.due(NOW + 5, run_known=True) == []
     assert subject.due(NOW + 16, run_known=False) == []
-    assert subject.due(NOW + 16, run_known=True) == [control.AskLedger(0)]
+    assert subject.due(NOW + 16, run_known=True) == [signals.AskLedger(0)]
 
 
 def test_only_our_rejected_groups_are_reported(spool: Spool) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from p2prl.client.delivery import Delivery
 from p2prl.client.spool import Added, Spool, SpoolConfig
-from p2prl.net.process import bridge, control
+from p2prl.net.process import control
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
@@ -19,6 +19,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.protocol.signed_group import seal_group
+from p2prl.swarm import signals
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
@@ -127,10 +128,9 @@ class NodePort(InboxPort):
 
     def send(self, message: control.ToNetwork) -> None:
         super().send(message)
-        if isinstance(message, control.HoldGroup):
+        if isinstance(message, signals.HoldGroup):
             self.held.append(message.digest)
-        answer = bridge.apply_message(self.node, message, NOW)
-        if answer is not None:
+        if not isinstance(message, control.ProcessOrder) and (answer := self.node.order(message, NOW)) is not None:
             self.inbox.append(answer)
 
 
@@ -179,10 +179,10 @@ def test_a_group_larger_than_the_run_allows_is_given_up(rig: VolunteerRig) -> No
     port = NodePort(small_run)
     raw, body = seal_group(ME, large_group(1), run=small_run.run, now=NOW)
     assert open_envelope(raw, now=NOW).kind is Kind.GROUP_HEADER
-    port.send(control.HoldGroup(envelope_digest(raw), body))
-    port.send(control.Publish(raw))
+    port.send(signals.HoldGroup(envelope_digest(raw), body))
+    port.send(signals.Publish(raw))
     (refused,) = port.inbox
-    assert isinstance(refused, control.PublishRefused)
+    assert isinstance(refused, signals.PublishRefused)
     assert refused.digest == envelope_digest(raw)
     assert "sampling settings allow" in refused.reason
 
@@ -201,11 +201,11 @@ def test_large_groups_are_handed_over_with_their_body_and_again_when_wanted(path
     raw, body = seal_group(Identity(bytes(16)), large_group(1), run=bytes(32), now=NOW)
     digest = envelope_digest(raw)
     spool.add(digest, raw, version=0, slot=1, tokens=1, reward=0.0, now=NOW, body=body)
-    assert delivery.announce(raw, body) == [control.HoldGroup(digest, body), control.Publish(raw)]
-    assert delivery.announce(b"small", b"") == [control.Publish(b"small")]
+    assert delivery.announce(raw, body) == [signals.HoldGroup(digest, body), signals.Publish(raw)]
+    assert delivery.announce(b"small", b"") == [signals.Publish(b"small")]
     delivery.set_learner_in_reach(True)
-    assert control.Publish(raw) in delivery.due(NOW + 60, run_known=True), "only the header is announced again"
-    assert delivery.on_body_wanted(digest) == [control.HoldGroup(digest, body)]
+    assert signals.Publish(raw) in delivery.due(NOW + 60, run_known=True), "only the header is announced again"
+    assert delivery.on_body_wanted(digest) == [signals.HoldGroup(digest, body)]
     spool.mark_stored([digest])
     assert delivery.on_body_wanted(digest) == []
     assert notices == [], "the learner has it: another peer asked too late"

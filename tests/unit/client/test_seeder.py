@@ -18,6 +18,7 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm import signals
 
 NOW = 1_800_000_000.0
 LEARNER = identity_of("learner")
@@ -71,13 +72,13 @@ def test_reports_traffic_and_leaves_when_the_run_ends() -> None:
         clock,
         [],
         [control.RunKnown(MANIFEST), STATUS],
-        [control.VersionAnnounced(3, 30), fetching],
+        [signals.VersionAnnounced(3, 30), fetching],
         [STATUS],
         [control.EnvelopeArrived(farewell)],
     )
     assert seeder(clock, seen).run(script) is True
     assert script.closed
-    assert script.told == [control.RunAccepted(5_000)], "and nothing else"
+    assert script.told == [signals.RunAccepted(5_000)], "and nothing else"
     assert [view.state for view in seen] == ["looking for the run", "seeding", "fetching", "seeding", "seeding"]
     assert (seen[2].version, seen[2].chunks_held, seen[2].chunks) == (3, 5, 64)
     assert (seen[3].received_bytes, seen[3].received_from_learner_bytes, seen[3].sent_bytes) == (400, 100, 700)

@@ -9,6 +9,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt, Verdict
 from p2prl.protocol.rejection_reasons import explain
+from p2prl.swarm import signals
 from tests.unit.client.volunteer_rig import ME, VolunteerRig, chain, settled
 from tests.unit.learner.small_run import identity
 
@@ -116,7 +117,7 @@ def test_missed_receipts_are_read_from_the_ledger(rig: VolunteerRig) -> None:
     assert rig.port.asked == [0]
     verdict = Verdict(envelope_digest(raw), ME.public_key, 0, True, "", 9, 0, 0.0)
     page = chain(rig.says(verdict, identity("validator")), rig.says(Receipts(0, (settled(raw),))))
-    rig.port.inbox.append(control.LedgerArrived(0, page))
+    rig.port.inbox.append(signals.LedgerArrived(0, page))
     rig.turns(1)
     assert rig.progress[-1].groups["verified"] == 1
 
@@ -126,14 +127,14 @@ def test_a_forged_ledger_page_hides_no_receipts(rig: VolunteerRig) -> None:
     raw = overdue(rig)
     liar = identity("liar")
     forged = chain(*(rig.says(Verdict(bytes(32), bytes(32), n, True, "", 0, 0, 0.0), liar) for n in range(5)))
-    rig.port.inbox.append(control.LedgerArrived(0, forged))
+    rig.port.inbox.append(signals.LedgerArrived(0, forged))
     rig.turns(1)
     honest = chain(*(rig.says(Receipts(n, (settled(raw),) if n == 2 else ())) for n in range(9)))
     for _ in range(3):
         rig.clock.time += 20
         rig.turns(1)
         start = rig.port.asked[-1]
-        rig.port.inbox.append(control.LedgerArrived(start, honest[start:]))
+        rig.port.inbox.append(signals.LedgerArrived(start, honest[start:]))
         rig.turns(1)
     assert rig.progress[-1].groups["verified"] == 1
 
@@ -141,7 +142,7 @@ def test_a_forged_ledger_page_hides_no_receipts(rig: VolunteerRig) -> None:
 def test_receipts_of_another_signer_settle_nothing(rig: VolunteerRig) -> None:
     raw = overdue(rig)
     forged = chain(rig.says(Receipts(0, (settled(raw, ReceiptState.REJECTED, "bad_tokens"),)), identity("liar")))
-    rig.port.inbox += [control.LedgerArrived(0, forged), control.LedgerArrived(0, (b"garbage",))]
+    rig.port.inbox += [signals.LedgerArrived(0, forged), signals.LedgerArrived(0, (b"garbage",))]
     rig.turns(1)
     assert rig.progress[-1].groups.get("rejected", 0) == 0
     assert rig.progress[-1].groups["delivered"] == 1

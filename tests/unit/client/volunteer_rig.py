@@ -17,6 +17,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
+from p2prl.swarm import signals
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 
 ME = identity("volunteer")
@@ -37,9 +38,9 @@ class InboxPort:
         """Groups that a test has rejected."""
 
     def send(self, message: control.ToNetwork) -> None:
-        if isinstance(message, control.Publish):
+        if isinstance(message, signals.Publish):
             self.published.append(message.envelope)
-        elif isinstance(message, control.AskLedger):
+        elif isinstance(message, signals.AskLedger):
             self.asked.append(message.from_height)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:

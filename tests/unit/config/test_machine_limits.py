@@ -32,7 +32,7 @@ from p2prl.config.machine_limits import (
     sampling_memory,
 )
 from p2prl.config.owner_limits import remember_limits
-from p2prl.config.requirements import PROGRAM_BYTES, Requirements, size_text
+from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role import Protection
 from p2prl.errors import ConfigError, MachineError
@@ -41,6 +41,7 @@ from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
+from p2prl.quantity_text import size_text
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl_lab.testing.sample_ledgers import manifest
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from p2prl.config.requirements import PROGRAM_BYTES, SEEDER_BYTES, Requirements, requirements_of, size_text
+from p2prl.config.requirements import PROGRAM_BYTES, SEEDER_BYTES, Requirements, requirements_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, RunFile, TaskShare, blob_of
+from p2prl.quantity_text import size_text
 from p2prl_lab.testing.sample_ledgers import manifest
 
 NEEDS = Requirements(files_bytes=1_000, data_bytes=0, weights_bytes=100_000, disk_bytes=0, memory_bytes=0)

@@ -9,7 +9,6 @@ import pytest
 from p2prl.controls.quantities import (
     WEEK_MINUTES,
     battery_text,
-    duration_text,
     is_scheduled,
     minutes_until,
     read_amount,
@@ -20,6 +19,7 @@ from p2prl.controls.quantities import (
     read_size_gb,
     read_temperature_c,
 )
+from p2prl.time_text import duration_text
 
 
 @pytest.mark.parametrize(

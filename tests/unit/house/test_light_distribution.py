@@ -17,7 +17,7 @@ from p2prl.algorithms import LOSSES
 from tests.unit.house.checkout import copy_checkout
 from tests.unit.house.source_tree import ROOT
 
-LIGHT = [ROOT / "p2prl" / name for name in ("__init__.py", "errors.py", "plugins.py")]
+LIGHT = [ROOT / "p2prl" / name for name in ("__init__.py", "errors.py", "exit_codes.py", "plugins.py")]
 ALGORITHMS = sorted((ROOT / "p2prl" / "algorithms").glob("*.py"))
 PROJECT = ROOT / "packaging" / "p2prl-algorithms"
 
@@ -75,7 +75,7 @@ def imports_of(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", [*LIGHT, *ALGORITHMS], ids=lambda path: path.stem)
 def test_light_files_import_torch_and_each_other(path: Path) -> None:
     outside = {name for name in imports_of(path) if name.partition(".")[0] not in sys.stdlib_module_names}
-    own = re.compile(r"torch(\..+)?|p2prl\.(errors|plugins)|p2prl\.algorithms(\..+)?")
+    own = re.compile(r"torch(\..+)?|p2prl\.(errors|exit_codes|plugins)|p2prl\.algorithms(\..+)?")
     assert [name for name in sorted(outside) if not own.fullmatch(name)] == []
 
 

@@ -20,6 +20,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead
+from p2prl.swarm import signals
 from tests.unit.learner.small_run import NOW, SmallRun
 
 
@@ -33,7 +34,7 @@ class RecordingPort:
         self.sent: list[Any] = []
 
     def send(self, message: control.ToNetwork) -> None:
-        assert isinstance(message, control.Publish)
+        assert isinstance(message, signals.Publish)
         self.sent.append(open_envelope(message.envelope, now=None).body)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:

@@ -38,6 +38,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import PolicyManifest
+from p2prl.swarm import signals
 from p2prl.tasks.chain4 import demonstration
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 
@@ -69,9 +70,9 @@ class RecordingPort:
         self.pages: list[tuple[bytes, ...]] = []
 
     def send(self, message: control.ToNetwork) -> None:
-        if isinstance(message, control.Publish):
+        if isinstance(message, signals.Publish):
             self.sent.append(message.envelope)
-        elif isinstance(message, control.SendLedger):
+        elif isinstance(message, signals.SendLedger):
             self.pages.append(message.entries)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:

@@ -43,6 +43,7 @@ from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
+from p2prl.swarm import signals
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.testing.protocol_swarm import group_of
@@ -86,7 +87,7 @@ class ListPort:
 
     def receipts(self) -> list[bytes]:
         """Names in the storage receipts sent so far."""
-        opened = [open_envelope(m.envelope, now=None) for m in self.sent if isinstance(m, control.Publish)]
+        opened = [open_envelope(m.envelope, now=None) for m in self.sent if isinstance(m, signals.Publish)]
         return [n for each in opened if each.kind is Kind.STORAGE_RECEIPT for n in body_of(each, StorageReceipt).groups]
 
     def of(self, kind: type) -> list[Any]:
@@ -162,19 +163,19 @@ def test_a_header_is_fetched_then_stored_then_acknowledged(
     name = envelope_digest(raw)
     port.inbox = [control.EnvelopeArrived(raw)]
     learner.read()
-    assert port.sent == [control.FetchGroup(name)]
+    assert port.sent == [signals.FetchGroup(name)]
     assert len(learner.backlog) == 0
     port.inbox = [fetched(raw, body, tmp_path)]
     learner.read()
     assert port.receipts() == [name]
-    assert port.sent[-1] == control.ReleaseGroup(name)
+    assert port.sent[-1] == signals.ReleaseGroup(name)
     (stored,) = learner.groups.in_state(GroupState.STORED, 9)
     assert read_group(stored.raw, stored.body).group == group
     assert len(learner.backlog) == 1
     port.inbox = [control.EnvelopeArrived(raw), fetched(raw, body, tmp_path)]
     learner.read()
     assert port.receipts() == [name] * 3, "announced again: acknowledged, not fetched"
-    assert len(port.of(control.FetchGroup)) == 1
+    assert len(port.of(signals.FetchGroup)) == 1
     assert learner.groups.counts() == {"stored": 1}
 
 
@@ -187,7 +188,7 @@ def test_a_body_that_is_gone_is_fetched_again_when_it_is_announced(
     assert port.sent == []
     port.inbox = [control.EnvelopeArrived(raw)]
     learner.read()
-    assert port.of(control.FetchGroup)
+    assert port.of(signals.FetchGroup)
 
 
 def test_unknown_policies_and_malformed_bodies_are_not_fetched(
@@ -199,10 +200,10 @@ def test_unknown_policies_and_malformed_bodies_are_not_fetched(
     wrong = seal(VOLUNTEER, header, run=RUN, now=START)
     port.inbox = [control.EnvelopeArrived(alien), fetched(wrong, body, tmp_path)]
     learner.read()
-    assert port.sent == [control.ReleaseGroup(envelope_digest(wrong))]
+    assert port.sent == [signals.ReleaseGroup(envelope_digest(wrong))]
     port.inbox = [control.EnvelopeArrived(wrong)]
     learner.read()
-    assert not port.of(control.FetchGroup), "its author would make the learner download it again and again"
+    assert not port.of(signals.FetchGroup), "its author would make the learner download it again and again"
     assert learner.intake.turned_away["unknown_policy"] == 1
     assert learner.groups.counts() == {}
 
@@ -229,7 +230,7 @@ def test_unchecked_bytes_are_bounded_for_one_author_and_for_all(
     store(learner, VOLUNTEER.public_key, 1, bytes(1_200_000 - len(body)))
     port.inbox = [control.EnvelopeArrived(raw)]
     learner.read()
-    assert len(port.of(control.FetchGroup)) == 1, "within the limit"
+    assert len(port.of(signals.FetchGroup)) == 1, "within the limit"
     port.sent.clear()
     store(learner, b"o" * 32, 0, bytes(2_500_000))
     small, _ = sealed(group_with(5, completions=4, tokens=1), identity_of("small"))
@@ -350,7 +351,7 @@ def test_the_largest_group_from_spool_to_journal(tmp_path: Path) -> None:
         network.run_for(1.0)
         learner.read()
         for arrived in volunteer.poll(0.0):
-            if isinstance(arrived, control.GroupBodyWanted):
+            if isinstance(arrived, signals.GroupBodyWanted):
                 for answer in delivery.on_body_wanted(arrived.digest):
                     volunteer.send(answer)
             elif isinstance(arrived, control.EnvelopeArrived):

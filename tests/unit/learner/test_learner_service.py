@@ -16,6 +16,7 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead, Receipts, StorageReceipt
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.swarm import signals
 from tests.unit.learner.scripted_swarm import PEERS, UPDATES, ScriptedSwarm, fresh_runs, make_learner, run_through
 from tests.unit.learner.small_run import NOW, SmallRun, altered, identity
 
@@ -44,7 +45,7 @@ def test_ledger_page_follows_the_chain(fresh: Callable[[str], SmallRun]) -> None
     small_run = fresh("run")
     swarm = ScriptedSwarm(small_run)
     swarm.finish()
-    swarm.port.inbox.append(control.LedgerWanted("peer", 0))
+    swarm.port.inbox.append(signals.LedgerWanted("peer", 0))
     swarm.turn()
     (page,) = swarm.port.pages
     head: Digest = ledger_chain.GENESIS

@@ -13,9 +13,9 @@ import pytest
 
 from p2prl.errors import IntegrityError
 from p2prl.learner.schedule import Action
-from p2prl.net.process import control
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Kind
+from p2prl.swarm import signals
 from tests.unit.learner.scripted_swarm import (
     PEERS,
     THREAD_WAIT_S,
@@ -105,7 +105,7 @@ def test_groups_are_acknowledged_and_replayed_during_an_update(fresh: Callable[[
     before = set(receipts(swarm))
     late = small_run.sealed(small_run.group(policy, PEERS[0], 5), PEERS[0])
     swarm.deliver(late.raw)
-    swarm.port.inbox.append(control.LedgerWanted("peer", 0))
+    swarm.port.inbox.append(signals.LedgerWanted("peer", 0))
     while late.digest not in receipts(swarm):
         swarm.turn()
     assert late.digest in stored(swarm)

@@ -22,6 +22,7 @@ from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.membership import Membership, OwnersStatement, sign_membership, sign_team_name
 from p2prl.protocol.standing import Standing
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
+from p2prl.swarm import signals
 from tests.unit.learner.scripted_swarm import PEERS, ScriptedSwarm, fresh_runs
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 
@@ -225,7 +226,7 @@ def test_in_a_run_two_machines_become_one_row(fresh: Callable[[str], SmallRun]) 
         raw = seal(machine, delegation(machine=machine), run=small_run.run, now=NOW)
         swarm.port.inbox.append(control.EnvelopeArrived(raw))
     swarm.finish()
-    swarm.port.inbox.append(control.LedgerWanted("peer", 0))
+    swarm.port.inbox.append(signals.LedgerWanted("peer", 0))
     swarm.turn()
     (entries,) = swarm.port.pages
     fold = LedgerFold(run=small_run.run, learner=small_run.learner.public_key, parameters=1)

@@ -10,6 +10,7 @@ import pytest
 from p2prl.net.process import control
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.kinds import Role
+from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 
@@ -59,4 +60,4 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
 
 def test_only_paths_get_a_special_encoding() -> None:
     with pytest.raises(NotImplementedError):
-        control.pack(control.Publish(object()))  # type: ignore[arg-type]
+        control.pack(signals.Publish(object()))  # type: ignore[arg-type]

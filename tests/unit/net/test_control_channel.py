@@ -7,15 +7,16 @@ import socket
 
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel
+from p2prl.swarm import signals
 
 
 def test_a_large_message_leaves_without_further_calls() -> None:
     ours, theirs = socket.socketpair()
     channel = ControlChannel(ours, lambda _: None)
     sent: list[control.ToNetwork] = [
-        control.Publish(b"before"),
-        control.HoldGroup(bytes(32), bytes(range(256)) * 40_000),
-        control.Publish(b"after"),
+        signals.Publish(b"before"),
+        signals.HoldGroup(bytes(32), bytes(range(256)) * 40_000),
+        signals.Publish(b"after"),
     ]
     for message in sent:
         channel.send(message)  # from here on the role calls nothing
@@ -35,9 +36,9 @@ def test_a_closed_socket_drops_what_is_left() -> None:
     ours, theirs = socket.socketpair()
     ended: queue.SimpleQueue[control.FromNetwork | None] = queue.SimpleQueue()
     channel = ControlChannel(ours, ended.put)
-    channel.send(control.HoldGroup(bytes(32), bytes(8_000_000)))
+    channel.send(signals.HoldGroup(bytes(32), bytes(8_000_000)))
     theirs.close()
     assert ended.get(timeout=30.0) is None
-    channel.send(control.Publish(b"to nobody"))
+    channel.send(signals.Publish(b"to nobody"))
     channel.abandon()
     channel.join(5.0)

@@ -10,6 +10,7 @@ import pytest
 from p2prl.net.process import control
 from p2prl.net.process.inbox import MAX_UNREAD_BYTES, Inbox
 from p2prl.protocol.kinds import Kind
+from p2prl.swarm import signals
 
 SIZE = 250_000
 FITTING = MAX_UNREAD_BYTES // SIZE
@@ -43,7 +44,7 @@ def test_what_the_learner_and_this_node_say_is_kept_in_order() -> None:
     inbox: Inbox[None] = Inbox()
     for _ in range(2 * FITTING):
         inbox.put(arrived(Kind.ROLLOUT_GROUP))
-    kept = [arrived(Kind.RECEIPTS), control.VersionAnnounced(1, 1), None, control.LedgerArrived(0, (bytes(SIZE),))]
+    kept = [arrived(Kind.RECEIPTS), signals.VersionAnnounced(1, 1), None, signals.LedgerArrived(0, (bytes(SIZE),))]
     for message in kept * FITTING:
         inbox.put(message)
     found = read_all(inbox)

@@ -6,14 +6,8 @@ import socket
 
 import pytest
 
-from p2prl.net.process.network_config import DEFAULT_LISTEN
-from p2prl.net.transports.interface_addresses import (
-    any_public,
-    expand_wildcard,
-    has_ipv6,
-    usable_listen,
-    with_one_port,
-)
+from p2prl.net.listen_addresses import DEFAULT_LISTEN, has_ipv6, usable_listen, with_one_port
+from p2prl.net.transports.interface_addresses import any_public, expand_wildcard
 from p2prl.net.transports.multiaddrs import to_bytes
 
 

@@ -16,6 +16,7 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.program import NEW_RELAYS_STATUS
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.kinds import Role
+from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 
 
@@ -36,7 +37,7 @@ class Process:
         size = control.LENGTH.unpack(self._stream.read(control.LENGTH.size))[0]
         return control.parse_to_network(self._stream.read(size))
 
-    def say(self, *messages: control.Message) -> None:
+    def say(self, *messages: signals.Signal) -> None:
         for message in messages:
             self.socket.sendall(control.pack(message))
 
@@ -109,7 +110,7 @@ def test_a_network_that_was_left_has_no_peers_and_no_memory(rig: Rig) -> None:
     assert isinstance(left, control.Status)
     assert (left.peers, left.resident_bytes, left.daemon_bytes, left.sent) == ((), 0, 0, 7)
     assert rig.handle.status == left
-    rig.handle.send(control.SetLedgerHeight(3))
+    rig.handle.send(signals.SetLedgerHeight(3))
     assert rig.handle.poll(0.0) == []
     assert len(rig.processes) == 1, "its end restarts nothing"
 
@@ -134,12 +135,12 @@ def test_joining_again_starts_a_process_with_the_newest_settings(rig: Rig) -> No
 def test_figures_outlive_a_process(rig: Rig, is_read: bool) -> None:
     rig.process.say(status(sent=7))
     rig.poll(1)
-    rig.process.say(status(sent=9), control.VersionAnnounced(1, 2))
+    rig.process.say(status(sent=9), signals.VersionAnnounced(1, 2))
     if is_read:
         rig.poll(2)
     rig.handle.suspend()
     left = rig.poll(1 if is_read else 2)
-    assert left[:-1] == ([] if is_read else [control.VersionAnnounced(1, 2)]), "what was not read yet still comes"
+    assert left[:-1] == ([] if is_read else [signals.VersionAnnounced(1, 2)]), "what was not read yet still comes"
     rig.handle.resume()
     rig.process.hear()
     rig.process.say(status(sent=1))

@@ -13,7 +13,7 @@ from p2prl.clock import SystemClock
 from p2prl.errors import MachineError, TransportError
 from p2prl.net.ports import Transport
 from p2prl.net.process.node_driver import NodeDriver
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
@@ -148,7 +148,7 @@ def test_a_peer_that_a_stranger_has_named_is_not_one_that_the_node_chose() -> No
         learner = Peer(hub, "learner", Role.LEARNER, transport=KnockedTransport)
         eve, guests = identity_of("eve").peer_id, [identity_of(f"guest {number}") for number in range(9)]
         now = hub.clock.now()
-        hello = Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), -1, 0)
+        hello = Hello(wire_version.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), -1, 0)
         meetings = [
             Meeting(guest.public_key, f"/ip4/11.{place}.0.1/tcp/4001", True) for place, guest in enumerate(guests)
         ]

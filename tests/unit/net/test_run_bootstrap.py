@@ -15,6 +15,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
+from p2prl.swarm import signals
 from p2prl.swarm.events import BaseReleased
 from tests.unit.learner.small_run import SmallRun
 
@@ -74,7 +75,7 @@ def test_the_base_is_looked_for_before_the_engine_is_built_and_reported_once(wor
     bootstrap.answer(port)
     assert done[:3] == ["shown", "base", "engine"]
     assert done.count("base") == 1
-    assert port.told == [control.RunAccepted(0), control.StartFrom(found)]
+    assert port.told == [signals.RunAccepted(0), signals.StartFrom(found)]
 
 
 def test_without_a_base_nothing_is_reported(world: SmallRun) -> None:
@@ -83,7 +84,7 @@ def test_without_a_base_nothing_is_reported(world: SmallRun) -> None:
     bootstrap.take(control.RunKnown(world.manifest_raw))
     bootstrap.answer(port)
     bootstrap.answer(port)
-    assert port.told == [control.RunAccepted(0)]
+    assert port.told == [signals.RunAccepted(0)]
 
 
 def test_a_run_is_accepted_with_the_disk_it_may_use(world: SmallRun) -> None:
@@ -91,7 +92,7 @@ def test_a_run_is_accepted_with_the_disk_it_may_use(world: SmallRun) -> None:
     port = InboxPort()
     bootstrap.take(control.RunKnown(world.manifest_raw))
     bootstrap.answer(port)
-    assert port.told == [control.RunAccepted(7_000)]
+    assert port.told == [signals.RunAccepted(7_000)]
 
 
 def test_a_run_that_its_owner_refuses_is_not_accepted(world: SmallRun) -> None:

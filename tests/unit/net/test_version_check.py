@@ -7,12 +7,12 @@ import pytest
 from p2prl.errors import UpdateRequiredError
 from p2prl.net.process import bridge, control
 from p2prl.net.process.version_check import VersionCheck
-from p2prl.protocol import limits
+from p2prl.protocol import wire_version
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm import events
 
 LINK = ("/ip4/127.0.0.1/tcp/1/p2p/one", "/ip4/127.0.0.1/tcp/2/p2p/two", "/ip4/127.0.0.1/tcp/3/p2p/one")
-NEWER, OLDER = limits.WIRE_VERSION + 1, limits.WIRE_VERSION - 1
+NEWER, OLDER = wire_version.WIRE_VERSION + 1, wire_version.WIRE_VERSION - 1
 
 
 def check(bootstrap: tuple[str, ...] = LINK) -> VersionCheck:
@@ -23,7 +23,7 @@ def test_a_strangers_claim_is_reported_once() -> None:
     watch = check()
     told = watch.met("stranger", NEWER, neighbors=0)
     assert told is not None
-    assert f"wire version {NEWER}, this program {limits.WIRE_VERSION}" in told[0]
+    assert f"wire version {NEWER}, this program {wire_version.WIRE_VERSION}" in told[0]
     assert "If the run has moved on" in told[1], "anybody can claim a version"
     assert told[1].endswith(": bring it up to date")
     assert watch.met("stranger", NEWER, neighbors=0) is None

@@ -22,6 +22,7 @@ from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16
 from p2prl.protocol.manifests import blob_of
+from p2prl.swarm import signals
 from tests.unit.net.store_rig import KilledError, KilledFiles
 from tests.unit.net.worker_disk import WORDS, Disk, versions_of
 from tests.unit.rebuilding import CHUNK_BYTES, order_for, stored
@@ -363,7 +364,7 @@ def test_a_damaged_chain_goes_at_the_next_start(disk: Disk) -> None:
 
 
 def test_every_order_is_answered_in_turn_with_its_error(disk: Disk) -> None:
-    answers: list[tuple[control.VersionRebuilt, str]] = []
+    answers: list[tuple[signals.VersionRebuilt, str]] = []
     rebuilder = PatchDecoder(lambda answer, fault: answers.append((answer, fault)))
     good = msgspec.structs.replace(disk.order(0, 1), digest=b"good" * 8)
     bad = msgspec.structs.replace(disk.order(0, 2), digest=b"fail" * 8, weights_digest=bytes(32))
@@ -371,8 +372,8 @@ def test_every_order_is_answered_in_turn_with_its_error(disk: Disk) -> None:
         rebuilder.take(order)
     rebuilder.close(timeout_s=60.0)
     assert [answer for answer, _ in answers] == [
-        control.VersionRebuilt(bad.digest, False),
-        control.VersionRebuilt(good.digest, True),
+        signals.VersionRebuilt(bad.digest, False),
+        signals.VersionRebuilt(good.digest, True),
     ]
     assert [bool(fault) for _, fault in answers] == [True, False]
     assert disk.held(1) == disk.weights(1)

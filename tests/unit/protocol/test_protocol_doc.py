@@ -11,7 +11,7 @@ import msgspec
 
 from p2prl.learner.intake import slot_accounts
 from p2prl.models import noise_baselines, replay_noise, replay_statistics
-from p2prl.protocol import limits, manifests, policy_head
+from p2prl.protocol import limits, manifests, policy_head, wire_version
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
@@ -158,6 +158,6 @@ def test_reasons_roles_states_and_audiences() -> None:
 
 
 def test_wire_version_and_run_files() -> None:
-    assert f"Wire version **{limits.WIRE_VERSION}**" in TEXT
+    assert f"Wire version **{wire_version.WIRE_VERSION}**" in TEXT
     assert all(f"`{name}`" in TEXT for name in manifests.RUN_FILE_NAMES)
     assert all(kind.name in TEXT for kind in Kind)

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.quantity_text import credit, percent, quantity
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.web.learning_curve import HEIGHT, WIDTH, reward_chart
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
-from p2prl.scoreboard.web.text_format import credit, percent, quantity, quoted
+from p2prl.scoreboard.web.text_format import quoted
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
 
 CORPUS = [

@@ -18,8 +18,8 @@ from PIL import Image
 
 from p2prl.protocol.delegation import sign_delegation
 from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.quantity_text import count, credit, quantity
 from p2prl.scoreboard.documents.answers_view import answers_document
-from p2prl.scoreboard.documents.api_views import time_text
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.profile_view import profile_document
@@ -30,7 +30,7 @@ from p2prl.scoreboard.web.events import EventStreams, state_tag
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_contributor, render_feed, render_page
 from p2prl.scoreboard.web.qr_code import QUIET, drawn
 from p2prl.scoreboard.web.static_site import write_site
-from p2prl.scoreboard.web.text_format import count, credit, quantity
+from p2prl.time_text import time_text
 from p2prl_lab.testing.sample_ledgers import (
     START_S,
     LedgerWriter,

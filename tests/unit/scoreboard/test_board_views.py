@@ -15,6 +15,7 @@ from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, ValidatorDocument
 from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.ledger.leaderboard_totals import wilson_interval
+from p2prl.time_text import time_text
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 
 
@@ -139,7 +140,7 @@ def test_the_run_document_totals() -> None:
     ],
 )
 def test_times_are_rfc_3339_or_none(ms: int, text: str | None) -> None:
-    assert api_views.time_text(ms) == text
+    assert time_text(ms) == text
 
 
 def test_a_verdict_from_the_far_future_breaks_nothing() -> None:

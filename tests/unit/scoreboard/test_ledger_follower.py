@@ -17,6 +17,7 @@ from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.scoreboard.ledger.ledger_follower import ASK_S, LedgerFollower
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
+from p2prl.swarm import signals
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
 
 WRITER = sample_run(0, steps=10)
@@ -35,8 +36,8 @@ def started(store: LedgerStore) -> LedgerFollower:
     return follower
 
 
-def page(entries: list[bytes], start: int, count: int = 64) -> control.LedgerArrived:
-    return control.LedgerArrived(start, tuple(entries[start : start + count]))
+def page(entries: list[bytes], start: int, count: int = 64) -> signals.LedgerArrived:
+    return signals.LedgerArrived(start, tuple(entries[start : start + count]))
 
 
 def signed(follower: LedgerFollower, at: int = len(WRITER.entries), now: float = 0.0) -> list[control.ToNetwork]:
@@ -65,18 +66,18 @@ def test_asks_for_entries_and_announces_its_height(store: LedgerStore) -> None:
     assert follower.handle_timer(0.0) == []
     assert follower.snapshot().run is None
     follower.receive(control.RunKnown(WRITER.manifest_raw), 0.0)
-    assert follower.handle_timer(0.0) == [control.AskLedger(0)]
+    assert follower.handle_timer(0.0) == [signals.AskLedger(0)]
     assert follower.handle_timer(1.0) == []
     assert follower.receive(page(WRITER.entries, 0, 8), 1.0) == []
     assert height(follower) == 0, "nothing is counted or served before the learner has signed it"
-    assert signed(follower, 8, 1.0) == [control.SetLedgerHeight(8)]
-    assert follower.handle_timer(1.0) == [control.AskLedger(8)]
+    assert signed(follower, 8, 1.0) == [signals.SetLedgerHeight(8)]
+    assert follower.handle_timer(1.0) == [signals.AskLedger(8)]
     signed(follower, now=1.2)
     told = follower.receive(page(WRITER.entries, 5), 1.5)  # a page may overlap what is held
-    assert told == [control.SetLedgerHeight(len(WRITER.entries))]
+    assert told == [signals.SetLedgerHeight(len(WRITER.entries))]
     assert height(follower) == len(WRITER.entries)
     assert follower.receive(page(WRITER.entries, 5), 1.6) == []
-    assert follower.receive(control.LedgerArrived(len(WRITER.entries) + 1, (b"x",)), 1.7) == []
+    assert follower.receive(signals.LedgerArrived(len(WRITER.entries) + 1, (b"x",)), 1.7) == []
     assert store.entries(0, 999) == WRITER.entries
 
 
@@ -93,16 +94,16 @@ def test_asks_at_once_after_news_else_every_few_seconds(store: LedgerStore) -> N
 def test_serves_its_entries(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), 0.0)
-    assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [control.SendLedger("peer", 4, ())]
+    assert follower.receive(signals.LedgerWanted("peer", 4), 0.0) == [signals.SendLedger("peer", 4, ())]
     signed(follower, 9)
-    assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [
-        control.SendLedger("peer", 4, tuple(WRITER.entries[4:9]))
+    assert follower.receive(signals.LedgerWanted("peer", 4), 0.0) == [
+        signals.SendLedger("peer", 4, tuple(WRITER.entries[4:9]))
     ]
     signed(follower)
-    assert follower.receive(control.LedgerWanted("peer", 4), 0.0) == [
-        control.SendLedger("peer", 4, tuple(WRITER.entries[4:]))
+    assert follower.receive(signals.LedgerWanted("peer", 4), 0.0) == [
+        signals.SendLedger("peer", 4, tuple(WRITER.entries[4:]))
     ]
-    assert follower.receive(control.LedgerWanted("peer", 999), 0.0) == [control.SendLedger("peer", 999, ())]
+    assert follower.receive(signals.LedgerWanted("peer", 999), 0.0) == [signals.SendLedger("peer", 999, ())]
 
 
 def test_a_reply_is_bounded_in_count_and_size() -> None:
@@ -115,7 +116,7 @@ def test_a_reply_is_bounded_in_count_and_size() -> None:
 
 def test_a_page_is_used_up_to_its_first_bad_entry(store: LedgerStore) -> None:
     follower = started(store)
-    follower.receive(control.LedgerArrived(0, (*WRITER.entries[:3], b"junk", *WRITER.entries[4:9])), 0.0)
+    follower.receive(signals.LedgerArrived(0, (*WRITER.entries[:3], b"junk", *WRITER.entries[4:9])), 0.0)
     assert store.height == 3
     signed(follower)
     follower.receive(page(WRITER.entries, 3), 0.0)
@@ -198,7 +199,7 @@ def test_the_final_head_ends_the_run(store: LedgerStore) -> None:
     follower = started(store)
     now = WRITER.now
     follower.receive(page(WRITER.entries, 0), now)
-    follower.receive(control.VersionAnnounced(1, 0), now)
+    follower.receive(signals.VersionAnnounced(1, 0), now)
     follower.receive(control.EnvelopeArrived(WRITER.signed_head()), now)
     assert not follower.snapshot().finished
     last = LedgerHead(len(WRITER.entries), WRITER.head, 0, True)
@@ -206,7 +207,7 @@ def test_the_final_head_ends_the_run(store: LedgerStore) -> None:
     follower.receive(control.EnvelopeArrived(final_head), now + 2)
     assert follower.snapshot().finished
     resumed = LedgerFollower(store, run=WRITER.run)
-    assert control.Publish(final_head) in resumed.introduce(), "this board may be the last peer that has it"
+    assert signals.Publish(final_head) in resumed.introduce(), "this board may be the last peer that has it"
 
 
 def test_a_learner_unheard_of_for_a_minute_is_offline(store: LedgerStore) -> None:
@@ -239,10 +240,10 @@ def test_an_old_final_head_does_not_end_the_run(store: LedgerStore) -> None:
     follower = started(store)
     follower.receive(page(WRITER.entries, 0), WRITER.now)
     follower.receive(control.EnvelopeArrived(WRITER.signed_head(finished=True, height=1, head=_head_at(1))), WRITER.now)
-    follower.receive(control.VersionAnnounced(9, 1_000), WRITER.now)
+    follower.receive(signals.VersionAnnounced(9, 1_000), WRITER.now)
     follower.handle_timer(WRITER.now + 3_600)
     assert not follower.snapshot().finished
-    assert not any(isinstance(message, control.Publish) for message in follower.introduce())
+    assert not any(isinstance(message, signals.Publish) for message in follower.introduce())
 
 
 def test_another_runs_manifest_is_refused(store: LedgerStore) -> None:
@@ -260,8 +261,8 @@ def test_resumes_from_disk_after_a_crash(tmp_path: Path, store: LedgerStore) -> 
     resumed = LedgerFollower(again, run=WRITER.run)
     assert height(resumed) == 6
     assert resumed.snapshot().signed_height == 6
-    assert resumed.introduce() == [control.SetLedgerHeight(6)]
-    assert resumed.handle_timer(9.0) == [control.AskLedger(7)]
+    assert resumed.introduce() == [signals.SetLedgerHeight(6)]
+    assert resumed.handle_timer(9.0) == [signals.AskLedger(7)]
     again.close()
 
 

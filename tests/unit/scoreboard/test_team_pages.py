@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from p2prl.protocol.membership import TeamName
+from p2prl.quantity_text import credit
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.page import PageRequest, render_contributor, render_page, render_team
 from p2prl.scoreboard.web.static_site import write_site
-from p2prl.scoreboard.web.text_format import credit
 from p2prl_lab.testing.sample_ledgers import MemorySource
 from tests.unit.scoreboard.asgi import ask
 from tests.unit.scoreboard.test_board_page import CORPUS, tags

@@ -15,6 +15,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.scoreboard.ledger.ledger_follower import LedgerFollower
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
+from p2prl.swarm import signals
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt, sample_run, verdict_on
 
 WRITER = sample_run(0, steps=10)
@@ -51,11 +52,11 @@ class Reader:
     def question(self) -> int | None:
         """Ten seconds later: the height that is asked for."""
         self.now += 10.0
-        asked = [m.from_height for m in self.follower.handle_timer(self.now) if isinstance(m, control.AskLedger)]
+        asked = [m.from_height for m in self.follower.handle_timer(self.now) if isinstance(m, signals.AskLedger)]
         return asked[0] if asked else None
 
     def answer(self, at: int, entries: list[bytes]) -> None:
-        self.follower.receive(control.LedgerArrived(at, tuple(entries)), self.now)
+        self.follower.receive(signals.LedgerArrived(at, tuple(entries)), self.now)
 
     def ask_learner(self, *, known: int) -> None:
         """Ask the learner, whose ledger has this many entries."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from p2prl.protocol import limits
+from p2prl.protocol import wire_version
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity, PeerId
@@ -45,7 +45,7 @@ def record(
 def hello(
     *, role: int = Role.LEARNER, run: bytes = RUN, clock: float = NOW, height: int = 0, echo_ms: int = 0
 ) -> Hello:
-    return Hello(limits.WIRE_VERSION, run, int(role), int(clock * 1000), -1, height, echo_ms)
+    return Hello(wire_version.WIRE_VERSION, run, int(role), int(clock * 1000), -1, height, echo_ms)
 
 
 def dialed(links: Connections) -> list[PeerId]:

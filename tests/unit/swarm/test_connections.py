@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
+from p2prl.protocol.wire_version import WIRE_VERSION
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.peers.connections import GREETING_PAUSE_S, GREETINGS, Connections
 from tests.unit.swarm.peer_links import (
@@ -44,7 +44,10 @@ def test_hellos_on_link_on_time_and_on_change() -> None:
     links = connections(hello_s=15.0)
     links.connected(A.peer_id, NOW)
     (first,) = links.outbox
-    assert first == (A.peer_id, Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0, 0, 0))
+    assert first == (
+        A.peer_id,
+        Hello(WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0, 0, 0),
+    )
     links.outbox.clear()
     links.handle_timer(NOW + 14)
     assert links.outbox == []
@@ -69,7 +72,7 @@ def read_clock(links: Connections, peer: PeerId, *, error: float, delay: float =
     """A peer whose clock is `error` ahead answers our last hello, which travels for `delay` as its answer does."""
     sent = [message for to, message in links.outbox if to == peer and isinstance(message, Hello)][-1]
     answered = NOW + delay + error
-    answer = Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(answered * 1000), -1, 0, sent.now_ms, 0)
+    answer = Hello(WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(answered * 1000), -1, 0, sent.now_ms, 0)
     links.on_hello(answer, peer, NOW + 2 * delay)
 
 

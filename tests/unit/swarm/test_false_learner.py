@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
@@ -30,7 +30,7 @@ def node() -> Node:
 
 
 def greet(subject: Node, peer: PeerId, role: Role) -> None:
-    subject.receive(frames.pack(Hello(limits.WIRE_VERSION, RUN, int(role), int(NOW * 1000), -1, 0)), peer, NOW)
+    subject.receive(frames.pack(Hello(wire_version.WIRE_VERSION, RUN, int(role), int(NOW * 1000), -1, 0)), peer, NOW)
     subject.commands(NOW)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
@@ -51,7 +51,7 @@ def receive(node: Node, peer: PeerId, message: bytes, now: float) -> list[Kind]:
 
 
 def hello(now: float, version: int = -1) -> bytes:
-    return frames.pack(Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), version, 0))
+    return frames.pack(Hello(wire_version.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), version, 0))
 
 
 def node_with(version: int) -> Node:

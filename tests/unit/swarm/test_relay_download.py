@@ -20,7 +20,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.config import REQUERY_S, REQUEST_TIMEOUT_S, RelayConfig
 from p2prl.swarm.relay.state import Neighbor
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, bitmap, blob, chunk, fetcher, piece, poisoned, sent
@@ -229,7 +229,7 @@ def test_a_timed_out_request_is_cancelled_and_moved() -> None:
         relay.receive(Have(ref.root, b"\x01"), peer, 0.0)
     relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
     assert sent(relay, ChunkRequest)
-    late = RelayConfig().request_timeout_s
+    late = REQUEST_TIMEOUT_S
     relay.handle_timer(late)
     assert sent(relay, ChunkCancel, late) == [(A, ChunkCancel(ref.root, 0))]
     relay.receive(ChunkGrant(ref.root, b""), B, late)
@@ -277,6 +277,6 @@ def test_queries_go_to_a_few_peers_then_to_all(chunks: int, asked: int) -> None:
     assert SOURCE in first
     assert len(first) == 1 + asked
     due = relay.next_deadline()
-    assert due == RelayConfig().requery_s
+    assert due == REQUERY_S
     relay.handle_timer(due)
     assert queried() == {SOURCE, *volunteers}

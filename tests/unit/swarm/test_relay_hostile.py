@@ -12,7 +12,7 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.config import REQUEST_TIMEOUT_S, STALL_S, RelayConfig
 from p2prl.swarm.relay.state import ANNOUNCED_BYTES
 from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, Grant, Upload, UploadSlots
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
@@ -31,7 +31,7 @@ def test_a_claim_of_1_kbit_buys_no_patience() -> None:
         relay.receive(Have(ref.root, bitmap(range(4), 4)), peer, 0.0)
     relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
     (requested,) = sent(relay, ChunkRequest)
-    late = RelayConfig().request_timeout_s
+    late = REQUEST_TIMEOUT_S
     relay.handle_timer(late - 0.1)
     assert not sent(relay, ChunkCancel, late - 0.1)
     relay.handle_timer(late)
@@ -42,7 +42,7 @@ def test_patience_does_not_grow_with_what_a_neighbor_makes_one_wait() -> None:
     data, ref = blob(16)
     relay, now = fetcher(ref, A), 0.0
     relay.receive(Have(ref.root, bitmap(range(16), 16)), A, now)
-    longest = RelayConfig().request_timeout_s
+    longest = REQUEST_TIMEOUT_S
     for _ in range(8):  # each chunk comes at the last moment
         relay.receive(ChunkGrant(ref.root, b""), A, now)
         ((_, request),) = sent(relay, ChunkRequest, now)
@@ -66,7 +66,7 @@ def test_silent_granters_delay_a_download_by_seconds() -> None:
     mesh.offer(data, ref)
     for name in (A, B):
         mesh.relays[name].fetch(ref, 0.0)
-    mesh.run([A, B], ref, within_s=4 * RelayConfig().request_timeout_s)
+    mesh.run([A, B], ref, within_s=4 * REQUEST_TIMEOUT_S)
 
 
 def test_keys_that_never_acknowledge_starve_nobody() -> None:
@@ -242,6 +242,6 @@ def test_who_cannot_be_sent_to_rests_longer_each_time() -> None:
         relay.flush(now)
         relay.outbox.clear()
     assert rests[0] == 0.0
-    assert rests[1] >= RelayConfig().stall_s
+    assert rests[1] >= STALL_S
     assert rests[2] >= 2 * rests[1]
     assert rests[3] >= 2 * rests[2]

@@ -9,13 +9,13 @@ from p2prl.protocol.link_messages import BlobQuery, ChunkGrant, ChunkRequest, Ha
 from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S, RelayConfig
 from p2prl.swarm.relay.leaders import HOARD_S, REST_S, FirstCopy, Leaders, carry_it
 from tests.unit.swarm.relays import SOURCE, A, B, C, RelayMesh, bitmap, blob, sent, server
 
 MBIT = 1_000
 CONFIG = RelayConfig(upload_bytes_s=12.5e6)
-PATIENCE_S = CONFIG.source_patience_s
+PATIENCE_S = SOURCE_PATIENCE_S
 
 
 def learner(
@@ -96,7 +96,7 @@ def test_beside_leaders_the_learner_sends_fewer_copies() -> None:
             relay.receive(Have(ref.root, bitmap(range(int(now) % 4), 4)), peer, now)
         now += 0.1
         relay.handle_timer(now)
-    assert copies <= CONFIG.copies_beside_leaders * 4 + 8
+    assert copies <= COPIES_BESIDE_LEADERS * 4 + 8
 
 
 SLOW = RelayConfig(upload_bytes_s=2_500.0)
@@ -175,7 +175,7 @@ def test_everybody_gets_all_through_leaders_and_none_is_much_later() -> None:
             mesh.relays[name].fetch(ref, 0.0)
         took[public] = mesh.run(names[1:], ref, within_s=20.0)
         if public:
-            assert mesh.relays[SOURCE].stats.sent <= CONFIG.copies_beside_leaders * len(data)
+            assert mesh.relays[SOURCE].stats.sent <= COPIES_BESIDE_LEADERS * len(data)
     assert took[2] <= took[0] + PATIENCE_S
 
 

@@ -20,7 +20,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.manifests import blob_of
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.config import REQUEST_TIMEOUT_S, RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, RelayMesh, bitmap, blob, chunk, piece, sent
 
@@ -85,7 +85,7 @@ def test_a_silent_peer_costs_one_timeout() -> None:
     mesh.silent = {A}
     mesh.relays[C].fetch(ref, 0.0)
     taken = mesh.run([C], ref, within_s=20)
-    assert taken < 2 * RelayConfig().request_timeout_s
+    assert taken < 2 * REQUEST_TIMEOUT_S
     assert mesh.stores[C].whole(ref) == data
 
 

@@ -23,7 +23,7 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.config import GRANT_S, SOURCE_PATIENCE_S, STALL_S, RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, A, B, C, bitmap, blob, fetcher, piece, sent, server
 
@@ -56,8 +56,8 @@ def test_source_reserves_each_chunk_for_one_peer() -> None:
     relay.receive(ChunkRequest(ref.root, foreign), A, 0.0)
     assert not sent(relay, Chunk)
     # Unused grants expire, and their chunks are granted again.
-    relay.handle_timer(RelayConfig().grant_s)
-    late = RelayConfig().grant_s + RelayConfig().stall_s
+    relay.handle_timer(GRANT_S)
+    late = GRANT_S + STALL_S
     relay.handle_timer(late)
     again = {index for _, grant in sent(relay, ChunkGrant, late) for index in indices_of(of_bitmap(grant.bitmap, 8))}
     assert len(again) == 6
@@ -92,8 +92,8 @@ def test_source_stops_after_one_copy_while_volunteers_upload() -> None:
     # Then none: the learner helps after its patience, which is also its next deadline.
     due = relay.next_deadline()
     assert due is not None
-    assert due <= now + RelayConfig().source_patience_s
-    now += RelayConfig().source_patience_s
+    assert due <= now + SOURCE_PATIENCE_S
+    now += SOURCE_PATIENCE_S
     relay.handle_timer(now)
     assert [peer for peer, _ in sent(relay, ChunkGrant, now)] == [B]
 

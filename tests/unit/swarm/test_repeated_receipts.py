@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
@@ -37,7 +37,7 @@ def node() -> Node:
 
 
 def push(subject: Node, body: Wire, *, by: Identity, at: float, now: float) -> None:
-    hello = Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), -1, 0)
+    hello = Hello(wire_version.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), -1, 0)
     for message in (hello, Push(seal(by, body, run=RUN, now=at))):
         subject.receive(frames.pack(message), EVE.peer_id, now)
     subject.commands(now)

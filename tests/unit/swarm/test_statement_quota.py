@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.delegation import DAY_MS, Revocation, sign_delegation, sign_revocation
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
@@ -38,7 +38,7 @@ def learner() -> Node:
 
 
 def push(node: Node, who: Identity, statement: OwnersStatement, *, at: float = NOW) -> None:
-    hello = Hello(limits.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(at * 1000), -1, 0)
+    hello = Hello(wire_version.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(at * 1000), -1, 0)
     for message in (hello, Push(seal(who, statement, run=RUN, now=at))):
         node.receive(frames.pack(message), who.peer_id, NOW)
 

@@ -11,6 +11,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.rollout_group import Completion
 from p2prl.sim.selecting_port import CHOICES, STRETCH, selecting
+from p2prl.swarm import signals
 from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.learner.small_run import NOW, identity
 
@@ -65,16 +66,16 @@ def test_one_of_eight_is_delivered(name: str, place: int, sign: int) -> None:
     chooser = selecting(name)(port)
     for _ in range(3):  # as a spool does
         for entry in made[: 4 * STRETCH]:
-            chooser.send(control.Publish(entry[-1]))
+            chooser.send(signals.Publish(entry[-1]))
     expected = [
         min(made[start : start + STRETCH], key=lambda entry: sign * entry[place])[-1]
         for start in range(0, 4 * STRETCH, STRETCH)
     ]
-    sent = [message.envelope for message in port.sent if isinstance(message, control.Publish)]
+    sent = [message.envelope for message in port.sent if isinstance(message, signals.Publish)]
     assert sent == 3 * expected
     assert chooser.withheld == 4 * (STRETCH - 1)
     for entry in made[4 * STRETCH :]:
-        chooser.send(control.Publish(entry[-1]))
+        chooser.send(signals.Publish(entry[-1]))
     assert len(port.sent) == len(sent), "not decided yet"
     assert set(CHOICES) >= {name}
 
@@ -82,9 +83,9 @@ def test_one_of_eight_is_delivered(name: str, place: int, sign: int) -> None:
 def test_everything_else_passes() -> None:
     port = Port()
     chooser = selecting("longest")(port)
-    chooser.send(control.AskLedger(3))
+    chooser.send(signals.AskLedger(3))
     port.arrived.append(control.FileReady("config.json", "/nowhere"))
-    assert port.sent == [control.AskLedger(3)]
+    assert port.sent == [signals.AskLedger(3)]
     assert chooser.poll(0.0) == port.arrived
     assert (chooser.addresses, chooser.status) == (port.addresses, None)
     chooser.wake()

@@ -23,6 +23,7 @@ from p2prl.protocol.ledger_messages import (
 )
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, read_group, seal_group
+from p2prl.swarm import signals
 from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.tasks.data.packed_rows import PackedRows
 from p2prl.tasks.data.task_data import DataSplit, TaskData
@@ -122,7 +123,7 @@ def test_a_large_group_is_fetched_then_judged_under_its_headers_name(world: Smal
     ]
     port, totals, _ = audit(world, messages)
     names = [envelope_digest(envelope) for envelope in (raw, other)]
-    assert port.groups == [control.FetchGroup(names[0]), *map(control.ReleaseGroup, (names[0], names[1], names[1]))]
+    assert port.groups == [signals.FetchGroup(names[0]), *map(signals.ReleaseGroup, (names[0], names[1], names[1]))]
     assert [(verdict.group, verdict.reason) for verdict in port.verdicts] == [(names[0], "bad_tokens")]
     assert (totals.seen, totals.replayed) == (1, 1)
 

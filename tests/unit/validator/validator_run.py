@@ -11,6 +11,7 @@ from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_codec import encode
+from p2prl.swarm import signals
 from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from tests.unit.learner.small_run import NOW, SmallRun, identity
@@ -34,12 +35,12 @@ class InboxPort:
         self.stop: Any = None
 
     def send(self, message: control.ToNetwork) -> None:
-        if isinstance(message, control.Publish):
+        if isinstance(message, signals.Publish):
             self.published.append(message.envelope)
             self.verdicts.append(body_of(open_envelope(message.envelope, now=None), Verdict))
-        elif isinstance(message, control.FetchPolicy):
+        elif isinstance(message, signals.FetchPolicy):
             self.fetched.append(message.digest)
-        elif isinstance(message, (control.FetchGroup, control.ReleaseGroup)):
+        elif isinstance(message, (signals.FetchGroup, signals.ReleaseGroup)):
             self.groups.append(message)
 
     def poll(self, timeout_s: float) -> list[control.FromNetwork]:

@@ -42,6 +42,7 @@ from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_run import SimulatedRun
+from p2prl.swarm import signals
 
 BUSY_BOUND = 0.9
 """Wanted: the training thread computes updates for at least this share of the time."""
@@ -221,7 +222,7 @@ class _FedPort:
 
     def send(self, message: control.ToNetwork) -> None:
         """See `NetworkPort.send`."""
-        if not isinstance(message, control.Publish):
+        if not isinstance(message, signals.Publish):
             return
         self.sent.append(message.envelope)
         opened = open_envelope(message.envelope, now=None)

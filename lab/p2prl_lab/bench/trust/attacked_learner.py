@@ -29,6 +29,7 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.protocol.signed_group import seal_group
 from p2prl.sim.virtual_time import START
+from p2prl.swarm import signals
 from p2prl_lab.bench.trust.attack_run import AttackRun, Entry
 
 _AT_ONCE = 32
@@ -90,12 +91,12 @@ class _ListPort:
         return digest
 
     def send(self, message: control.ToNetwork) -> None:
-        if isinstance(message, control.FetchGroup):
+        if isinstance(message, signals.FetchGroup):
             raw, body = self._bodies.pop(Digest(message.digest))
             path = self._directory / "body"
             path.write_bytes(body)
             self._inbox.append(control.GroupFetched(raw, str(path)))
-        elif isinstance(message, control.Publish):
+        elif isinstance(message, signals.Publish):
             opened = open_envelope(message.envelope, now=None)
             if opened.kind is Kind.POLICY_MANIFEST:
                 self.policies.append(message.envelope)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from p2prl.net.transports import framing
 from p2prl.net.transports.record_shares import HeldRecord, displaced
 from p2prl.net.transports.stream_table import StreamId, StreamTable
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
@@ -112,7 +112,7 @@ def _add_flooder(network: VirtualNetwork, target: PeerId, run: Digest, index: in
     network.add_stranger(peer, address)
 
     def greet() -> None:
-        hello = Hello(limits.WIRE_VERSION, run, int(Role.VOLUNTEER), int(network.now * 1000), -1, 0)
+        hello = Hello(wire_version.WIRE_VERSION, run, int(Role.VOLUNTEER), int(network.now * 1000), -1, 0)
         network.inject(peer, target, frames.pack(hello))
         network.after(_HELLO_S, greet)
 

@@ -6,7 +6,7 @@ import itertools
 import random
 import struct
 
-from p2prl.protocol import frames, limits
+from p2prl.protocol import frames, wire_version
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.link_messages import Hello
@@ -80,7 +80,7 @@ class NodeHarness:
         if self._knows_run:
             policies = [world.envelopes[Kind.POLICY_MANIFEST]] if has_policy else []
             node.begin(world.envelopes[Kind.RUN_MANIFEST], policies)
-        hello = frames.pack(Hello(limits.WIRE_VERSION, world.run, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0))
+        hello = frames.pack(Hello(wire_version.WIRE_VERSION, world.run, int(Role.VOLUNTEER), int(NOW * 1000), -1, 0))
         for peer in _PEERS:
             node.receive(hello, peer, NOW)
         return node

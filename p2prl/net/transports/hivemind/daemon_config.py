@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.net.listen_addresses import ANY_IPV4
 from p2prl.net.transports import multiaddrs
 from p2prl.net.transports.hivemind import light_import
 
@@ -27,9 +28,8 @@ _UNCLAIMED_S = 5
 class DaemonConfig:
     """Settings of this peer's libp2p node."""
 
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Multiaddrs to listen on; none to only dial. TCP only by default: the bundled daemon's QUIC (quic-go 0.40.0) has
-    known vulnerabilities (CVE-2023-49295, CVE-2024-22189)."""
+    listen: tuple[str, ...] = (ANY_IPV4,)
+    """Multiaddrs to listen on; none to only dial."""
     relays: tuple[str, ...] = ()
     """Relay candidates, multiaddrs ending in /p2p/<id>. When this peer cannot be dialed, it reserves a slot at relays
     and is dialed through them."""

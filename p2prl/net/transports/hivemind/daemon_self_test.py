@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import P2PRLError, TransportError
+from p2prl.net.listen_addresses import LOOPBACK_LISTEN
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import limits
@@ -26,7 +27,6 @@ _CIRCUIT_S = 40.0
 _POLL_S = 0.25
 _SEND_S = 30.0
 _FRAMES = 8
-_LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 
 _SMALL_CIRCUIT_BYTES = 128 * 1024
 """What go-libp2p's default relay lets through a circuit; a public peer's must let more."""
@@ -80,7 +80,7 @@ async def _peer(
 ) -> AsyncIterator[HivemindTransport]:
     transport = await HivemindTransport.start(
         Identity.generate(os.urandom(16)),
-        listen=_LISTEN,
+        listen=LOOPBACK_LISTEN,
         bootstrap=relays or bootstrap,
         relays=relays,
         daemon_config=DaemonConfig(

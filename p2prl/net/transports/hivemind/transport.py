@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from p2prl.clock import Clock, SystemClock
 from p2prl.errors import ConfigError, TransportError
+from p2prl.net.listen_addresses import ANY_IPV4
 from p2prl.net.pacing import Pacer
 from p2prl.net.ports import PeerGuard, Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
@@ -90,7 +91,7 @@ class HivemindTransport:
         cls,
         identity: Identity,
         *,
-        listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+        listen: Sequence[str] = (ANY_IPV4,),
         bootstrap: Sequence[str] = (),
         relays: Sequence[str] | None = None,
         daemon_config: DaemonConfig | None = None,

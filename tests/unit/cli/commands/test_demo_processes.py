@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from p2prl.cli.commands.demo_processes import DemoProcesses, RoleProcess
-from p2prl.cli.exit_codes import RUN_FINISHED
 from p2prl.errors import MachineError
+from p2prl.exit_codes import RUN_FINISHED
 from p2prl_lab.testing.swarm_processes import wait_until
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from p2prl.cli.commands.status_read import status_command
 from p2prl.cli.commands.worker_session import given_text, pending_text
-from p2prl.cli.views.quantities import age_text
 from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.scoreboard.display_names import display_name
+from p2prl.time_text import age_text
 
 NOW = 1_800_000_000.0
 IDENTITY = Identity.generate(bytes(range(16)))

@@ -18,8 +18,8 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.models.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.membership import sign_membership, sign_team_name
+from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.web.text_format import credit
 from scripts.worker_screens import SAMPLING
 from tests.command_doc import json_keys
 from tests.unit.cli.commands.test_receipts import ME, Home

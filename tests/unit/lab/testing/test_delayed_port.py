@@ -9,6 +9,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.swarm import signals
 from p2prl_lab.testing.delayed_port import DelayedPort
 from p2prl_lab.testing.protocol_swarm import group_of
 
@@ -86,11 +87,11 @@ def test_everything_else_passes_at_once_and_in_order() -> None:
     late = DelayedPort(line, lambda: 5)
     others: list[control.FromNetwork] = [
         control.EnvelopeArrived(HEAD),
-        control.VersionAnnounced(1, 1),
-        control.LedgerWanted("peer", 0),
+        signals.VersionAnnounced(1, 1),
+        signals.LedgerWanted("peer", 0),
     ]
     line.inbox = [others[0], control.EnvelopeArrived(GROUPS[0]), *others[1:]]
     assert late.poll(0.0) == others
-    late.send(control.SetLedgerHeight(3))
+    late.send(signals.SetLedgerHeight(3))
     late.close()
-    assert (line.sent, line.closed, late.addresses) == ([control.SetLedgerHeight(3)], True, line.addresses)
+    assert (line.sent, line.closed, late.addresses) == ([signals.SetLedgerHeight(3)], True, line.addresses)

@@ -1,0 +1,1 @@
+../../../p2prl/exit_codes.py
