@@ -69,8 +69,10 @@ def cases(seed: int) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
     yield rows("strided", normal(2, 1400)[:, ::2])
     yield rows("strided", normal(8, 700)[::2])
     kind, logits, temperatures, seeds, positions = rows("strided settings", normal(6, 300) * 3)
-    every_second = [torch.stack([part, part + 1], dim=1)[:, 0] for part in (temperatures, seeds, positions)]
-    yield kind, logits, *every_second
+    temperature, noise_seed, position = (
+        torch.stack([part, part], dim=1)[:, 0] for part in (temperatures, seeds, positions)
+    )
+    yield kind, logits, temperature, noise_seed, position
     yield kind, logits, temperatures[:1].expand(6), seeds[:1].expand(6), positions[:1].expand(6)
 
 

@@ -171,7 +171,8 @@ def plain_calls(_: ReplayedCalls, work: Any) -> Any:
 
 def row_bytes(policy: PolicyModel, tokens: int) -> int:
     """Keys, values and logits of one row."""
-    return tokens * 2 * policy.layers * policy.config.num_key_value_heads * 8 * 4 + VOCABULARY * 32
+    heads: int = policy.config.num_key_value_heads
+    return tokens * 2 * policy.layers * heads * 8 * 4 + VOCABULARY * 32
 
 
 @pytest.mark.parametrize("cause", ["memory", "capture"])

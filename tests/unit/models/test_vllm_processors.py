@@ -194,7 +194,6 @@ def test_the_logits_of_a_watched_request_are_those_before_its_draw() -> None:
     assert answer is not None
     assert torch.equal(answer, before[1])
     assert draws.take(2, 0) is None
-    assert draws.watched is None
     draws.watched = 3
     runner.step({"1.0": 1})
     assert draws.answer(3) is None, "nothing was drawn for it"
