@@ -21,7 +21,6 @@ from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
 from p2prl.patches.stream_format import HEADER_BYTES, SegmentHeader
 from p2prl.patches.words import Words, WordType
 from p2prl.patches.zstd_coder import ZstdCoder
-from p2prl_lab.bench.patch.ec1 import decode_ec1, encode_ec1
 
 Encode = Callable[[Words, Words], Any]
 Decode = Callable[[Words, Any], Words]
@@ -30,7 +29,7 @@ Codec = tuple[Encode, Decode]
 COLUMNS = 4096
 """Row length of the row-and-column layout."""
 
-PRODUCT, EC2, EC1, PLANES, RAW = "patch", "ec2", "ec1 (numpy)", "planes", "raw"
+PRODUCT, EC2, PLANES, RAW = "patch", "ec2", "planes", "raw"
 XOR, ROWS, INDEX = "xor byte planes + zstd-1", "row8+col16+value + zstd-1", "index32+value"
 
 
@@ -41,7 +40,6 @@ def codecs(word_type: WordType) -> dict[str, Codec]:
         f"{PRODUCT} ({fast.name})": _product(word_type, fast),
         f"{PRODUCT} (numpy)": _product(word_type, NUMPY_KERNELS),
         EC2: _ec2(word_type, fast),
-        EC1: _ec1(word_type),
         PLANES: _planes(word_type),
         XOR: _xor_planes(word_type),
         ROWS: _rows_and_columns(word_type),
@@ -73,16 +71,6 @@ def _ec2(word_type: WordType, kernels: Kernels) -> Codec:
 
     def decode(old: Words, body: bytes) -> Words:
         return decode_ec2(old, memoryview(body), word_type, kernels)
-
-    return encode, decode
-
-
-def _ec1(word_type: WordType) -> Codec:
-    def encode(old: Words, new: Words) -> bytes:
-        return encode_ec1(old, new, word_type)
-
-    def decode(old: Words, body: bytes) -> Words:
-        return decode_ec1(old, body, word_type)
 
     return encode, decode
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.patches.kernel_choice import fastest_kernels
-from p2prl_lab.bench.patch.compared_codecs import EC1, EC2, INDEX, PLANES, PRODUCT, ROWS, XOR
+from p2prl_lab.bench.patch.compared_codecs import EC2, INDEX, PLANES, PRODUCT, ROWS, XOR
 from p2prl_lab.bench.patch.dead_bands import BandRow
 from p2prl_lab.bench.patch.history_gain import BOTH, NONE, VersionRow, over_entropy
 from p2prl_lab.bench.patch.weight_updates import LEARNING_RATES
@@ -164,7 +164,7 @@ def plot(report: PatchReport, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     cases = report.cases[: len(LEARNING_RATES)]
     shares = [100 * case.changed_share for case in cases]
-    for name in (EC2, EC1, PLANES, XOR, ROWS, INDEX):
+    for name in (EC2, PLANES, XOR, ROWS, INDEX):
         axes.plot(shares, [case.codecs[name].bits_per_change for case in cases], marker="o", label=name)
     bound = [case.codecs[EC2].entropy_bits_per_change for case in cases]
     axes.plot(shares, bound, linestyle="--", color="black", label="entropy given the exponent")

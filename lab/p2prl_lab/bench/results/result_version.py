@@ -2,7 +2,7 @@
 
 Every part of the code that affects figures (a training loop, an environment, a loss) declares a small integer, its
 result version, which is incremented by hand when a change affects figures. Moving or renaming code does not change it.
-`tests/unit/bench/test_result_versions.py` pins figures, so that a change cannot go unnoticed.
+`tests/unit/lab/bench/test_result_versions.py` pins figures, so that a change cannot go unnoticed.
 """
 
 from __future__ import annotations

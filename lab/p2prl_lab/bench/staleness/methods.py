@@ -15,14 +15,11 @@ from p2prl.algorithms.advantages import AdvantageConfig, off_policy_optimal_base
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.guards import kl_brake, vcpo_factor
 from p2prl.algorithms.loss_registry import loss_by_name
-from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.objective import Objective, build_objective
 from p2prl.errors import ConfigError
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import BF16
 from p2prl_lab.bench.staleness.ablated_loss import ABLATED
-from p2prl_lab.bench.staleness.new_ideas import NEW_IDEAS
-from p2prl_lab.bench.staleness.rejected_losses import REJECTED_LOSSES
 from p2prl_lab.bench.training.training_plan import TrainingPlan
 
 REQUIRED = math.nan
@@ -68,8 +65,6 @@ _WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
 
 _UNUSABLE = {"dpo": "it needs a reference policy", "ppo": "it needs a value head"}
 _CHOICES = ("advantage", "aggregation")
-_OWN_LOSSES: Mapping[str, LossSpec] = MappingProxyType({**REJECTED_LOSSES, **NEW_IDEAS, ABLATED.name: ABLATED})
-"""Losses of the benchmark that no run can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +144,7 @@ def parse_method(text: str, *, max_completion_tokens: int) -> Method:
         options[key] = value if number is None else number
     choices: dict[str, Any] = {choice: options.pop(choice) for choice in _CHOICES if choice in options}
     objective = build_objective(
-        _OWN_LOSSES[name] if name in _OWN_LOSSES else loss_by_name(name),
+        ABLATED if name == ABLATED.name else loss_by_name(name),
         options=options,
         advantage=AdvantageConfig(kind=choices["advantage"]) if "advantage" in choices else None,
         aggregation=_aggregation(choices["aggregation"], max_completion_tokens) if "aggregation" in choices else None,
