@@ -93,7 +93,9 @@ class LargeGroupSwarm(ProtocolSwarm):
         now = self.network.now
         if isinstance(event, signals.GroupBodyWanted) and event.digest in self.spool:
             self.wanted.append((member.name, Digest(event.digest)))
-            self._node(member).order(signals.HoldGroup(event.digest, self.spool[event.digest][2]), self.network.now)
+            self._node(member).order(
+                signals.HoldGroup(event.digest, self.spool[Digest(event.digest)][2]), self.network.now
+            )
         if member.role is not Role.LEARNER:
             return
         if isinstance(event, EnvelopeArrived) and event.opened.kind is Kind.GROUP_HEADER:

@@ -60,7 +60,7 @@ class LedgerSwarm(ProtocolSwarm):
         if member.name in self.ports:
             self.ports[member.name].on_event(event)
         elif isinstance(event, signals.LedgerWanted) and member is self.learner:
-            entries = page_of(self.history_for(event.peer).entries[event.from_height :])
+            entries = page_of(self.history_for(PeerId(event.peer)).entries[event.from_height :])
             answer = signals.SendLedger(event.peer, event.from_height, entries)
             self.network.node(member.peer).order(answer, self.network.now)
             self.network.wake(member.peer)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from p2prl.net.process import bridge, control
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import StorageReceipt
@@ -23,7 +24,7 @@ ORDERS = get_args(signals.NodeOrder)
 REPORTS = get_args(signals.NodeReport)
 NOW = 1_800_000_000.0
 ME = identity_of("me")
-RUN = bytes(32)
+RUN = Digest(bytes(32))
 
 
 def made(kind: type[signals.Signal]) -> Any:
@@ -43,7 +44,7 @@ def no_status() -> control.Status:
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_report_reaches_the_role_as_it_is(kind: type[signals.Signal]) -> None:
     report = made(kind)
-    message = bridge.message_of(report, path_of=Path, status=no_status)
+    message = bridge.message_of(report, path_of=lambda root: Path(root.hex()), status=no_status)
     assert message is report
     assert control.parse_from_network(unpacked(control.pack(message))) == report
 
