@@ -87,10 +87,7 @@ class Node:
         if not own and opened.kind not in (Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE):
             raise LocalProtocolError("a node publishes only its own envelopes, and the ledger's signed heads")
         try:
-            if self._running is None:
-                self._awaiting.admit_own(opened)
-            else:
-                self._running.admit_own(opened, now)
+            self._awaiting.admit_own(opened) if self._running is None else self._running.admit_own(opened, now)
         except StaleWorkError:
             return  # an earlier manifest or head of ours
         if opened.kind is Kind.GROUP_HEADER:
@@ -251,10 +248,7 @@ class Node:
         if now >= self._next_retry:
             self._next_retry = now + _RETRY_S
             core.gossip.retry_wants()
-            if self._running is None:
-                self._awaiting.retry()
-            else:
-                self._running.retry(now)
+            self._awaiting.retry() if self._running is None else self._running.retry(now)
         if self._running is not None:
             self._running.handle_timer(now)
         offset = core.connections.clock_offset_s(now)

@@ -46,9 +46,10 @@ def wait_until(
 
     AssertionError naming `what` after `PATIENCE` times `seconds`, by `clock`.
     """
-    until = clock() + PATIENCE * seconds
+    limit = PATIENCE * seconds
+    until = clock() + limit
     while not (value := condition()):
-        assert clock() < until, f"{what}: not within {seconds:g} s"
+        assert clock() < until, f"{what}: not within {limit:g} s"
         _PAUSE.wait(0.05)
     return value
 

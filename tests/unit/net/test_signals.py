@@ -44,7 +44,7 @@ def no_status() -> control.Status:
 @pytest.mark.parametrize("kind", REPORTS)
 def test_a_report_reaches_the_role_as_it_is(kind: type[signals.Signal]) -> None:
     report = made(kind)
-    message = bridge.message_of(report, path_of=lambda digest: Path(digest.hex()), status=no_status)
+    message = bridge.message_of(report, path_of=lambda root: Path(root.hex()), status=no_status)
     assert message is report
     assert control.parse_from_network(unpacked(control.pack(message))) == report
 

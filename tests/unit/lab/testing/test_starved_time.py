@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from p2prl_lab.testing.starved_time import LEAST_SHARE, StarvedTime, Tasks, granted_share, threads_of
-from p2prl_lab.testing.swarm_processes import wait_until
+from p2prl_lab.testing.swarm_processes import PATIENCE, wait_until
 
 SECOND = 1_000_000_000
 
@@ -46,10 +46,10 @@ def test_a_wait_lasts_longer_while_the_processes_are_starved() -> None:
         return moment >= wanted
 
     wanted = 96.0
-    assert wait_until(later, seconds=10, what="it", clock=StarvedTime(tasks, now))
+    assert wait_until(later, seconds=10 / PATIENCE, what="it", clock=StarvedTime(tasks, now))
     moment, wanted = 0.0, 130.0
     with pytest.raises(AssertionError, match="it: not within 10 s"):
-        wait_until(later, seconds=10, what="it", clock=StarvedTime(tasks, now))
+        wait_until(later, seconds=10 / PATIENCE, what="it", clock=StarvedTime(tasks, now))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone counts the waits of threads")
