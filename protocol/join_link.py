@@ -119,7 +119,7 @@ def reach_of(address: str) -> Reach:
 
 
 def as_wide(others: Iterable[str], own: Iterable[str]) -> tuple[str, ...]:
-    """Those of `others` that whoever can dial the widest of `own` can dial too."""
+    """The addresses of `others` that reach as far as the one of `own` that reaches farthest."""
     least = max(map(_width, own), default=0)
     return tuple(address for address in others if _width(address) >= least)
 

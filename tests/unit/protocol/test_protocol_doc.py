@@ -22,6 +22,7 @@ from p2prl.protocol.membership import TeamName
 from p2prl.protocol.rejection_reasons import FAULTS, RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass
 from p2prl.protocol.wire_codec import Wire
+from p2prl.protocol.wire_version import WIRE_VERSION
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS
 from p2prl.swarm.gossip.audience import AUDIENCE
 
@@ -124,6 +125,7 @@ def test_display_name_lists() -> None:
 
 def test_limits() -> None:
     coded = {name: float(value) for name, value in vars(limits).items() if name.isupper()}
+    coded["WIRE_VERSION"] = WIRE_VERSION
     documented = {row[0]: float(row[1]) for row in table("| limit | value | reason |")}
     assert documented == coded
     assert all(len(row[2]) > 10 for row in table("| limit | value | reason |"))
