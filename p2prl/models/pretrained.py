@@ -182,6 +182,11 @@ def _directory(source: str) -> Path:
     path = Path(source).expanduser()
     if source and path.is_dir():
         return path
+    if path.is_file():
+        raise ConfigError(
+            f"{source} is a file, not a directory",
+            remedy="Use the directory of a transformers model, with config.json and safetensors.",
+        )
     if not source or path.exists() or not _HUB_ID.fullmatch(source):
         raise ConfigError(f"there is no directory {source}", remedy="Use a model directory or a hub id, owner/name.")
     try:

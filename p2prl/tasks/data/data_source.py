@@ -86,7 +86,8 @@ def open_source(path: Path) -> DataSource:
 def _similar(path: Path) -> str:
     """A remedy that names the file which the user may have meant."""
     try:
-        names = {entry.stem: entry.name for entry in path.parent.iterdir()}
+        kinds = {path.suffix, ".jsonl", ".json", ".parquet", ""}
+        names = {entry.stem: entry.name for entry in path.parent.iterdir() if entry.suffix in kinds}
     except OSError:
         return "Check the path."
     close = difflib.get_close_matches(path.stem, names, n=1)

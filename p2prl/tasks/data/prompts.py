@@ -32,7 +32,12 @@ def checked_prompt(value: Any, *, place: str, column: str) -> Prompt:
             )
         return value
     if not isinstance(value, list):
-        kind = "missing" if value is None else f"{kind_of(value)}, not a text or a list of messages"
+        if value is None:
+            raise ConfigError(
+                f"{place}: the prompt in {column!r} is missing or null",
+                remedy="Remove the row, or give it a prompt; --prompt-column COLUMN names another column.",
+            )
+        kind = f"{kind_of(value)}, not a text or a list of messages"
         raise ConfigError(
             f"{place}: the prompt in {column!r} is {kind}", remedy="Name the right column: --prompt-column COLUMN."
         )

@@ -193,3 +193,10 @@ def test_loading_code_for_models_says_nothing() -> None:
     program = [sys.executable, "-c", "import p2prl.models.pretrained"]
     done = subprocess.run(program, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONWARNINGS": ""})
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_file_is_told_from_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"model\.gguf is a file, not a directory") as caught:
+        load_pretrained(str(tmp_path / "model.gguf"))
+    assert "safetensors" in caught.value.remedy

@@ -70,7 +70,7 @@ def test_columns_are_named_by_the_user(tmp_path: Path) -> None:
         ([{"prompt": "a"}, {"text": "b"}], {}, "line 2: there is no column 'prompt' among text", "row"),
         ([{"prompt": "a"}, {}], {}, "line 2: the row has no columns", "Remove"),
         ([{"prompt": "a"}, {"prompt": " \n"}], {}, "line 2: the prompt is empty", "Remove"),
-        ([{"prompt": None}], {}, "the prompt in 'prompt' is missing", "--prompt-column"),
+        ([{"prompt": None}], {}, "the prompt in 'prompt' is missing or null", "--prompt-column"),
         ([{"prompt": 7}], {}, "the prompt in 'prompt' is a number", "--prompt-column"),
         ([{"prompt": "a", "answer": ""}], NEEDED, "the answer is empty", "answer"),
         ([{"prompt": "a", "answer": None}], {"answer_column": "answer"}, "the answer is empty", "answer"),

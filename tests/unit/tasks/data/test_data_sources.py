@@ -123,6 +123,13 @@ def test_a_missing_file_is_named_with_one_like_it(tmp_path: Path) -> None:
     assert str(tmp_path / "train.jsonl") in caught.value.remedy
 
 
+def test_a_file_that_is_no_data_is_not_named_for_a_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        open_source(tmp_path / "row.jsonl")
+    assert caught.value.remedy == "Check the path."
+
+
 def test_a_link_to_nothing_and_a_pipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone.jsonl")
     with pytest.raises(ConfigError, match=r"link\.jsonl is a link to a file that is not there") as caught:
