@@ -30,7 +30,7 @@ tests: $(VENV)/.installed-dev
 test-vllm: $(if $(TESTED_SYSTEM),$(VLLM)/.installed)
 	$(if $(TESTED_SYSTEM),$(VLLM)/bin/python -m pytest --strict-skips $(VLLM_TESTS))
 
-# Linters, and the tests without processes, sockets and training runs: under two minutes on two cores.
+# Linters, and the tests without processes, sockets and training runs.
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
