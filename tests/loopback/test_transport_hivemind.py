@@ -22,6 +22,7 @@ from p2prl.errors import TransportError
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
+from p2prl_lab.testing.swarm_processes import freeze
 from tests.loopback.hivemind_swarm import KEY, Inbox, run, start, swarm
 
 pytestmark = pytest.mark.loopback
@@ -144,7 +145,7 @@ def test_a_hung_peer_delays_only_its_own_sender(
             hung = await asyncio.to_thread(peer_process, me.addresses[0])
             await me.send(hung.peer_id, b"are you there", timeout_s=10)
             assert await inbox.next() == (hung.peer_id, b"are you there")
-            hung.process.send_signal(signal.SIGSTOP)
+            freeze(hung.process)
             started_at = time.monotonic()
             stuck = asyncio.create_task(me.send(hung.peer_id, b"hello?", timeout_s=2))
             for _ in range(50):

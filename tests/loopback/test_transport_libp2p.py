@@ -24,6 +24,7 @@ from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import limits
 from p2prl.protocol.identity import Identity, PeerId
+from p2prl_lab.testing.swarm_processes import freeze
 
 PYTHON = os.environ.get("P2PRL_LIBP2P_PYTHON") or (sys.executable if importlib.util.find_spec("libp2p") else None)
 
@@ -121,7 +122,7 @@ def test_the_daemon_can_dial_a_light_peer(light_peer: Callable[..., LightPeer]) 
         assert await heavy.connect(light.up["addresses"][0]) == light.up["peer_id"]
         await heavy.send(PeerId(light.up["peer_id"]), b"hello", timeout_s=10)
         assert (await asyncio.to_thread(light.ask, do="receive"))["size"] == 5
-        light.process.send_signal(signal.SIGSTOP)
+        freeze(light.process)
         with pytest.raises(TransportError):
             await heavy.send(PeerId(light.up["peer_id"]), b"are you there", timeout_s=1)
         light.process.send_signal(signal.SIGCONT)

@@ -220,6 +220,12 @@ def kill_tree(role: RoleProcess) -> None:
     role.process.wait()
 
 
+def freeze(child: subprocess.Popen[Any]) -> None:
+    """Stop a process that this one started, and wait until the last of its threads has stopped."""
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def stop_sending(processes: list[psutil.Process]) -> None:
     """Freeze processes, so that the machine appears offline to everyone else."""
     for process in processes:
