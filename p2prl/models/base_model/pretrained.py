@@ -23,7 +23,7 @@ from p2prl.errors import ConfigError
 from p2prl.models.base_model.architectures import ARCHITECTURES
 from p2prl.models.base_model.attention import exact_attention
 from p2prl.models.hardware.device import best_device
-from p2prl.models.hardware.out_of_memory import is_out_of_memory
+from p2prl.models.hardware.failures import is_out_of_memory
 from p2prl.models.weights.layout import TORCH_DTYPES
 
 _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")

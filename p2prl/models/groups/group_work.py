@@ -13,12 +13,10 @@ from types import MappingProxyType
 import numpy as np
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt
-from p2prl.models.groups.step_rewards import token_rewards
+from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt, seeded_prompts
 from p2prl.models.groups.turn_inspection import inspect_turns
-from p2prl.models.groups.turn_prompts import seeded_prompts
-from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
-from p2prl.models.rewards.run_reward import RunReward
+from p2prl.models.replay_statistics.baselines import KeptBaselines
+from p2prl.models.rewards.run_reward import RunReward, token_rewards
 from p2prl.models.rewards.scoring import AnswerScorer, GroupRewards, PendingRewards, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer

@@ -1,4 +1,9 @@
-"""Device of a model, its number of CPU threads, and whether what it computes repeats to the bit."""
+"""Device of a model, its number of CPU threads, and whether what it computes repeats to the bit.
+
+Shortcuts that round products to fewer bits than the dtype has are off in every engine and scorer. TF32 keeps 10 bits
+of each factor: a hundred times the noise of float32, and not what the dtype of an engine class means. Sums of 16-bit
+products are kept in float32, whose order of adding alone is noise enough.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import platform
 import torch
 
 from p2prl.errors import ConfigError, DeviceFailedError, MachineError
-from p2prl.models.hardware.device_failure import first_line
+from p2prl.models.hardware.failures import first_line
 from p2prl.protocol.limits import MAX_NAME_CHARS
 
 _DEVICES = "Devices: auto, cuda, cuda:1, mps, cpu."
@@ -96,3 +101,12 @@ def unrepeatable(error: BaseException) -> str:
         return ""
     asked, _, refused = first_line(error).partition(". ")[0].partition(", but ")
     return refused if _REPEATS_ASKED in asked else asked  # cuBLAS's is the other way round
+
+
+def use_exact_arithmetic() -> None:
+    """Compute in the full precision of each dtype, in this process, on every device."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

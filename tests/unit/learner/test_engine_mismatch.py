@@ -20,8 +20,7 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import InlineStage
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.replay.group_replay import replay_groups
-from p2prl.models.replay_statistics.baselines import Pair
-from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
+from p2prl.models.replay_statistics.baselines import KeptBaselines, Pair
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.standing import Rank

@@ -22,7 +22,7 @@ from p2prl.models.engines.transformers.row_limit import MOST_ROWS, RowLimit, cac
 from p2prl.models.engines.transformers.sampled_row import SampledRow
 from p2prl.models.engines.transformers.slot_decoder import SlotDecoder
 from p2prl.models.engines.transformers.slot_model import check_slots
-from p2prl.models.hardware.out_of_memory import is_out_of_memory, release_memory
+from p2prl.models.hardware.failures import is_out_of_memory, release_memory
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.protocol.rollout_group import EngineClass

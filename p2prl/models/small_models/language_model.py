@@ -1,8 +1,9 @@
-"""Supervised training of the small model on faulty demonstrations, in about a minute on two cores.
+"""The small model made from nothing and saved as an ordinary Hugging Face directory with a model card.
 
-A vocabulary of 32,768 would make most of the cost, and the demonstrations use a few hundred of its tokens. So all other
-tokens share one embedding while the model is trained: their share of the softmax is computed from it exactly, and
-every one of them starts with it. Training pushes their logits far down, so that none of them is ever sampled.
+A vocabulary of 32,768 would make most of the cost of its training on faulty demonstrations, and these use a few hundred
+of its tokens. So all other tokens share one embedding while the model is trained: their share of the softmax is
+computed from it exactly, and every one of them starts with it. Training pushes their logits far down, so that none of
+them is ever sampled. It takes about a minute on two cores.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from p2prl.models.base_model.pretrained import LoadedModel
-from p2prl.models.small_models.bpe_tokenizer import END, chat_prompt
+from p2prl.models.base_model.pretrained import LoadedModel, quiet_transformers
+from p2prl.models.small_models.bpe_tokenizer import END, chat_prompt, small_tokenizer
 from p2prl.models.small_models.warm_start import WarmstartConfig
 from p2prl.tasks.task_spec import Demonstration
 
@@ -89,3 +92,81 @@ def _loss(model: Any, words: Tensor, batch: Sequence[_Example], index: Tensor, o
     shares_U = torch.zeros(len(words))
     shares_U[-1] = others
     return functional.cross_entropy(logits_MU + shares_U, ids_NL[:, 1:][mask_NL])
+
+
+CONTEXT = 1024
+"""Longest prompt and completion together, tokens."""
+
+
+def random_small_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LoadedModel:
+    """The model with random weights that `seed` fixes, fp32 on the CPU. Leaves torch's generator as it found it."""
+    quiet_transformers()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer)
+
+
+_CARD = """\
+---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+# p2prl-small-{task}
+
+A Qwen3 model of {parameters:,} parameters with a vocabulary of {vocabulary:,}, made by p2prl without any download:
+random weights, then {steps} updates of supervised training on demonstrations of `{task}` that p2prl generates. Many of
+the demonstrations are wrong on purpose, so that reinforcement learning has something to correct. It knows nothing else.
+
+Tokens that no demonstration contains share one embedding. Prompts follow the chat template.
+"""
+
+
+def make_small_model(
+    directory: Path,
+    task: str,
+    demonstration: Demonstration,
+    *,
+    on_progress: Callable[[str, float], None],
+    seed: int = 0,
+    config: WarmstartConfig = SMALL_MODEL_RECIPE,
+) -> None:
+    """Train the tokenizer, warm-start the model on `demonstration` and save both in `directory`, which may not exist.
+
+    `task` names the demonstrations in the model card; `on_progress` gets a stage and the share of it that is done.
+    """
+    on_progress("training the tokenizer", 0.0)
+    tokenizer = small_tokenizer()
+    loaded = random_small_model(tokenizer, seed=seed)
+    warm_start_small_model(
+        loaded,
+        demonstration,
+        seed=seed,
+        config=config,
+        on_step=lambda step, _: on_progress("warm start on demonstrations", step / config.steps),
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    loaded.model.save_pretrained(directory, safe_serialization=True)
+    tokenizer.save_pretrained(directory)
+    card = _CARD.format(
+        task=task, parameters=loaded.model.num_parameters(), vocabulary=len(tokenizer), steps=config.steps
+    )
+    (directory / "README.md").write_text(card)
