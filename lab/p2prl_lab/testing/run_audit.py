@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from p2prl.config.run_settings import RunFolder, open_run
-from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.learner.journal.journal import Journal
+from p2prl.learner.training.checkpoints import complete_checkpoints
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog

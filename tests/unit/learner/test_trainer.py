@@ -16,7 +16,7 @@ from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.checkpoints import complete_checkpoints, newest_checkpoint
+from p2prl.learner.training.checkpoints import complete_checkpoints, newest_checkpoint
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
 from p2prl.learner.training.weight_optimizer import OptimizerConfig

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from p2prl.clock import Clock
-from p2prl.learner.intake.verified_group import VerifiedGroup
-from p2prl.learner.publishing.publish_interval import PublishInterval
-from p2prl.learner.schedule import Action, Schedule
+from p2prl.learner.timing.publish_interval import PublishInterval
+from p2prl.learner.timing.schedule import Action, Schedule
 
 
 class Pacing:
@@ -64,10 +63,9 @@ class Pacing:
         """Publish interval and pause, as keys of the metrics log."""
         return {"publish_every": self.publish_every, "pause_s": self._paused_s}
 
-    def group_verified(self, group: VerifiedGroup) -> None:
-        """Record that a peer delivered a group of a version: the version has reached it."""
-        assert group.verified_at is not None
-        self._interval.delivered(group.peer, group.group.version, group.verified_at)
+    def group_verified(self, peer: bytes, version: int) -> None:
+        """Record that a peer delivered a group of a version, which has passed now: the version has reached it."""
+        self._interval.delivered(peer, version, self._clock.now())
 
     def version_copied(self) -> None:
         """Record that a version of the current step is on its way: training goes on."""
@@ -77,16 +75,18 @@ class Pacing:
         """Record that a version was sent."""
         self._interval.published(version, self._clock.now())
 
-    def batch_trained(self, batch: Sequence[VerifiedGroup], seconds: float) -> None:
-        """Count one update, which took `seconds`, and change the interval if the measurements suggest it."""
+    def batch_trained(self, verified_at: Sequence[float], seconds: float) -> None:
+        """Count one update, which took `seconds`, and change the interval if the measurements suggest it.
+
+        `verified_at` are the times at which groups of its batch passed their checks, as far as they are known.
+        """
         self._schedule.stepped()
         now = self._clock.now()
         self._paused_s = self._pause(seconds)
         self._paused_until = now + self._paused_s
         self._interval.updated(now)
-        for group in batch:
-            if group.verified_at is not None:
-                self._interval.used(now - group.verified_at)
+        for at in verified_at:
+            self._interval.used(now - at)
         choice = self._interval.choice
         if self._automatic and choice.publish_every != self._schedule.publish_every:
             self._schedule.publish_every = choice.publish_every

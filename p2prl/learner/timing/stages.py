@@ -49,26 +49,22 @@ class InlineStage:
 
     @property
     def busy(self) -> bool:
-        """See `Stage.busy`."""
         return bool(self._results)
 
     @property
     def job_s(self) -> float:
-        """See `Stage.job_s`. In virtual time a job takes none."""
+        """In virtual time a job takes none."""
         return 0.0
 
     def start(self, job: Job) -> None:
-        """See `Stage.start`."""
         self._results.append(job())
 
     def take(self, *, wait: bool = False) -> list[Any]:
-        """See `Stage.take`."""
         del wait
         results, self._results = self._results, []
         return results
 
     def close(self) -> None:
-        """See `Stage.close`."""
         self._results = []
 
 
@@ -89,22 +85,18 @@ class ThreadStage:
 
     @property
     def busy(self) -> bool:
-        """See `Stage.busy`."""
         return self._busy
 
     @property
     def job_s(self) -> float:
-        """See `Stage.job_s`."""
         return self._job_s
 
     def start(self, job: Job) -> None:
-        """See `Stage.start`."""
         assert not self._busy
         self._busy = True
         self._jobs.put(job)
 
     def take(self, *, wait: bool = False) -> list[Any]:
-        """See `Stage.take`."""
         if not self._busy:
             return []
         try:
@@ -117,7 +109,6 @@ class ThreadStage:
         return [result]
 
     def close(self) -> None:
-        """See `Stage.close`."""
         self._jobs.put(None)
         self._thread.join()
 

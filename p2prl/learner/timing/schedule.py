@@ -72,3 +72,17 @@ class Schedule:
     def published(self) -> None:
         """Record that a version of the current step is published, or being written beside training."""
         self._published_step = self._step
+
+
+SAMPLING_SHARE = 0.5
+"""Share of the staleness bound that sampling may take; the other half is for waiting at the learner."""
+
+
+def pause_s(update_s: float, *, sampling_s: float, staleness_bound: int, limit: float) -> float:
+    """Seconds to wait after an update that took `update_s`.
+
+    Groups that are sampled in `sampling_s` shall be at most half the bound old when they arrive. `limit` is the longest
+    wait as a share of `update_s`; without one, a single slow machine could stop a run.
+    """
+    wanted_s = sampling_s / max(1.0, SAMPLING_SHARE * staleness_bound)
+    return min(max(0.0, wanted_s - update_s), limit * update_s)
