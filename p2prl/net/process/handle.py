@@ -153,11 +153,10 @@ class NetworkHandle:
             return messages or self._presume_alone()
 
     def wake(self) -> None:
-        """See `NetworkPort.wake`."""
         self._inbox.put(_Wake())
 
     def suspend(self) -> None:
-        """See `Suspendable`: end the network process."""
+        """End the network process."""
         if self._suspended:
             return
         self._suspended = True
@@ -173,7 +172,7 @@ class NetworkHandle:
             self._inbox.put(msgspec.structs.replace(left, **dict.fromkeys(_COUNTED, 0)))
 
     def resume(self) -> None:
-        """See `Suspendable`: start another network process."""
+        """Start another network process."""
         if not self._suspended:
             return
         for message in self._unread():

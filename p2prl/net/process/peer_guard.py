@@ -19,19 +19,16 @@ class NodeGuard:
         """Called after a fault: the node may have something to report."""
 
     def note_address(self, peer: PeerId, address: str) -> None:
-        """See `PeerGuard`."""
         self._node.note_address(peer, address)
 
     def is_banned(self, peer: PeerId) -> bool:
-        """See `PeerGuard`."""
         return self._node.is_banned(peer, self._clock.now())
 
     def importance(self, peer: PeerId) -> int:
-        """See `PeerGuard`: 0 without a link, otherwise 1 and more by the link's class."""
+        """0 without a link, otherwise 1 and more by the link's class."""
         kind = self._node.link_class(peer, self._clock.now())
         return 0 if kind is None else 1 + kind
 
     def fault(self, peer: PeerId, reason: str) -> None:
-        """See `PeerGuard`."""
         self._node.fault(peer, reason, self._clock.now())
         self.on_fault()

@@ -39,13 +39,12 @@ class AnswerScorer:
     """Also read completions without an end token."""
 
     def score(self, row: Row, completion: str, finished: bool) -> float:
-        """See `RowScorer.score`. Raises nothing but `UnusableRowError`."""
+        """Raises nothing but `UnusableRowError`."""
         if len(completion) > MAX_SCORED_CHARS or not (finished or self.truncated):
             return 0.0
         text = after_last(completion, self.after)
         return float(text is not None and self.judge.accepts(row, text))
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         answer = self.judge.right_answer(row)
         return None if answer is None else self.after + answer

@@ -30,7 +30,7 @@ class Composite:
     terms: tuple[Weighted, ...]
 
     def score(self, row: Row, completion: str, finished: bool) -> float | None:
-        """See `RowScorer.score`; a term without a score adds nothing, and there is none where no term has one.
+        """A term without a score adds nothing, and there is none where no term has one.
 
         `ScorerValueError` when a result or the sum is not finite or outside ±100.
         """

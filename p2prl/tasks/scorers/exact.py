@@ -19,12 +19,10 @@ class Exact:
     ignore_case: bool = False
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`."""
         right = same_text(right_text(row, self.column), ignore_case=self.ignore_case)
         return same_text(text, ignore_case=self.ignore_case) == right
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         return right_text(row, self.column)
 
 
@@ -40,7 +38,6 @@ class Contains:
     where: str = "anywhere"
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`."""
         right = same_text(right_text(row, self.column), ignore_case=self.ignore_case)
         given = same_text(text, ignore_case=self.ignore_case)
         if self.where == "start":
@@ -48,5 +45,4 @@ class Contains:
         return given.endswith(right) if self.where == "end" else right in given
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         return right_text(row, self.column)

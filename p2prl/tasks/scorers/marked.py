@@ -30,12 +30,10 @@ class Marked:
     tolerance: float = 0.0
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`."""
         right = own_answer(row, self.column)
         answer = last_boxed(text) if self.boxed else after_hash(text)
         return answer is not None and answer != "" and answers_equal(answer, right, self.tolerance)
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         right = own_answer(row, self.column)
         return f"{BOX}{right}}}" if self.boxed else f"{HASH} {right}"

@@ -23,13 +23,11 @@ class Number:
     tolerance: float = 0.0
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`."""
         right = self._right(row)
         answer = last_number(plain_numbers(text))
         return answer is not None and numbers_equal(answer, right, self.tolerance)
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         value, right = row.get(self.column), self._right(row)
         text = marked_answer(value) if isinstance(value, str) else str(value)
         return text if last_number(plain_numbers(text)) == right else str(right)

@@ -172,17 +172,14 @@ class HivemindTransport:
         return peer
 
     async def knock(self, address: str) -> None:
-        """See `MeetingTransport`."""
         with contextlib.suppress(TransportError, ConfigError):
             await self._dial_anew(address, timeout_s=KNOCK_S)
 
     async def answer_knock(self, address: str) -> PeerId:
-        """See `MeetingTransport`."""
         await asyncio.sleep(KNOCK_S + _AFTER_KNOCK_S)
         return await self._link_anew(address)
 
     async def replace_circuit(self, address: str) -> PeerId:
-        """See `MeetingTransport`."""
         if not await accepts_connection(address):
             raise TransportError(f"{address} accepts no connection")
         return await self._link_anew(address)
