@@ -21,8 +21,9 @@ from p2prl.learner.timing.training_stage import Activity, TrainingStage, Work
 from p2prl.learner.training.checkpoints import newest_checkpoint, prune_checkpoints
 from p2prl.learner.training.learning_watch import GroupSignal, LearningWatch
 from p2prl.learner.training.metrics_log import MetricsLog
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.probation import ProbationConfig
+from p2prl.learner.training.training_group import TrainingGroup
 
 UpdateResult = tuple[dict[str, Any], tuple[str, ...]]
 """Metrics of an update, and its notices."""
@@ -182,21 +183,16 @@ def _signal(verified: VerifiedGroup) -> GroupSignal:
 
 
 def _training_group(verified: VerifiedGroup, *, step: int, trust: float) -> TrainingGroup:
-    """The group as the trainer reads it, for the update that starts at `step`."""
-    completions = tuple(tuple(np.frombuffer(c.tokens, dtype="<u4").tolist()) for c in verified.group.completions)
-    steps = _of_tokens(verified.step_rewards, completions) if verified.step_rewards else ()
+    """The group as the trainer reads it, for the update that starts at `step`: views of its bytes."""
+    completions = tuple(np.frombuffer(completion.tokens, dtype="<u4") for completion in verified.group.completions)
+    ends = np.cumsum([len(ids) for ids in completions])
+    steps = verified.step_rewards
     return TrainingGroup(
-        prompt_ids=tuple(np.frombuffer(verified.group.prompt, dtype="<u4").tolist()),
+        prompt_ids=np.frombuffer(verified.group.prompt, dtype="<u4"),
         completions=completions,
-        behavior_logprobs=_of_tokens(verified.behavior, completions),
-        rewards=tuple(np.frombuffer(verified.rewards, dtype="<f4").tolist()),
+        behavior_logprobs=tuple(np.split(np.frombuffer(verified.behavior, dtype="<f4"), ends[:-1])),
+        rewards=np.frombuffer(verified.rewards, dtype="<f4"),
         staleness=verified.staleness(step),
         trust=trust,
-        step_rewards=steps,
+        step_rewards=tuple(np.split(np.frombuffer(steps, dtype="<f4"), ends[:-1])) if steps else (),
     )
-
-
-def _of_tokens(packed: bytes, completions: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
-    """Packed float32 numbers of a group's tokens, by completion."""
-    ends = np.cumsum([len(ids) for ids in completions])[:-1]
-    return tuple(tuple(part.tolist()) for part in np.split(np.frombuffer(packed, dtype="<f4"), ends))

@@ -34,8 +34,8 @@ Three invariants:
 
 1. `receive` never raises, on any bytes. It checks size, then signature, then schema; a fault is counted against the
    peer that sent it and against nobody else. What is only late (`StaleWorkError`) is nobody's fault.
-2. Nothing is passed on or stored that was not verified: an envelope by its signature and the run's rules, a chunk by the
-   tree that the learner signed. So a node never sends what could have it banned.
+2. Nothing is passed on or stored that was not verified: an envelope by its signature and the run's rules, a chunk by
+   the tree that the learner signed. So a node never sends what could have it banned.
 3. Everything that a stranger can make a node keep has a bound over all keys, since keys are free; known peers have room
    that newcomers cannot take.
 """
