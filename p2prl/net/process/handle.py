@@ -23,8 +23,7 @@ from p2prl import errors
 from p2prl.confinement.children import Launch
 from p2prl.net.listen_addresses import port_of, with_port
 from p2prl.net.process import control
-from p2prl.net.process.control_channel import ControlChannel
-from p2prl.net.process.inbox import Inbox
+from p2prl.net.process.control_channel import ControlChannel, Inbox
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
 from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
