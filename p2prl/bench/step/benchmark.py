@@ -29,7 +29,7 @@ from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.device import choose_device, use_threads
+from p2prl.models.hardware.device import choose_device, use_threads
 
 _NEEDS_REFERENCE = frozenset({"dpo"})
 
