@@ -30,7 +30,7 @@ from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.device import choose_device, use_threads
+from p2prl.models.hardware.device import choose_device, use_threads
 
 _NEEDS_REFERENCE = frozenset({"dpo"})
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from p2prl.algorithms.step_credit import StepRewards
 from p2prl.learner.training.loss_pipeline import Rollouts
-from p2prl.models.policy_forward import Row
+from p2prl.models.logprobs.policy_forward import Row
 
 Tokens = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
