@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -101,7 +102,9 @@ def test_metrics_describe_the_batch() -> None:
 def test_small_gradients_take_small_steps_unless_the_run_says_otherwise() -> None:
     """Each batch is trained on with all its rewards a thousandth as far apart after the first: advantages of `mean`."""
     work = list(batches(6))
-    work[1:] = [[replace(group, rewards=group.rewards / 1000) for group in batch] for batch in work[1:]]
+    work[1:] = [
+        [replace(group, rewards=np.divide(group.rewards, np.float32(1000))) for group in batch] for batch in work[1:]
+    ]
     loss = build_loss("gepo_t", options={}, advantage=AdvantageConfig(kind="mean"))
     seen = {}
     for follows in (True, False):
