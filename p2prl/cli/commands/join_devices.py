@@ -20,10 +20,9 @@ from typing import Any
 import typer
 
 from p2prl.cli.interrupts import Interrupts
-from p2prl.cli.role_files import read_status
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.devices_view import DeviceRow, DevicesScreen, devices_line
-from p2prl.config.worker_folder import default_home
+from p2prl.config.worker_folder import default_home, read_status
 from p2prl.confinement.linux import die_with_parent
 from p2prl.errors import ConfigError, MachineError
 from p2prl.exit_codes import INTERRUPTED, RUN_FINISHED, UNEXPECTED

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from p2prl.cli.commands.key_files import key_file, named_keys
 from p2prl.cli.views.console import emit, say
 from p2prl.config.owner_files import (
     Machine,
     add_revocation,
+    key_file,
     load_delegation,
     load_machines,
+    named_keys,
     owner_key_file,
     save_delegation,
     save_machine,
