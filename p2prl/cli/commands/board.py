@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from p2prl.cli.commands.open_ledger import await_current_ledger, check_source, ledger_of
 from p2prl.cli.options import AsJson, Home, Listen
 from p2prl.cli.views.console import emit, say
+from p2prl.config.new_folder import new_folder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
 from p2prl.plain_text import counted
@@ -81,20 +81,13 @@ def _export(
         )
     from p2prl.scoreboard.web.static_site import write_site
 
-    new = directory.with_name(directory.name + ".new")
     with ledger_of(source, home, listen) as ledger:
         await_current_ledger(ledger)
         try:
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir(parents=True)
-            site = write_site(ledger, new, url=url)
-            if directory.exists():
-                directory.rmdir()
-            new.rename(directory)
+            with new_folder(directory) as new:
+                site = write_site(ledger, new, url=url)
         except OSError as error:
             raise write_error(error, f"the site {directory}", kept="the run is unchanged") from error
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
     if as_json:
         emit(
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -82,7 +82,7 @@ def test_a_record_gives_way_to_its_fields_and_comes_back_whole() -> None:
 
     app = typer.Typer(add_completion=False)
     app.command()(takes_records(command))
-    program = typer.main.get_command(app)
+    program: Any = typer.main.get_command(app)
     for arguments in (["ann"], ["ann", "--size", "5", "--json"]):
         assert CliRunner().invoke(program, arguments).exit_code == 0
     assert seen == [(Settings(name="ann", size=3), False), (Settings(name="ann", size=5), True)]
