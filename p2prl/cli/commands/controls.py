@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -78,7 +78,7 @@ def tell_workers(request: Request, *, seat: str, home: Path | None, as_json: boo
     _print(told(request, seat=seat, home=home or default_home()), as_json=as_json)
 
 
-def live_answer(folder: Path) -> dict[str, Any] | None:
+def live_answer(folder: Path) -> dict[str, object] | None:
     """What the worker that runs in a folder does now, as a document; None when it does not say."""
     try:
         answer = ask(folder, StatusRequest())
@@ -137,7 +137,7 @@ def answers(request: Request, *, seat: str, home: Path) -> Told:
     return told
 
 
-def documents(answers: dict[str, Answer]) -> dict[str, Any]:
+def documents(answers: dict[str, Answer]) -> dict[str, object]:
     return {name: msgspec.to_builtins(answer) for name, answer in answers.items()}
 
 

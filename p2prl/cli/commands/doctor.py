@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -133,7 +133,7 @@ def _write_bundle(bundle: Path, text: str, *, yes: bool) -> None:
     say(f"Wrote {bundle}.")
 
 
-def _bundle_facts(facts: MachineFacts, home: Path) -> dict[str, Any]:
+def _bundle_facts(facts: MachineFacts, home: Path) -> dict[str, object]:
     """Facts for the report: the machine's, without its files' names, and the limits that are not defaults."""
     shown = {name: value for name, value in asdict(facts).items() if name not in ("keys", "dialed", "home_error")}
     with suppress(P2PRLError):

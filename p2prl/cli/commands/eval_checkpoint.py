@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder
@@ -47,7 +46,7 @@ def measure_checkpoint(
     *,
     on_progress: Callable[[str, float], None],
     on_notice: Callable[[str], None],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """The report of each task of the run on prompts it is never trained on. `ConfigError` when it has none.
 
     `on_notice` gets a message when third-party scorers are not fully confined on this system.

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -237,7 +237,7 @@ def _facts(
     )
 
 
-def _marker(facts: CardFacts) -> dict[str, Any]:
+def _marker(facts: CardFacts) -> dict[str, object]:
     return {
         "format": FORMAT,
         "run": facts.run_id,
@@ -252,7 +252,7 @@ def _marker(facts: CardFacts) -> dict[str, Any]:
     }
 
 
-def _document(target: Path, facts: CardFacts, written: WrittenModel) -> dict[str, Any]:
+def _document(target: Path, facts: CardFacts, written: WrittenModel) -> dict[str, object]:
     return {
         "directory": str(target),
         "run": facts.run_id,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -158,9 +158,9 @@ class _Report:
     """Sends each update's metrics to the view, the status file and the tracker."""
 
     def __init__(
-        self, view: LiveView, folder: RunFolder, *, planned: int, track: Callable[[dict[str, Any]], None]
+        self, view: LiveView, folder: RunFolder, *, planned: int, track: Callable[[dict[str, object]], None]
     ) -> None:
-        self.newest: dict[str, Any] = {}
+        self.newest: dict[str, object] = {}
         self._view = view
         self._name = folder.manifest.name
         self._status_file = folder.directory / "status.json"
@@ -174,7 +174,7 @@ class _Report:
         if link.text and not self.newest and not learner.finished:
             self._view.phase(WAITING, waiting_text(learner.counts(), self._needed))
 
-    def on_metrics(self, metrics: dict[str, Any]) -> None:
+    def on_metrics(self, metrics: dict[str, object]) -> None:
         """Show and record the metrics of an update."""
         first, planned = not self.newest, self.planned
         self.newest = dict(metrics)

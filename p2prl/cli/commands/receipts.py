@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -53,7 +53,7 @@ def list_(
     runs = find_run(home or default_home(), source)
     with spools_of(runs) as spools:
         counts: dict[tuple[str, str], int] = {}
-        rows: list[tuple[float, dict[str, Any]]] = []
+        rows: list[tuple[float, dict[str, object]]] = []
         for run, groups in spools:
             escrow = groups.newest_credited(ESCROW_GROUPS)
             rows.extend((group.created, _document(run, group, escrow)) for group in groups.newest(limit))
@@ -130,7 +130,7 @@ def replay(
 _READ_AT_ONCE = 256
 
 
-def _document(run: OwnRun, group: OwnGroup, escrow: frozenset[bytes]) -> dict[str, Any]:
+def _document(run: OwnRun, group: OwnGroup, escrow: frozenset[bytes]) -> dict[str, object]:
     parameters, held = run.manifest.parameters, group.digest in escrow
     return group_document(group, run.seat, parameters=parameters, in_escrow=held)
 

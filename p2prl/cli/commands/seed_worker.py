@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -64,7 +62,7 @@ def seed_run(start: WorkerStart, *, as_json: bool) -> None:
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")
 
 
-def seeding_document(seeding: Seeding) -> dict[str, Any]:
+def seeding_document(seeding: Seeding) -> dict[str, object]:
     """A seeder's part of its status file and of `--json`."""
     return {
         "state": seeding.state,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -40,12 +40,12 @@ def status(
             show(line)
 
 
-def status_documents(run: Path | None, home: Path) -> list[dict[str, Any]]:
+def status_documents(run: Path | None, home: Path) -> list[dict[str, object]]:
     """The learner of `run`, or every worker under `home`."""
     return [_learner(run)] if run is not None else workers_of(home)
 
 
-def _learner(run: Path) -> dict[str, Any]:
+def _learner(run: Path) -> dict[str, object]:
     """A run folder's learner: its status file, with what the newest line of its metrics adds.
 
     The file is written after each update and at the end, so it wins, unless a crash came between the two.
@@ -69,7 +69,7 @@ def _run_name(run: Path) -> str:
         raise ConfigError(f"{run} is not a run folder", remedy="Use a folder that `p2prl init` created.") from error
 
 
-def workers_of(home: Path) -> list[dict[str, Any]]:
+def workers_of(home: Path) -> list[dict[str, object]]:
     """Every run that a worker under `home` has worked for; running if the lock's holder wrote its status file."""
     workers = []
     for path in sorted(home.glob("*/*/status.json")):

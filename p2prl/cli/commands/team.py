@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -212,7 +212,7 @@ def _tell_memberships(base: Path, signed: list[Membership], *, as_json: bool) ->
             sys.stdout.write(membership_text(each) + "\n")
 
 
-def _document(membership: Membership) -> dict[str, Any]:
+def _document(membership: Membership) -> dict[str, object]:
     team = membership.team
     return {
         "member": peer_id_of(membership.member),

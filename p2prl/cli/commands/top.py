@@ -65,7 +65,7 @@ _REQUESTS: Mapping[str, Request] = {
 }
 
 
-def _obeyed(home: Path, worker: Mapping[str, Any], name: str) -> str:
+def _obeyed(home: Path, worker: Mapping[str, object], name: str) -> str:
     """Send a command to the worker on the screen; what it answered, in a sentence."""
     if not worker.get("running"):
         return "This worker does not run."
@@ -113,7 +113,7 @@ def command_of(key: str) -> str:
 class TopView:
     """All workers of a home; `place` is the one shown in full."""
 
-    def __init__(self, workers: Sequence[Mapping[str, Any]], place: int, *, now: float, message: str = "") -> None:
+    def __init__(self, workers: Sequence[Mapping[str, object]], place: int, *, now: float, message: str = "") -> None:
         """`workers` are documents of `p2prl status --json`, `now` Unix seconds, `message` the answer to a key."""
         self._workers = workers
         self._place = place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -154,7 +154,7 @@ class _Screen:
             self._view.phase("downloading the run's files and a policy", detail)
 
 
-def audit_document(audit: Audit) -> dict[str, Any]:
+def audit_document(audit: Audit) -> dict[str, object]:
     """A validator's part of its status file and of `--json`."""
     return {
         "state": audit.resting or "validating",

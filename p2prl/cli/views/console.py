@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -123,7 +122,7 @@ def _print(where: Console, message: str, *, unwrapped: bool) -> None:
         where.print(Segments([Segment(line), Segment.line()]), crop=False)
 
 
-def emit(document: dict[str, Any]) -> None:
+def emit(document: dict[str, object]) -> None:
     """Print the command's one JSON object."""
     sys.stdout.write(json.dumps(document, sort_keys=True) + "\n")
     sys.stdout.flush()
