@@ -46,10 +46,10 @@ from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training_stage import TrainingStage
 from p2prl.learner.training_steps import Training
-from p2prl.models.device import use_threads
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.weight_layout import WeightLayout
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.hardware.device import use_threads
+from p2prl.models.weights.layout import WeightLayout
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest

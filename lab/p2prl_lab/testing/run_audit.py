@@ -25,8 +25,8 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.weight_layout import flatten, layout_of, weights_digest
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.weights.layout import flatten, layout_of, weights_digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, entry_digest

@@ -35,7 +35,7 @@ from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import ThreadStage
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.weights.layout import layout_of
 from p2prl.net.process import control
 from p2prl.net.process.version_rebuild import rebuild
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER, ChainBlobs

@@ -29,7 +29,7 @@ from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingG
 from p2prl.learner.training.policy_gradient import BatchLogprobs
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.device import choose_device, use_threads
+from p2prl.models.hardware.device import choose_device, use_threads
 
 _NEEDS_REFERENCE = frozenset({"dpo"})
 

@@ -12,7 +12,7 @@ import torch
 
 from p2prl.learner.training.loss_pipeline import LossPipeline, Rollouts
 from p2prl.learner.training.optimizer_step import TrainingGroup
-from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 
 
 class PlainStep:

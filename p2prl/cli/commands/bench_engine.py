@@ -51,8 +51,8 @@ def bench_engine(
         return
     from p2prl.bench.engine.benchmark import EngineBenchConfig, run_engine_bench
     from p2prl.bench.engine.random_lengths import LengthsBenchConfig
-    from p2prl.models.device import choose_device, device_class, use_threads
-    from p2prl.models.engine_registry import AUTO, VLLM, choose_engine
+    from p2prl.models.engines.registry import AUTO, VLLM, choose_engine
+    from p2prl.models.hardware.device import choose_device, device_class, use_threads
 
     began = time.monotonic()
     chosen = choose_device(device)
@@ -119,7 +119,7 @@ BENCHMARK = Benchmark(
 def pairs_command(*, groups: int, device: str, check: bool, seed: int, as_json: bool) -> None:
     """Sample with one engine and replay with another: honest groups must pass, an edited token must be found."""
     from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
-    from p2prl.models.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device import choose_device, device_class, use_threads
 
     began = time.monotonic()
     chosen = choose_device(device)

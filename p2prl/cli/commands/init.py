@@ -17,7 +17,7 @@ from p2prl.config.preset_materials import materials
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_folder import refuse_folder_in_use
 from p2prl.config.worker_folder import check_writable
-from p2prl.models.model_license import NOT_STATED
+from p2prl.models.base_model.model_card import NOT_STATED
 from p2prl.tasks.task_spec import Demonstration
 
 
@@ -44,7 +44,7 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
         from p2prl.config.init_checks import PROBE_GROUPS, InitChecks
         from p2prl.config.learner_disk import disk_text
         from p2prl.config.run_settings import describe, init_run
-        from p2prl.models.device import use_threads
+        from p2prl.models.hardware.device import use_threads
 
         if plan.model is None:
             use_threads(1)  # a model this small gains nothing from more threads
@@ -130,8 +130,8 @@ def _nothing(on_progress: Progress) -> None:
 def _make_small_model(
     directory: Path, task: str, demonstration: Callable[[], Demonstration], seed: int, on_progress: Progress
 ) -> None:
-    from p2prl.models.device import use_threads
-    from p2prl.models.small_model.directory import make_small_model
+    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.small_models.directory import make_small_model
 
     use_threads(_THREADS)
     make_small_model(directory, task, demonstration(), seed=seed, on_progress=on_progress)

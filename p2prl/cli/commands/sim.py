@@ -80,9 +80,9 @@ def sim(options: SimOptions, as_json: AsJson = False) -> None:
     with progress_bar("sim", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
-        from p2prl.models.device import use_threads
-        from p2prl.models.tiny_models import tiny_model
-        from p2prl.models.warm_start import WarmstartConfig, warm_start
+        from p2prl.models.hardware.device import use_threads
+        from p2prl.models.small_models.tiny_models import tiny_model
+        from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
         from p2prl.sim.delay_distributions import parse_delay
         from p2prl.sim.swarm import Swarm
     parse_delay(options.delay)

@@ -27,8 +27,8 @@ from p2prl.config.own_replay import files_of, read_own_group
 from p2prl.config.own_runs import OwnRun, find_run, runs_here, spools_of
 from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.confined_tokenizer import ConfinedTokenizer
-from p2prl.models.tokenizer_backend import read_special_tokens
+from p2prl.models.tokenizer.backend import read_special_tokens
+from p2prl.models.tokenizer.confined import ConfinedTokenizer
 from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.time_text import age_text

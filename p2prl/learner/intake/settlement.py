@@ -17,7 +17,7 @@ from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.kept_baselines import KeptBaselines
+from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, open_envelope
 from p2prl.protocol.ledger_messages import ReceiptState

@@ -24,8 +24,8 @@ from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, wri
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import Stage
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.host_memory import HostMemory
-from p2prl.models.weight_layout import WeightLayout, flatten
+from p2prl.models.weights.host_memory import HostMemory
+from p2prl.models.weights.layout import WeightLayout, flatten
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.manifests import PolicyManifest

@@ -29,7 +29,7 @@ from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
 from p2prl.learner.training.trainer_checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from p2prl.learner.training.value_head import TokenValues, ValueHead
 from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptimizer
-from p2prl.models.out_of_memory import is_out_of_memory, release_memory
+from p2prl.models.hardware.out_of_memory import is_out_of_memory, release_memory
 
 _LESS_MEMORY = (
     'Set checkpointing = "on" in [learner.memory] of run.toml, free some memory, or train on a larger device; the run'

@@ -22,8 +22,8 @@ from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfi
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit
 from tests.unit.learner.scripted_swarm import ScriptedSwarm, make_learner

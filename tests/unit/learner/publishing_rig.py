@@ -14,8 +14,8 @@ from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import InlineStage
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.manifests import PolicyManifest

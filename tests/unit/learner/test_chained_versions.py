@@ -13,7 +13,7 @@ from p2prl.learner.published_policies import PublishedPolicies, versions_kept
 from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.learner.stages import InlineStage, Job
-from p2prl.models.weight_layout import flatten
+from p2prl.models.weights.layout import flatten
 from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.patches.words import BF16
 from p2prl.protocol.digests import chunk_digest

@@ -20,7 +20,7 @@ from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.probation import ProbationConfig
-from p2prl.models.weight_layout import flatten, weights_digest
+from p2prl.models.weights.layout import flatten, weights_digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import PolicyManifest

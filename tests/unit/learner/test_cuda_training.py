@@ -21,14 +21,14 @@ from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingG
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.device import repeat_exactly
-from p2prl.models.exact_arithmetic import use_exact_arithmetic
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.hardware.device import repeat_exactly
+from p2prl.models.hardware.exact_arithmetic import use_exact_arithmetic
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
+from tests.unit.models.engines.test_cuda import CARD, CPU, little_memory
 from tests.unit.models.small_decoders import wide_qwen2
-from tests.unit.models.test_cuda import CARD, CPU, little_memory
 
 if torch.cuda.is_available():
     # torch reads it once, at the first product on a card, which may be an earlier test's.

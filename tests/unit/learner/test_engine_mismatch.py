@@ -18,10 +18,10 @@ from p2prl.learner.intake.verification import Admission
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.stages import InlineStage
-from p2prl.models.group_replay import replay_groups
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.kept_baselines import KeptBaselines
-from p2prl.models.noise_baselines import Pair
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.replay.group_replay import replay_groups
+from p2prl.models.replay_statistics.baselines import Pair
+from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.standing import Rank

@@ -15,7 +15,7 @@ from p2prl.learner.journal import forgeries
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.journal.verdicts import OwnReplay, WaitingVerdict
-from p2prl.models.replay_probes import ReplayProbes
+from p2prl.models.replay.probes import ReplayProbes
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal

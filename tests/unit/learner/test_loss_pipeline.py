@@ -21,8 +21,8 @@ from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfi
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.small_models.tiny_models import tiny_model
 from tests.unit.learner.test_trainer import CONFIG, CPU, batches, state
 
 LENGTHS = ((3, 1, 5, 2), (4, 4, 4, 4), (1, 2, 3, 5))

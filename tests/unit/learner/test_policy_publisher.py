@@ -13,7 +13,7 @@ import torch
 from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.publishing.patch_publishing import PatchBase
 from p2prl.learner.publishing.version_files import VersionJob, write_version
-from p2prl.models.weight_layout import flatten
+from p2prl.models.weights.layout import flatten
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest

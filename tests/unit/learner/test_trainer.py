@@ -20,10 +20,10 @@ from p2prl.learner.checkpoints import complete_checkpoints, newest_checkpoint
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 
 CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
 CPU = torch.device("cpu")

@@ -18,10 +18,10 @@ from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.out_of_memory import is_out_of_memory
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.hardware.out_of_memory import is_out_of_memory
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
 
 CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
 

@@ -19,10 +19,10 @@ from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfi
 from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.protocol.signed_group import read_group
 from p2prl.validator.verdicts import judge
 from tests.unit.learner.scripted_swarm import run_through

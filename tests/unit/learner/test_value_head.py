@@ -19,10 +19,10 @@ from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup, step_r
 from p2prl.learner.training.policy_gradient import BatchLogprobs
 from p2prl.learner.training.value_head import TokenValues, ValueHead, ValueHeadConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import layout_of
 from tests.unit.models.small_decoders import difference, gemma2, gradients, qwen2, rows_of
 
 CPU = torch.device("cpu")
