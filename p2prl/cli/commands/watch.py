@@ -1,4 +1,4 @@
-"""Show the newest rollouts of this machine as text. Never imports torch.
+"""`p2prl watch`: the newest rollouts of this machine as text. Never imports torch.
 
 The tokens and the run's tokenizer came from strangers: a confined process decodes them, and control characters are
 removed before anything is printed.
@@ -7,50 +7,48 @@ removed before anything is printed.
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import iter_unpack
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
-from p2prl.cli.commands.own_spools import spools_of
+from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, output_width, say
-from p2prl.cli.views.rollout_view import rollout_lines
+from p2prl.cli.views.quantities import reward_text
+from p2prl.cli.views.receipt_advice import advice
 from p2prl.client.own_groups import OwnGroup, OwnGroups
 from p2prl.config.own_replay import files_of, read_own_group
-from p2prl.config.own_runs import OwnRun, find_run, runs_here
+from p2prl.config.own_runs import OwnRun, find_run, runs_here, spools_of
 from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.tokenizer.backend import read_special_tokens
 from p2prl.models.tokenizer.confined import ConfinedTokenizer
+from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.time_text import age_text
 
-_NEWEST = 16
-"""Groups looked at for one whose bytes are still here."""
-
-_POLL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A group with its bytes."""
-
-    run: OwnRun
-    group: OwnGroup
-    contents: RolloutGroup
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run's name or join link. Default: the newest rollout of any run."),
+]
+Follow = Annotated[bool, typer.Option("--follow", help="Go on with each new rollout, until Ctrl-C.")]
 
 
-def watch_command(source: str, *, follow: bool, home: Path | None, as_json: bool) -> None:
-    """Print the newest rollout, and with `follow` each later one. `ConfigError` when there is none."""
+def watch(run: Run = "", follow: Follow = False, home: Home = None, as_json: AsJson = False) -> None:
+    """Show a rollout that this machine has just made: the prompt, its answers, and what each was worth."""
     if follow and as_json:
         raise ConfigError("--follow prints lines for people", remedy="Leave out --json, or follow join --events.")
     base = home or default_home()
     shown: bytes | None = None
     with _Tokenizers() as tokenizers:
         while True:
-            found = newest_rollout(_runs(base, source))
+            found = newest_rollout(_runs(base, run))
             if found is None and not follow:
                 raise ConfigError(
                     f"no rollout of this machine is kept under {base}",
@@ -71,6 +69,21 @@ def watch_command(source: str, *, follow: bool, home: Path | None, as_json: bool
             if not follow:
                 return
             time.sleep(_POLL_S)
+
+
+_NEWEST = 16
+"""Groups looked at for one whose bytes are still here."""
+
+_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A group with its bytes."""
+
+    run: OwnRun
+    group: OwnGroup
+    contents: RolloutGroup
 
 
 def newest_rollout(runs: list[OwnRun]) -> Rollout | None:
@@ -168,3 +181,69 @@ def _json(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"run files: {path.name} is not a JSON object") from error
+
+
+_MOST_SHOWN = 4
+"""Answers shown: the best, the worst and others between them tell what the policy is rewarded for."""
+
+_MOST_LINES = 8
+"""Lines of a prompt or an answer on a terminal."""
+
+
+def rollout_lines(rollout: Mapping[str, Any], *, now: float, width: int | None) -> list[str]:
+    """The rollout of `p2prl watch --json`; `now` is Unix seconds.
+
+    On a terminal of `width` columns lines are wrapped and long texts end early; with None, for a file, they are whole.
+    """
+    answers = rollout["completions"]
+    tokens = sum(answer["tokens"] for answer in answers)
+    pace = f", {tokens / rollout['seconds']:,.0f} tokens/s" if rollout["seconds"] > 0 else ""
+    heading = (
+        f"{rollout['run']}  {rollout['task']}  slot {rollout['slot']:,} of v{rollout['version']:,}, sampled "
+        f"{age_text(now - rollout['sampled_at'])} ago: "
+        f"{counted(len(answers), 'answer')}, {counted(tokens, 'token')}{pace}"
+    )
+    lines = [*_wrapped("", cleaned(heading), width), *_wrapped("prompt   ", rollout["prompt"], width)]
+    shown = _chosen(answers)
+    for place in shown:
+        answer = answers[place]
+        label = f"#{place + 1:<3}{reward_text(answer['reward']):>4} "
+        end = "" if answer["finished"] else " … (cut off at the run's longest answer)"
+        lines += _wrapped(label, answer["text"] + end, width)
+    if len(shown) < len(answers):
+        lines.append(f"         and {counted(len(answers) - len(shown), 'more answer')}: --json shows all")
+    return [*lines, *_wrapped("reward   ", _reward(rollout), width), *_wrapped("now      ", _state(rollout), width)]
+
+
+def _chosen(answers: list[Mapping[str, Any]]) -> list[int]:
+    """Places of the answers shown: the best, the worst, then the first others."""
+    places = list(range(len(answers)))
+    if len(places) <= _MOST_SHOWN or answers[0]["reward"] is None:
+        return places[:_MOST_SHOWN]
+    ordered = sorted(places, key=lambda place: -answers[place]["reward"])
+    ends = dict.fromkeys([ordered[0], ordered[-1], *places])
+    return sorted(list(ends)[:_MOST_SHOWN])
+
+
+def _reward(rollout: Mapping[str, Any]) -> str:
+    rewards = [answer["reward"] for answer in rollout["completions"] if answer["reward"] is not None]
+    own = f"mean {sum(rewards) / len(rewards):.2f} by this machine's own scoring" if rewards else ""
+    learner = rollout["learner_reward"]
+    judged = "" if learner is None else f"mean {learner:.2f} by the learner"
+    return ", ".join(part for part in (own, judged) if part) or "only the learner can score this task"
+
+
+def _state(rollout: Mapping[str, Any]) -> str:
+    why, _ = advice(rollout["state"], rollout["reason"])
+    return f"{rollout['state']}: {why}"
+
+
+def _wrapped(label: str, text: str, width: int | None) -> list[str]:
+    """Paragraphs of a stranger's text below one another, beside a label."""
+    lines: list[str] = []
+    for paragraph in text.splitlines() or [""]:
+        whole = cleaned(paragraph)
+        lines += [whole] if width is None else textwrap.wrap(whole, max(20, width - len(label))) or [""]
+    if width is not None and len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], "…"]
+    return [(label if place == 0 else " " * len(label)) + line for place, line in enumerate(lines)]

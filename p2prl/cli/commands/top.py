@@ -1,4 +1,4 @@
-"""The full-screen view of this machine's workers, redrawn each second, with keys for the owner's commands."""
+"""`p2prl top`: this machine's workers on the whole terminal, redrawn each second, with keys to command them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.rule import Rule
+from rich.text import Text
 
-from p2prl.cli.commands.status_read import workers_of
+from p2prl.cli.commands.status import workers_of
+from p2prl.cli.options import Home
 from p2prl.cli.views.console import console
-from p2prl.cli.views.controls_view import answer_line
-from p2prl.cli.views.top_view import TopView, command_of
+from p2prl.cli.views.status_view import answer_line, worker_lines
+from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.worker_folder import default_home
 from p2prl.controls.control_socket import ask
 from p2prl.controls.messages import FinishRequest, PauseRequest, Request, ResumeRequest, StopRequest
 from p2prl.errors import ConfigError, MachineError, P2PRLError
-
-_PERIOD_S = 1.0
-
-_REQUESTS: Mapping[str, Request] = {
-    "pause": PauseRequest(),
-    "resume": ResumeRequest(),
-    "finish": FinishRequest(),
-    "stop": StopRequest(),
-}
+from p2prl.plain_text import cleaned
 
 
-def run_top(home: Path | None) -> None:
-    """Show the workers until `q` or Ctrl-C. `MachineError` without a terminal."""
+def top(home: Home = None) -> None:
+    """Show the workers of this machine on the whole terminal, and pause, resume or finish them by a key."""
     if not (console.is_terminal and sys.stdin.isatty()):
         raise MachineError(
             "p2prl top needs a terminal", remedy="p2prl status prints the same once, as lines or --json."
@@ -59,7 +55,17 @@ def run_top(home: Path | None) -> None:
             workers = workers_of(base) or workers
 
 
-def _obeyed(home: Path, worker: Mapping[str, Any], name: str) -> str:
+_PERIOD_S = 1.0
+
+_REQUESTS: Mapping[str, Request] = {
+    "pause": PauseRequest(),
+    "resume": ResumeRequest(),
+    "finish": FinishRequest(),
+    "stop": StopRequest(),
+}
+
+
+def _obeyed(home: Path, worker: Mapping[str, object], name: str) -> str:
     """Send a command to the worker on the screen; what it answered, in a sentence."""
     if not worker.get("running"):
         return "This worker does not run."
@@ -93,3 +99,46 @@ def _keys() -> Iterator[Any]:
         return
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+_COMMANDS = {"p": "pause", "r": "resume", "F": "finish", "S": "stop"}
+"""Ending a worker takes Shift: a slip of the finger must not."""
+
+
+def command_of(key: str) -> str:
+    """The command of a key; empty for others."""
+    return _COMMANDS.get(key, "")
+
+
+class TopView:
+    """All workers of a home; `place` is the one shown in full."""
+
+    def __init__(self, workers: Sequence[Mapping[str, object]], place: int, *, now: float, message: str = "") -> None:
+        """`workers` are documents of `p2prl status --json`, `now` Unix seconds, `message` the answer to a key."""
+        self._workers = workers
+        self._place = place
+        self._now = now
+        self._message = message
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        shown = self._workers[self._place]
+        if shown.get("running") and shown.get("role") == "volunteer":
+            yield WorkerScreen(shown, now=self._now, hints=False)
+        else:
+            for line in worker_lines(shown, now=self._now):
+                yield Text(cleaned(line))
+        rule = "-" if options.ascii_only else "─"
+        if len(self._workers) > 1:
+            yield Rule(style="dim", characters=rule)
+            for number, worker in enumerate(self._workers):
+                mark = ">" if number == self._place else " "
+                heading = cleaned(worker_lines(worker, now=self._now)[0])
+                yield Text(f"{mark} {heading}", no_wrap=True, overflow="ellipsis")
+        yield Rule(style="dim", characters=rule)
+        yield Text(self._keys(), style="bold")
+        if self._message:
+            yield Text(cleaned(self._message), style="cyan")
+
+    def _keys(self) -> str:
+        other = "  Tab next worker" if len(self._workers) > 1 else ""
+        return f"p pause  r resume  F finish and end  S stop now{other}  q leave (the worker goes on)"

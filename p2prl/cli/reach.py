@@ -1,6 +1,29 @@
-"""The line that tells an owner what others see of a machine that joins a run. Pure, and light: it is said first."""
+"""Reach of a machine: its options, the peers of `--peers`, and the line on what others see. Light: it is said first."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2prl.cli.views.console import say
+from p2prl.errors import UnreachableError
+from p2prl.net.process.peer_list import listed_peers
+
+if TYPE_CHECKING:
+    pass
+
+
+def further_peers(source: str) -> tuple[str, ...]:
+    """Addresses in the list; none without a list, and none, with a notice, when its server does not answer.
+
+    Raises `ConfigError` for a list that is wrong.
+    """
+    if not source:
+        return ()
+    try:
+        return listed_peers(source)
+    except UnreachableError as error:
+        say(f"{error}; continuing without this list")
+        return ()
 
 
 def visibility_line(
