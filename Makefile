@@ -56,10 +56,9 @@ fuzz: $(VENV)/.installed-dev
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan
 
-# Draw the figures of docs/benchmarks/trust.md and staleness.md again from the rows beside them.
+# Draw the figures of docs/benchmarks/trust.md again from the rows beside it.
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m p2prl_lab.trust_figures
-	$(BIN)/python -m p2prl_lab.staleness_experiment --report
 
 # The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev

@@ -23,9 +23,9 @@ import psutil
 import torch
 from transformers import GPT2LMHeadModel
 
-from p2prl.cli.role_files import read_status
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run
+from p2prl.config.worker_folder import read_status
 from p2prl.controls.control_socket import ask
 from p2prl.controls.limits import Limits
 from p2prl.controls.live_controls import LiveControls

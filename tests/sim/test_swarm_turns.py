@@ -11,7 +11,8 @@ import torch
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.training_group import training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.transformers.policy_model import PolicyModel
@@ -78,7 +79,7 @@ def practice(task: str, loaded: LoadedModel) -> tuple[float, float]:
         assert {inspection.reason for _, inspection in checked} | {replay.reason for replay in replays} == {""}
         trainer.update(
             [
-                TrainingGroup(
+                training_group(
                     prompt_ids=inspection.assignment.prompt_ids,
                     completions=inspection.token_ids,
                     behavior_logprobs=replay.behavior_logprobs,

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import numbers
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import Benchmark, numbers, print_table
 from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar

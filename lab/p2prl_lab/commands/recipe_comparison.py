@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import print_table
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 

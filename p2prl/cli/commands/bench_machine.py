@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import listed
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import Benchmark, listed, print_table
 from p2prl.cli.options import AsJson, Device, Seed, Threads
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.worker_session import (
+    LedgerMirror,
     StatusFile,
     end_session,
     introduce_run,
@@ -22,8 +22,7 @@ from p2prl.cli.commands.worker_session import (
 from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
-from p2prl.cli.views.event_lines import EventLines
-from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
+from p2prl.cli.views.volunteer_view import EventLines, SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.machine_limits import DiskPlan, sampling_memory

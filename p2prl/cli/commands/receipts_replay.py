@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from p2prl import exit_codes
-from p2prl.cli.commands.own_spools import find_group, spools_of
 from p2prl.cli.commands.worker_start import TOKENIZER
 from p2prl.cli.views.console import emit, say
 from p2prl.client.spool import GIVEN_UP
 from p2prl.config.own_replay import agreement, find_policy, read_own_group, replay_group
-from p2prl.config.own_runs import OwnRun, find_run
+from p2prl.config.own_runs import OwnRun, find_group, find_run, spools_of
 from p2prl.config.worker_folder import default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter

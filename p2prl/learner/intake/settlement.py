@@ -43,9 +43,10 @@ class Settlement:
         verdicts: VerdictIntake,
         *,
         baselines: KeptBaselines,
-        on_verified: Callable[[VerifiedGroup], None],
+        on_verified: Callable[[bytes, int], None],
     ) -> None:
-        """`baselines` learn from every replay; `on_verified` gets each verified group."""
+        """`baselines` learn from every replay; `on_verified` gets (peer, version) of each verified
+        group."""
         self._journal = storage.journal
         self._buffer = buffer
         self._prices = prices
@@ -80,7 +81,7 @@ class Settlement:
         for group in verified:
             if not surplus:
                 self._buffer.add(group)
-            self._on_verified(group)
+            self._on_verified(group.peer, group.group.version)
         for envelope in (receipts, *checks):
             self._sender.send(envelope)
         now = self._clock.now()

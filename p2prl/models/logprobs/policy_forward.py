@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from p2prl.models.logprobs.policy_logprobs import pad_right
+from p2prl.models.logprobs.policy_logprobs import TokenIds, joined, pad_right
 from p2prl.models.logprobs.training_head import find_training_head
 
-Row = tuple[Sequence[int], Sequence[int]]
+Row = tuple[TokenIds, TokenIds]
 """Prompt and completion, neither empty."""
 
 _VARLEN_ATTENTION = ("flash_attention_2",)
@@ -142,7 +143,7 @@ class _Batch:
 
 def _padded(rows: Sequence[Row], device: torch.device) -> _Batch:
     """Rows padded on the right: a causal model never attends there, so no mask is needed."""
-    inputs = [[*prompt, *completion[:-1]] for prompt, completion in rows]
+    inputs = [joined(prompt, completion[:-1]) for prompt, completion in rows]
     ids_NL = pad_right(inputs, device)
     length = ids_NL.shape[1]
     starts = [n * length + len(prompt) - 1 for n, (prompt, _) in enumerate(rows)]
@@ -151,8 +152,8 @@ def _padded(rows: Sequence[Row], device: torch.device) -> _Batch:
 
 def _packed(rows: Sequence[Row], device: torch.device) -> _Batch:
     """Rows joined to one without padding; positions that start again at 0 separate them."""
-    inputs = [[*prompt, *completion[:-1]] for prompt, completion in rows]
-    ids_1L = torch.tensor([[token for row in inputs for token in row]], dtype=torch.int64, device=device)
+    inputs = [joined(prompt, completion[:-1]) for prompt, completion in rows]
+    ids_1L = torch.from_numpy(np.concatenate(inputs))[None].to(device)
     positions_1L = torch.cat([torch.arange(len(row)) for row in inputs])[None].to(device)
     starts, end = [], 0
     for row, (prompt, _) in zip(inputs, rows, strict=True):
@@ -164,7 +165,7 @@ def _packed(rows: Sequence[Row], device: torch.device) -> _Batch:
 def _places(rows: Sequence[Row], starts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Places and tokens of the completions, given where each completion's first token is predicted."""
     places = [torch.arange(start, start + len(completion)) for start, (_, completion) in zip(starts, rows, strict=True)]
-    tokens = [torch.tensor(completion, dtype=torch.int64) for _, completion in rows]
+    tokens = [torch.from_numpy(np.asarray(completion, dtype=np.int64)) for _, completion in rows]
     return torch.cat(places).to(device), torch.cat(tokens).to(device)
 
 

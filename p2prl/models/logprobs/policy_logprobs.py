@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from p2prl.errors import LocalProtocolError
 
+TokenIds = Sequence[int] | npt.NDArray[np.uint32]
+"""Token ids of a prompt or a completion."""
+
 
 def completion_logprobs(
     model: nn.Module,
-    prompt_ids: Sequence[Sequence[int]],
-    completion_ids: Sequence[Sequence[int]],
+    prompt_ids: Sequence[TokenIds],
+    completion_ids: Sequence[TokenIds],
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of completions given their prompts, at the sampling temperature.
@@ -26,12 +31,12 @@ def completion_logprobs(
     with an engine's log-probs up to rounding. `LocalProtocolError` when the rows do not match.
     """
     rows = list(zip(prompt_ids, completion_ids, strict=False))
-    if not rows or len(prompt_ids) != len(completion_ids) or any(not p or not c for p, c in rows):
+    if not rows or len(prompt_ids) != len(completion_ids) or any(not len(p) or not len(c) for p, c in rows):
         raise LocalProtocolError("there must be one completion for each prompt, and none may be empty")
     device = next(model.parameters()).device
     # Pad on the right: a causal model never attends there, so no attention mask is needed and the fastest attention
     # kernel can be used.
-    input_ids_NL = pad_right([[*prompt, *completion] for prompt, completion in rows], device)
+    input_ids_NL = pad_right([joined(prompt, completion) for prompt, completion in rows], device)
     first = min(len(prompt) for prompt in prompt_ids) - 1
     kept = input_ids_NL.shape[1] - first
     logits_NKV = model(input_ids=input_ids_NL, use_cache=False, logits_to_keep=kept).logits
@@ -51,7 +56,14 @@ def completion_logprobs(
     return torch.where(mask_NT, picked_NT, 0.0), mask_NT.float()
 
 
-def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def joined(prompt: TokenIds, completion: TokenIds) -> npt.NDArray[np.int64]:
+    """A prompt and its completion as one row."""
+    return np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(completion, dtype=np.int64)])
+
+
+def pad_right(rows: Sequence[Sequence[int] | npt.NDArray[np.int64]], device: torch.device) -> Tensor:
     """Rows of token ids as one (N, longest) int64 tensor, short rows padded with token 0."""
-    longest = max(len(row) for row in rows)
-    return torch.tensor([[*row, *([0] * (longest - len(row)))] for row in rows], dtype=torch.int64, device=device)
+    padded = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return torch.from_numpy(padded).to(device)

@@ -17,8 +17,7 @@ from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replaying import Replayer
-from p2prl.learner.training.loss_diagnostics import BUCKETS
-from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
+from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig

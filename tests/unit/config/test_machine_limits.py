@@ -18,7 +18,7 @@ from p2prl.cli.commands.join_worker import _Screen
 from p2prl.cli.commands.owner_controls import plan_limits
 from p2prl.cli.commands.worker_start import WorkerRequest, WorkerStart
 from p2prl.cli.views.console import LiveView
-from p2prl.cli.views.event_lines import EventLines
+from p2prl.cli.views.volunteer_view import EventLines
 from p2prl.client.spool import SpoolConfig
 from p2prl.config import machine_limits
 from p2prl.config.machine_limits import (

@@ -17,8 +17,8 @@ from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
+from p2prl.learner.timing.schedule import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan
@@ -262,7 +262,7 @@ def run_through(
             def die(*_: object) -> None:
                 raise KilledError
 
-            swarm.learner._training.update_of = die  # type: ignore[method-assign,assignment]
+            swarm.learner._training.step_of = die  # type: ignore[method-assign,assignment]
             with suppress(KilledError):
                 swarm.turn()
             swarm.restart()

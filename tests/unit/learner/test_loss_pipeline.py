@@ -15,9 +15,8 @@ from torch import Tensor
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.learner.training.loss_diagnostics import BUCKETS, STALENESS_EDGES
 from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
-from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.training.loss_pipeline import BUCKETS, STALENESS_EDGES, LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig

@@ -16,8 +16,9 @@ from p2prl.learner.intake.receipt_signing import receipt_of
 from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
@@ -93,7 +94,7 @@ def groups(model: torch.nn.Module) -> list[TrainingGroup]:
             tuple(float("nan") if t in (2, 3) else float(row[t]) for t in range(len(ids)))
             for row, ids in zip(logprobs, completions, strict=True)
         )
-        made.append(TrainingGroup((14, 1), completions, behavior, (0.0, reward, 0.25), 1))
+        made.append(training_group((14, 1), completions, behavior, (0.0, reward, 0.25), 1))
     return made
 
 

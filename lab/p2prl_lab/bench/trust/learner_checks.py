@@ -22,7 +22,8 @@ from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
@@ -265,7 +266,7 @@ def _training_group(outcome: Outcome) -> TrainingGroup:
     if outcome.replay is None:
         raise LocalProtocolError("a verified group without a replay")
     group, count = outcome.group, len(outcome.group.completions)
-    return TrainingGroup(
+    return training_group(
         prompt_ids=tuple(np.frombuffer(group.prompt, dtype="<u4").tolist()),
         completions=tuple(tuple(np.frombuffer(each.tokens, dtype="<u4").tolist()) for each in group.completions),
         behavior_logprobs=outcome.replay.behavior_logprobs,

@@ -14,7 +14,7 @@ from p2prl.cli.commands.owner_controls import plan_limits
 from p2prl.cli.commands.worker_session import shown_prepare
 from p2prl.cli.commands.worker_start import WorkerRequest, WorkerStart
 from p2prl.cli.views.console import LiveView
-from p2prl.cli.views.event_lines import EventLines
+from p2prl.cli.views.volunteer_view import EventLines
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role import Protection
 from p2prl.models.engines.registry import ChosenEngine

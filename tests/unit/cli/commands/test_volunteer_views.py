@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from p2prl.cli.views.contribution_view import contribution_lines
-from p2prl.cli.views.rollout_view import rollout_lines
-from p2prl.cli.views.top_view import TopView, command_of
+from p2prl.cli.commands.me import contribution_lines
+from p2prl.cli.commands.top import TopView, command_of
+from p2prl.cli.commands.watch import rollout_lines
 from p2prl.config.team_files import save_memberships
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.tokenizer.text_codec import TextCodec

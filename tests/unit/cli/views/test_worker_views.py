@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from p2prl.cli.views.validator_view import audit_line
+from p2prl.cli.commands.validate_worker import audit_line
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import seeder_introduction, validator_introduction, volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
