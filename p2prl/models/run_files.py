@@ -11,9 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.models.control_encoding import SPECIAL_TOKENS
 from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_file_checks import LABEL_KEYS, check_config, json_file
-from p2prl.models.tokenizer_backend import SPECIAL_TOKENS
 from p2prl.models.tokenizer_checks import check_tokenizer
 
 _LOCAL_KEYS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
