@@ -81,10 +81,11 @@ $(VENV)/.installed-dev: pyproject.toml lab/pyproject.toml constraints.txt requir
 	touch $(VENV)/.installed $@
 
 $(VLLM)/.installed: requirements-vllm.lock $(VENV)/.installed-dev
-	$(BIN)/python -m venv --clear $(VLLM)
+	$(BIN)/python -m venv --clear --without-pip $(VLLM)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "$(SITE_PACKAGES)")')" \
 		> "$$($(VLLM)/bin/python -c "$(SITE_PACKAGES)")/packages_below.pth"
-	$(VLLM)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-vllm.lock
+	$(BIN)/python -m pip --python $(VLLM)/bin/python install --quiet --require-hashes --no-deps \
+		--requirement requirements-vllm.lock
 	touch $@
 
 # Write the locks again after a change of constraints.txt; digests of other systems' files are kept.
