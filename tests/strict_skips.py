@@ -10,7 +10,6 @@ from _pytest.terminal import TerminalReporter
 
 EXPECTED = {
     r"no CUDA device|needs a CUDA card": "a graphics card",
-    r"vLLM is not installed": "the environment of `make test-vllm`, which runs them",
     r"needs (chromium on PATH|Xvfb|tmux)": "a program that pip does not install",
     r"this system (lacks|allows no|permits no|protects with)|this kernel has no|needs Landlock": "an able kernel",
     r"where nothing confines, every folder is open": "an able kernel",

