@@ -60,7 +60,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path)
         assert lasting((run / "link").read_text()) == lasting(link)
         assert _contributors(port) == 2
         _ctrl_c(board, expected=0)
-        wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
+        swarm.await_end(15)
     files = spools(home)
     assert len(files) == 2, "two workers under one home take two seats"
     account = audit_run(run, files)

@@ -36,17 +36,25 @@ _PAUSE = threading.Event()
 
 
 PATIENCE = 4.0
-"""Machines differ by this much in speed. Limits here only end what hangs, so each is this many times the usual."""
+"""Machines differ by this much in speed. A limit that only ends what hangs is this many times the usual."""
+
+EXACTLY = 1.0
+"""Of a limit that is a promise to users, on any machine."""
 
 
 def wait_until(
-    condition: Callable[[], Any], *, seconds: float, what: str, clock: Callable[[], float] = time.monotonic
+    condition: Callable[[], Any],
+    *,
+    seconds: float,
+    what: str,
+    patience: float = PATIENCE,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Any:
     """Poll until `condition` is true and return its value.
 
-    AssertionError naming `what` after `PATIENCE` times `seconds`, by `clock`.
+    AssertionError naming `what` after `patience` times `seconds`, by `clock`.
     """
-    limit = PATIENCE * seconds
+    limit = patience * seconds
     until = clock() + limit
     while not (value := condition()):
         assert clock() < until, f"{what}: not within {limit:g} s"
@@ -167,6 +175,11 @@ class SwarmProcesses:
                 if of_swarm and not has_ended(process):
                     found.append(process)
         return found
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until every process has ended; AssertionError after `seconds`, which users were promised."""
+        what = "an end of every process"
+        wait_until(lambda: not self.survivors(), seconds=seconds, what=what, patience=EXACTLY)
 
     def _launch(
         self, python: str, module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
