@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.strict_skips import unexpected
+from tests.strict_skips import EXPECTED, unexpected
 from tests.unit.house.source_tree import ROOT
 
 SKIPS = """
@@ -50,6 +50,14 @@ def test_what_no_package_can_give_is_expected(tmp_path: Path) -> None:
     assert strict.returncode == 0, strict.stdout + strict.stderr
     assert "1 passed, 1 skipped" in strict.stdout
     assert unexpected(["no CUDA device", "needs tmux", "this kernel has no Landlock"]) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="make test is strict on Linux")
+def test_contributors_are_told_what_skipped_tests_need() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    told = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    assert told[0] == "a skipped test needs"
+    assert set(told[1:]) == set(EXPECTED.values())
 
 
 def test_every_test_of_vllm_runs_in_its_environment() -> None:
