@@ -86,6 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _ROWS = {
     "by_hand": "swarms from the warm run",
     "crashes": "swarms from the warm run",
+    "own_ledger": "swarms from the warm run",
     "warm_run": "swarms from the warm run",
     **dict.fromkeys(("bad_input", "bad_peers", "base", "data_task", "demo", "owner_controls"), "swarms"),
     "many_neighbors": "swarms",  # a thousand greetings in one moment need half a core at least: after the other row

@@ -1,4 +1,4 @@
-"""The commands as a person types them in separate terminals: init, learn, two joins from one home, board, Ctrl-C."""
+"""The commands of a run by hand, as forks: init, learn, two joins from one home, board, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AFTERWARDS = 8
 
 
 def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path) -> None:
-    swarm = SwarmProcesses(tmp_path / "terminals")
+    swarm = SwarmProcesses(tmp_path / "terminals", forks=True)
     home, run = tmp_path / "home", shutil.copytree(warm_run, tmp_path / "runs" / "mine")
     record_everything(run)
     with swarm.running():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl_lab.testing.swarm_processes import PATIENCE, SwarmProcesses, wait_until
+from p2prl_lab.testing.swarm_processes import EXACTLY, PATIENCE, SwarmProcesses, wait_until
 
 
 def test_processes_that_are_left_fail_the_promise_at_its_moment(tmp_path: Path) -> None:
@@ -32,5 +32,6 @@ def test_a_limit_that_ends_what_hangs_is_longer_on_slow_machines() -> None:
         return moment > PATIENCE - 1.0
 
     assert wait_until(later, seconds=1.0, what="it", clock=lambda: moment)
+    moment = 0.0
     with pytest.raises(AssertionError, match=r"it: not within 1 s"):
-        wait_until(lambda: later() and moment > PATIENCE, seconds=1.0, what="it", patience=1.0, clock=lambda: moment)
+        wait_until(later, seconds=1.0, what="it", patience=EXACTLY, clock=lambda: moment)
