@@ -22,7 +22,7 @@ from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
 from p2prl.errors import IntegrityError
-from p2prl.models.group_work import SamplingTools
+from p2prl.models.groups.group_work import SamplingTools
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower

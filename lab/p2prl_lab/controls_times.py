@@ -33,7 +33,7 @@ from p2prl.controls.messages import PauseRequest, Request, ResumeRequest, StopRe
 from p2prl.controls.rules import Order, Readings
 from p2prl.controls.sensors import own_memory
 from p2prl.learner.run_plan import RunPlan
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, wait_until
 
 CALM = Readings(

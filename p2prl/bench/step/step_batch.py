@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.optimizer_step import TrainingGroup
 from p2prl.learner.training.policy_gradient import BatchLogprobs
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 
 _PROMPT_TOKENS = 16
 
@@ -44,7 +44,7 @@ def step_batch(
         rewards = torch.rand(completions, generator=generator).tolist()
         behavior = [row[: len(ids)].tolist() for row, (_, ids) in zip(behavior_NT[first:], part, strict=False)]
         made.append(
-            TrainingGroup(
+            training_group(
                 prompt_ids=part[0][0],
                 completions=tuple(ids for _, ids in part),
                 behavior_logprobs=tuple(map(tuple, behavior)),

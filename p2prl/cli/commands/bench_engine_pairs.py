@@ -13,7 +13,7 @@ from p2prl.errors import P2PRLError
 def pairs_command(*, groups: int, device: str, check: bool, seed: int, as_json: bool) -> None:
     """Sample with one engine and replay with another: honest groups must pass, an edited token must be found."""
     from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
-    from p2prl.models.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device import choose_device, device_class, use_threads
 
     began = time.monotonic()
     chosen = choose_device(device)

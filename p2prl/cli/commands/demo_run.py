@@ -17,7 +17,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import RunFolder, init_run, open_run
 from p2prl.json_lines import read_json_lines
 from p2prl.learner.run_plan import RunPlan
-from p2prl.models.device import use_threads
+from p2prl.models.hardware.device import use_threads
 
 _PROMPTS = 4096
 """Fresh prompts per measurement: a standard error of .007 at a reward of .8."""

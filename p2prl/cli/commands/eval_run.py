@@ -37,7 +37,7 @@ def eval_command(
 
         from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
         from p2prl.config.run_settings import open_run
-        from p2prl.models.device import use_threads
+        from p2prl.models.hardware.device import use_threads
 
         folder = open_run(directory)
         use_threads(threads or folder.settings.threads)

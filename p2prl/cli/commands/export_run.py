@@ -19,7 +19,7 @@ from p2prl.config.prompt_record import read_prompt_record
 from p2prl.config.run_folder import Folder, open_folder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, IntegrityError, MachineError
-from p2prl.learner.checkpoints import complete_checkpoints
+from p2prl.learner.training.checkpoints import complete_checkpoints
 from p2prl.plain_text import counted
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest

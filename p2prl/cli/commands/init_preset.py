@@ -71,8 +71,8 @@ def _nothing(on_progress: Progress) -> None:
 def _make_small_model(
     directory: Path, task: str, demonstration: Callable[[], Demonstration], seed: int, on_progress: Progress
 ) -> None:
-    from p2prl.models.device import use_threads
-    from p2prl.models.small_model.directory import make_small_model
+    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.small_models.directory import make_small_model
 
     use_threads(_THREADS)
     make_small_model(directory, task, demonstration(), seed=seed, on_progress=on_progress)

@@ -13,7 +13,7 @@ from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.run_folder import refuse_folder_in_use
 from p2prl.config.worker_folder import check_writable
-from p2prl.models.model_license import NOT_STATED
+from p2prl.models.base_model.model_card import NOT_STATED
 
 
 def init_command(options: InitOptions) -> None:
@@ -38,7 +38,7 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
         from p2prl.config.init_checks import PROBE_GROUPS, InitChecks
         from p2prl.config.learner_disk import disk_text
         from p2prl.config.run_settings import describe, init_run
-        from p2prl.models.device import use_threads
+        from p2prl.models.hardware.device import use_threads
 
         if plan.model is None:
             use_threads(1)  # a model this small gains nothing from more threads

@@ -32,8 +32,8 @@ from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
-    from p2prl.models.engine_registry import ChosenEngine
-    from p2prl.models.group_work import SamplingTools
+    from p2prl.models.engines.registry import ChosenEngine
+    from p2prl.models.groups.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
     from p2prl.net.process.run_bootstrap import Prepare
@@ -64,8 +64,8 @@ def join_run(
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer, prepare_sampling
-        from p2prl.models.device import open_device, use_threads
-        from p2prl.models.engine_registry import choose_engine
+        from p2prl.models.engines.registry import choose_engine
+        from p2prl.models.hardware.device import open_device, use_threads
 
         chosen = open_device(request.device)
         use_threads(request.threads)

@@ -24,14 +24,14 @@ from p2prl.config.worker_folder import default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.errors import MachineError
-from p2prl.models.confined_tokenizer import tokenizer_program
+from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.plain_text import counted
 from p2prl.protocol.ledger_messages import ReceiptState
 
 if TYPE_CHECKING:
     from p2prl.client.own_groups import OwnGroup
     from p2prl.confinement.children import Launch
-    from p2prl.models.group_work import ReplayTools
+    from p2prl.models.groups.group_work import ReplayTools
     from p2prl.protocol.ledger_messages import Verdict
     from p2prl.protocol.signed_group import SignedGroup
 
@@ -90,7 +90,7 @@ def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: Repla
     say("importing torch")
 
     from p2prl.config.roles import prepare_replay
-    from p2prl.models.device import open_device, use_threads
+    from p2prl.models.hardware.device import open_device, use_threads
 
     device = open_device(request.device)
     use_threads(request.threads)

@@ -11,9 +11,9 @@ from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.cli.views.quantities import downloads_line
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.device import use_threads
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.models.hardware.device import use_threads
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
 from p2prl.plain_text import counted
 from p2prl.quantity_text import size_text
 from p2prl.sim.delay_distributions import parse_delay

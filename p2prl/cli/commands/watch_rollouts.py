@@ -23,8 +23,8 @@ from p2prl.config.own_replay import files_of, read_own_group
 from p2prl.config.own_runs import OwnRun, find_run, runs_here
 from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.confined_tokenizer import ConfinedTokenizer
-from p2prl.models.tokenizer_backend import read_special_tokens
+from p2prl.models.tokenizer.backend import read_special_tokens
+from p2prl.models.tokenizer.confined import ConfinedTokenizer
 from p2prl.protocol.rollout_group import RolloutGroup
 
 _NEWEST = 16

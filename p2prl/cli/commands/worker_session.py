@@ -19,7 +19,7 @@ from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.errors import ConfigError, MachineError
 from p2prl.exit_codes import INTERRUPTED, RUN_FINISHED
-from p2prl.models.start_stages import stages_told
+from p2prl.models.engines.start_stages import stages_told
 from p2prl.plain_text import counted
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role

@@ -29,8 +29,8 @@ from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.desktop import desktop_program
-from p2prl.models.confined_tokenizer import tokenizer_program
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
+from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.process.program import network_program
@@ -50,7 +50,7 @@ NETWORK, TOKENIZER, SCORERS, DESKTOP = "network", "tokenizer", "scorers", "deskt
 _FIND_BASE = (
     "import json, sys\n"
     "from p2prl.errors import P2PRLError\n"
-    "from p2prl.models.pretrained import model_directory\n"
+    "from p2prl.models.base_model.pretrained import model_directory\n"
     "try:\n    found = {'directory': str(model_directory(sys.argv[1]))}\n"
     "except P2PRLError as error:\n"
     "    found = {'kind': type(error).__name__, 'error': str(error), 'remedy': error.remedy}\n"

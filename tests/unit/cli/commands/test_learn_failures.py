@@ -15,7 +15,7 @@ from p2prl.config.run_settings import init_run
 from p2prl.errors import ConfigError, DeviceFailedError, P2PRLError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.service import Learner
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.net.process.network_config import ReachOptions
 
 REFUSED = "cumsum_cuda_kernel does not have a deterministic implementation"

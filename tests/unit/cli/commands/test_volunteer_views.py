@@ -15,7 +15,7 @@ from p2prl.cli.views.rollout_view import rollout_lines
 from p2prl.cli.views.top_view import TopView, command_of
 from p2prl.config.team_files import save_memberships
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.text_codec import TextCodec
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.membership import sign_membership, sign_team_name
 from p2prl.quantity_text import credit
