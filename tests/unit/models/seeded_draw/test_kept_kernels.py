@@ -47,7 +47,7 @@ def idle_card(*arguments: str | Path, library: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.models.seeded_draw.idle_card", *map(str, arguments)],
         env={**settings, "LD_LIBRARY_PATH": str(library), "TRITON_LIBCUDA_PATH": str(library)},
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         timeout=110,
