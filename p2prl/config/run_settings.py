@@ -64,6 +64,7 @@ from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity
+from p2prl.protocol.join_link import needs_zone
 from p2prl.protocol.limits import MAX_PROMPT_TOKENS
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
@@ -90,6 +91,11 @@ class ListenConfig:
                     remedy="Name the place alone; the learner's own id is added.",
                 )
             multiaddrs.to_bytes(address)
+            if needs_zone(address):
+                raise ConfigError(
+                    f"network.announce: {address[:80]!r} works on one local network alone, by a name of its dialer",
+                    remedy="Name a public address or a DNS name.",
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
