@@ -105,7 +105,7 @@ def parse_link(text: str) -> JoinLink:
         raise ConfigError(
             f"the link's peer address {addresses[0][:80]!r} works on one local network alone, by a name of that "
             "machine's interface",
-            remedy="Ask whoever runs the learner for a link with another address; its own start prints one.",
+            remedy="Ask the run's owner for a link with another address; p2prl learn prints one.",
         )
     return JoinLink(name, Digest(run), tuple(usable[: limits.MAX_ADDRESSES]))
 

@@ -92,7 +92,7 @@ class DialRules:
             ip = ipaddress.ip_address(parts[2])
         except ValueError:
             return False
-        is_plain = "%" not in parts[2]  # a zone is a name on the machine of whoever wrote it
+        is_plain = "%" not in parts[2]  # a zone is a name on the machine that wrote it
         return is_plain and parts[1] == f"ip{ip.version}" and self.allows_ip(ip)
 
     def chosen(self, addresses: Iterable[str], owner: PeerId) -> tuple[str, ...]:

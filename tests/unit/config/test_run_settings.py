@@ -14,6 +14,7 @@ import torch
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config import run_settings
 from p2prl.config.learner_memory import plan_learner_memory
+from p2prl.config.listen_config import ListenConfig
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner, learner_network
@@ -210,8 +211,8 @@ def test_staleness_bound_below_the_publish_interval_is_refused() -> None:
 )
 def test_an_address_that_helps_no_reader_of_the_link_is_not_announced(address: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        run_settings.ListenConfig(announce=(address,))
-    assert run_settings.ListenConfig(announce=("/dns4/run.example.org/tcp/4001",)).announce
+        ListenConfig(announce=(address,))
+    assert ListenConfig(announce=("/dns4/run.example.org/tcp/4001",)).announce
 
 
 def test_not_a_run_folder(tmp_path: Path) -> None:
