@@ -342,7 +342,8 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
     previous: bytes
     """Digest of the envelope of the version before; empty for version 0."""
     beacon: bytes
-    """32 unpredictable bytes, published with the weights, so that nobody can search slot seeds in advance."""
+    """32 bytes that nobody could predict before the first version that has them: nobody can search slot seeds long in
+    advance. `work_slots.VERSIONS_PER_BEACON` versions in a row share them."""
     created_ms: int
     patches: tuple[Patch, ...] = ()
     """Patches that lead to the same weights in fewer bytes. The full weights can always be downloaded instead."""

@@ -93,7 +93,7 @@ class LearnerParts:
     config: LearnerConfig
     clock: Clock
     random_bytes: Callable[[int], bytes]
-    """Draws the beacon of each version."""
+    """Draws beacons."""
     on_metrics: Callable[[dict[str, Any]], None]
     """Gets the metrics of every update."""
     on_notice: Callable[[str], None]

@@ -100,7 +100,7 @@ def slots_with_work(work: GroupWork, storage: LearnerStorage) -> HasWork:
         if policy is None:
             return True
         try:
-            work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=peer, slot=slot)
+            work.assign(beacon=policy.manifest.beacon, peer=peer, slot=slot)
         except RemoteProtocolError:
             return False
         return True
