@@ -342,8 +342,7 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
     previous: bytes
     """Digest of the envelope of the version before; empty for version 0."""
     beacon: bytes
-    """32 bytes that nobody could predict before the first version that has them: nobody can search slot seeds long in
-    advance. `work_slots.VERSIONS_PER_BEACON` versions in a row share them."""
+    """32 bytes, unpredictable until the first of `work_slots.VERSIONS_PER_BEACON` versions that have them in common."""
     created_ms: int
     patches: tuple[Patch, ...] = ()
     """Patches that lead to the same weights in fewer bytes. The full weights can always be downloaded instead."""

@@ -147,7 +147,6 @@ def honest(target: Target, key: Identity, slot: int, rng: random.Random) -> Roll
         policy=version.digest,
         engine=sampler.engine_class,
         seconds=1.0,
-        seeds=SEED_RULE,
     )
 
 
