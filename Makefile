@@ -9,8 +9,8 @@ EXTRAS = $(shell $(BIN)/python -c "import tomllib; all = tomllib.load(open('pypr
 TESTED_SYSTEM := $(filter linux-x86_64-3.11,$(shell $(PYTHON) -c "import platform, sys; print('%s-%s-%d.%d' % (sys.platform, platform.machine(), sys.version_info[0], sys.version_info[1]))"))
 # vLLM's packages, over those of .venv but apart from them: an engine that is there changes what other tests see.
 VLLM := .venv-vllm
-VLLM_TESTS := $(wildcard tests/unit/models/test_vllm_*.py) tests/unit/models/test_export_vllm.py \
-	tests/unit/models/test_engine_registry.py tests/unit/house/test_constraints.py
+VLLM_TESTS := $(wildcard tests/unit/models/engines/vllm/test_*.py) \
+	tests/unit/models/engines/test_engine_registry.py tests/unit/house/test_constraints.py
 SITE_PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 PLAN = $(BIN)/python -m pip install --dry-run --ignore-installed --quiet --constraint constraints.txt --report
 
@@ -56,10 +56,9 @@ fuzz: $(VENV)/.installed-dev
 floor-plan: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.floor_plan
 
-# Draw the figures of docs/benchmarks/trust.md and staleness.md again from the rows beside them.
+# Draw the figures of docs/benchmarks/trust.md again from the rows beside it.
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m p2prl_lab.trust_figures
-	$(BIN)/python -m p2prl_lab.staleness_experiment --report
 
 # The documentation site, in build/site; any warning is an error.
 docs: $(VENV)/.installed-dev

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.run_audit import recorded_steps
 from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, spools, wait_until
 from tests.json_shapes import breaches
