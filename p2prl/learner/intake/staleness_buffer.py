@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT, Contributor, choose_batch, newcomer_places
+from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT, Contributor, choose_batch
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -101,7 +101,7 @@ class RolloutBuffer:
         """
         ready = [*self._groups, *self._surplus]
         contributors = [self._contributor(group.peer) for group in ready]
-        chosen = choose_batch(contributors, count, newcomers=newcomer_places(step, count))
+        chosen = choose_batch(contributors, count, step=step)
         taken = set(chosen)
         wanted = len(self._groups)
         self._groups = deque(group for index, group in enumerate(ready[:wanted]) if index not in taken)
