@@ -4,19 +4,20 @@ Keys are free, so a share of the training must not be had for keys alone. Of eac
 
 * newcomers together fill at most `NEWCOMER_PERCENT` %, counted over the run: their places in update s of R groups are
   ⌊.15 R (s + 1)⌋ − ⌊.15 R s⌋, so that small batches have some too;
-* one identity fills at most `IDENTITY_PERCENT` %, counted likewise, and always one group;
+* one identity fills at most `IDENTITY_PERCENT` %, counted likewise;
 * peers that are not *proven*, whose few groups may be chosen ones, fill nothing.
 
-All bind only while others have ready groups: places that known peers cannot fill are the newcomers', what these cannot
-fill is for the rest, and within each of the three classes the cap of an identity rises, for all alike, to the least
-that fills the class's places. So a swarm of three shares in thirds, a swarm of newcomers alone shares everything, and
-an update never waits for a cap. Within the caps the order is that of arrival.
+All bind only while others have ready groups: places that known peers cannot fill are the newcomers', and what these
+cannot fill is for the rest. Within each of the three classes identities share alike over many updates (`FairTurns`), so
+that beside ten that can fill the batches none has more than a tenth, and three have thirds. A swarm of newcomers alone
+shares everything, and an update never waits for a cap.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import heapq
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 IDENTITY_PERCENT = 10
@@ -25,6 +26,10 @@ IDENTITY_PERCENT = 10
 NEWCOMER_PERCENT = 15
 """Of a batch, for all identities without standing together: fresh keys in any number move training no further. More
 than one volunteer in ten is new only in a swarm's first minutes, when there is nobody else to fill its batches."""
+
+
+_REMEMBERED = 4_096
+"""Identities whose turns are remembered; the one trained on longest ago is forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,60 +46,74 @@ class Contributor:
 
 def newcomer_places(step: int, count: int) -> int:
     """Groups of newcomers in the update that starts at `step`, of `count` groups, while known peers can fill it."""
-    return _places(NEWCOMER_PERCENT * count, step)
+    share = NEWCOMER_PERCENT * count
+    return share * (step + 1) // 100 - share * step // 100
 
 
-def identity_places(identity: bytes, step: int, count: int) -> int:
-    """Groups of one identity in the update that starts at `step`, of `count` groups, while others can fill it.
+def identity_places(step: int, count: int) -> int:
+    """Groups of one newcomer in the update that starts at `step`, of `count` groups, while known peers can fill it."""
+    share = IDENTITY_PERCENT * count
+    return max(1, share * (step + 1) // 100 - share * step // 100)
 
-    Not all identities have their larger number in the same updates: else ten of them could not fill the others.
+
+class FairTurns:
+    """Turns of identities over many batches: who has had least comes first, and an absence earns nothing.
+
+    Start-time fair queueing (Goyal, Vin, Cheng 1996) with groups of one size: all that have groups ready get equally
+    many in the long run, but those that have fewer, whose places are shared likewise.
     """
-    return max(1, _places(IDENTITY_PERCENT * count, step, int.from_bytes(identity[:4], "little") % 100))
 
+    def __init__(self) -> None:
+        self._turn = 0
+        """Number of the turn that was taken last."""
+        self._next: OrderedDict[bytes, int] = OrderedDict()
+        """Next turn of the identities served lately; others have the present one."""
 
-def choose_batch(ready: Sequence[Contributor], count: int, *, step: int) -> list[int]:
-    """Indices of `count` of the ready groups, in their order, for the update that starts at `step`.
-
-    There must be `count` ready groups: then there is always a batch.
-    """
-    assert len(ready) >= count
-    caps = {each.identity: identity_places(each.identity, step, count) for each in ready}
-    known = [index for index, each in enumerate(ready) if each.is_known]
-    newcomers = [index for index, each in enumerate(ready) if each.is_proven and not each.is_known]
-    others = [index for index, each in enumerate(ready) if not each.is_proven]
-    invited = min(newcomer_places(step, count), _within(_sizes(ready, newcomers), caps, 0))
-    of_newcomers = min(len(newcomers), count, max(invited, count - len(known)))
-    of_known = min(len(known), count - of_newcomers)
-    chosen = _share(ready, known, of_known, caps) + _share(ready, newcomers, of_newcomers, caps)
-    return sorted(chosen + _share(ready, others, count - len(chosen), caps))
-
-
-def _places(percent: int, step: int, start: int = 0) -> int:
-    """Of update `step`: over the run they add up to the share, however small the batches are."""
-    return (percent * (step + 1) + start) // 100 - (percent * step + start) // 100
-
-
-def _share(ready: Sequence[Contributor], among: Sequence[int], count: int, caps: Mapping[bytes, int]) -> list[int]:
-    """The first `count` of the indices `among`, with as few above the caps of their identities as fill it."""
-    sizes = _sizes(ready, among)
-    above = 0
-    while _within(sizes, caps, above) < count:
-        above += 1
-    taken: Counter[bytes] = Counter()
-    chosen: list[int] = []
-    for index in among:
-        identity = ready[index].identity
-        if len(chosen) < count and taken[identity] < caps[identity] + above:
-            taken[identity] += 1
+    def choose(self, ready: Sequence[Contributor], among: Sequence[int], count: int) -> list[int]:
+        """Indices of `count` of the ready groups `among`, of which there must be as many; of each identity the first."""
+        waiting: dict[bytes, deque[int]] = {}
+        for index in among:
+            waiting.setdefault(ready[index].identity, deque()).append(index)
+        turns = [(max(self._turn, self._next.get(who, 0)), mine[0], who) for who, mine in waiting.items()]
+        heapq.heapify(turns)
+        chosen = []
+        for _ in range(count):
+            turn, index, who = heapq.heappop(turns)
             chosen.append(index)
-    return chosen
+            waiting[who].popleft()
+            self._turn = max(self._turn, turn)
+            self._remember(who, turn + 1)
+            if waiting[who]:
+                heapq.heappush(turns, (turn + 1, waiting[who][0], who))
+        return chosen
+
+    def _remember(self, identity: bytes, turn: int) -> None:
+        self._next[identity] = turn
+        self._next.move_to_end(identity)
+        if len(self._next) > _REMEMBERED:
+            self._next.popitem(last=False)
 
 
-def _sizes(ready: Sequence[Contributor], among: Sequence[int]) -> Counter[bytes]:
-    """Ready groups by identity."""
-    return Counter(ready[index].identity for index in among)
+class BatchChoice:
+    """Chooses the batches of a run, one after the other."""
 
+    def __init__(self) -> None:
+        self._known, self._newcomers, self._others = FairTurns(), FairTurns(), FairTurns()
 
-def _within(sizes: Counter[bytes], caps: Mapping[bytes, int], above: int) -> int:
-    """Groups there are with at most `above` more of each identity than its cap."""
-    return sum(min(size, caps[identity] + above) for identity, size in sizes.items())
+    def choose(self, ready: Sequence[Contributor], count: int, *, step: int) -> list[int]:
+        """Indices of `count` of the ready groups, in their order, for the update that starts at `step`.
+
+        There must be `count` ready groups: then there is always a batch.
+        """
+        assert len(ready) >= count
+        known = [index for index, each in enumerate(ready) if each.is_known]
+        newcomers = [index for index, each in enumerate(ready) if each.is_proven and not each.is_known]
+        others = [index for index, each in enumerate(ready) if not each.is_proven]
+        sizes = Counter(ready[index].identity for index in newcomers)
+        within_caps = sum(min(size, identity_places(step, count)) for size in sizes.values())
+        invited = min(newcomer_places(step, count), within_caps)
+        of_newcomers = min(len(newcomers), count, max(invited, count - len(known)))
+        of_known = min(len(known), count - of_newcomers)
+        chosen = self._known.choose(ready, known, of_known)
+        chosen += self._newcomers.choose(ready, newcomers, of_newcomers)
+        return sorted(chosen + self._others.choose(ready, others, count - len(chosen)))

@@ -41,7 +41,7 @@ _CHOICES = 8
 """Slots that a chosen group is the best of, in training."""
 
 _TASK, _RATE, _EVALUATED = "chain4", 5e-4, 2_048
-_SHARES = 20
+_SHARES = 10
 """Influences are rounded up to a multiple of one of so many, so that few runs are trained."""
 
 _CHOSEN_SLOTS = 1 << 38
