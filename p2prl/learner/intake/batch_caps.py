@@ -70,7 +70,7 @@ class FairTurns:
         """Next turn of the identities served lately; others have the present one."""
 
     def choose(self, ready: Sequence[Contributor], among: Sequence[int], count: int) -> list[int]:
-        """Indices of `count` of the ready groups `among`, of which there must be as many; of each identity the first."""
+        """Indices of `count` of the ready groups `among`, which must be as many; of each identity the first ones."""
         waiting: dict[bytes, deque[int]] = {}
         for index in among:
             waiting.setdefault(ready[index].identity, deque()).append(index)

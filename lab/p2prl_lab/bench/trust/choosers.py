@@ -173,7 +173,7 @@ ATTACKS: Mapping[tuple[str, int], Attack] = MappingProxyType(
 
 CHOICES = ("reward", "length")
 HONEST = (10, 50)
-UNCHECKED = (("best of 8 versions", 100), ("rotating keys", 100), ("machines of one owner", 256))
+UNCHECKED = (("best of 8 versions", 100), ("rotating keys", 10), ("rotating keys", 100))
 """Attacks that are shown without checks too, beside ten honest volunteers, by reward."""
 
 
