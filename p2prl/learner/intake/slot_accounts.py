@@ -9,7 +9,7 @@ when it opens and refunded when it is filled, so there is nothing to gain by lea
 that would open a gap beyond the savings is turned away, to be offered again: an honest peer offers its oldest groups
 first, which fills its gaps, and loses nothing. While slots are missing their peer has less standing (`peer_standings`).
 
-An outage delivers late and in any order. Late groups use up savings and no more: nothing is voided for them.
+After an outage groups come late and in any order. They use up savings at most: no late group voids another.
 
 What no honest peer does costs more: each slot that is forged, or sampled under a policy of an earlier beacon than the
 slots below it, voids about `VOIDED_PER_SLOT` of the peer's next groups once its savings are used up. Which groups are
@@ -24,11 +24,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from p2prl.protocol import limits
+from p2prl.protocol import limits, work_slots
 from p2prl.protocol.digests import digest
 from p2prl.protocol.rejection_reasons import FAULTS
 from p2prl.protocol.wire_codec import Wire
-from p2prl.protocol.work_slots import VERSIONS_PER_BEACON
 
 MAX_OPEN_GAPS = 64
 """Gaps of one peer that may be open, however much it has saved up: 64 are 3 KiB of the learner's disk."""
@@ -229,7 +228,7 @@ def void_draw(secret: bytes, peer: bytes, slot: int) -> float:
 
 def _period(version: int) -> int:
     """Number of a version's beacon; −1 for the version −1, of slots below the first."""
-    return version // VERSIONS_PER_BEACON
+    return version // work_slots.VERSIONS_PER_BEACON
 
 
 def _charge(gap: Gap) -> int:

@@ -42,7 +42,7 @@ _CHOICES = 8
 
 _TASK, _RATE, _EVALUATED = "chain4", 5e-4, 2_048
 _SHARES = 10
-"""Influences are rounded up to a multiple of one of so many, so that few runs are trained."""
+"""Influences are rounded up to a multiple of one tenth: each other share would be a run to train."""
 
 _CHOSEN_SLOTS = 1 << 38
 
