@@ -1,4 +1,4 @@
-"""The trust benchmark: attacks on a learner, false rejects of honest groups, floods, and what the checks cost.
+"""The trust benchmark: attacks on a learner, false rejects of honest groups, choosers, floods, and what checks cost.
 
 It is made of cells that depend on their settings and the seed alone. Each is stored when it is done, so that a run that
 was stopped goes on where it was.
@@ -20,23 +20,30 @@ from p2prl_lab.bench.results.result_version import result_version
 from p2prl_lab.bench.results.seed_file import Line, SeedFile
 from p2prl_lab.bench.trust.attack_run import CLASS_NOISE, SHAPES, AttackRun, RunSize
 from p2prl_lab.bench.trust.attacks import attack_row, groups_of
+from p2prl_lab.bench.trust.choosers import ATTACKS as ATTACKS_BY_CHOICE
+from p2prl_lab.bench.trust.choosers import CHOICES, HONEST, UNCHECKED, ChooserPlan, chooser_row
 from p2prl_lab.bench.trust.flood_rows import TableRow, flood_rows, table_rows
 from p2prl_lab.bench.trust.floods import FLOODS, FloodPlan, FloodRow
 from p2prl_lab.bench.trust.forged_groups import ATTACKS
+from p2prl_lab.bench.trust.honest_bill import EVENTS, bill_row
 from p2prl_lab.bench.trust.model_groups import model_rows
 from p2prl_lab.bench.trust.replay_power import POLICIES, FalseRejects, cells
 from p2prl_lab.bench.trust.roc import roc_points
 from p2prl_lab.bench.trust.validators import ValidatorBenchConfig, run_validator_bench
 
-PARTS = ("attacks", "false_rejects", "floods", "cost")
+PARTS = ("attacks", "false_rejects", "choosers", "honest_bill", "floods", "cost")
 
-TABLES = ("attacks", "false_rejects", "power", "roc", "floods", "tables", "validators", "cost")
+TABLES = (
+    "attacks", "false_rejects", "power", "roc", "choosers", "honest_bill", "floods", "tables", "validators", "cost",
+)  # fmt: skip
 """Keys of the result, each a list of rows; `cost` has one."""
 
-VERSION = result_version(trust=2)
+VERSION = result_version(trust=3)
 
 COLD = 0.6
 """A temperature at which the cap of one logit is more than a nat."""
+
+CHOOSER_PLAN = ChooserPlan()
 
 FLOOD_PLAN = FloodPlan(volunteers=3, begins_s=90.0, lasts_s=90.0, after_s=120.0, sample_seconds=4.0)
 """A short run with the flood of 50 keys that have 60 groups each."""
@@ -62,6 +69,8 @@ class TrustConfig:
     """Groups of a real model, of each attack, at most."""
     cell_tokens: int = 32_768
     """Tokens of these, at most; 0 for no limit."""
+    choosers: ChooserPlan = CHOOSER_PLAN
+    """Training that shows what a choice costs."""
     floods: tuple[str, ...] = tuple(FLOODS)
     plan: FloodPlan = FLOOD_PLAN
     """Its seed is not used."""
@@ -112,7 +121,7 @@ class _Job:
 def run_trust(config: TrustConfig, out: Path, *, on_progress: Callable[[str, float], None]) -> Rows:
     """All rows that `config` asks for, by table. Cells that `out` holds are not computed again."""
     stored: SeedFile[Setting, Cell] = SeedFile(out / "results.jsonl", Line[Setting, Cell])
-    jobs = list(_jobs(config))
+    jobs = list(_jobs(config, out))
     rows: Rows = {table: [] for table in TABLES}
     for number, job in enumerate(jobs):
         setting = job.setting
@@ -126,10 +135,12 @@ def run_trust(config: TrustConfig, out: Path, *, on_progress: Callable[[str, flo
     return rows
 
 
-def _jobs(config: TrustConfig) -> Iterator[_Job]:
+def _jobs(config: TrustConfig, out: Path) -> Iterator[_Job]:
     made = {
         "attacks": lambda: _attacks(config),
         "false_rejects": lambda: _false_rejects(config),
+        "choosers": lambda: _choosers(config, out),
+        "honest_bill": lambda: _honest_bill(config),
         "floods": lambda: _floods(config),
         "cost": _cost,
     }
@@ -214,6 +225,30 @@ def _of_models(dtype: str, groups: int, seed: int) -> Rows:
 
 def _of_rules(dtype: str, groups: int, seed: int) -> Rows:
     return {"roc": [asdict(point) for point in roc_points(groups, seed, dtypes=[dtype])]}
+
+
+def _choosers(config: TrustConfig, out: Path) -> Iterator[_Job]:
+    plan = config.choosers
+    checked = [(name, keys, honest, choice, True) for (name, keys), honest, choice in
+               itertools.product(ATTACKS_BY_CHOICE, HONEST, CHOICES)]  # fmt: skip
+    for name, keys, honest, choice, checks in (*checked, *((*each, 10, CHOICES[0], False) for each in UNCHECKED)):
+        case = f"{name}, {keys} keys beside {honest}, by {choice}, {'' if checks else 'un'}checked, {plan}"
+
+        def make(
+            name: str = name, keys: int = keys, honest: int = honest, choice: str = choice, checks: bool = checks
+        ) -> Rows:
+            return {"choosers": [asdict(chooser_row(name, keys, honest, choice, checks=checks, plan=plan, out=out))]}
+
+        yield _Job(Setting(part="choosers", case=case), make)
+
+
+def _honest_bill(config: TrustConfig) -> Iterator[_Job]:
+    for event, trickle in EVENTS:
+
+        def make(event: str = event, trickle: float = trickle) -> Rows:
+            return {"honest_bill": [asdict(bill_row(event, trickle, config.seed))]}
+
+        yield _Job(Setting(part="honest_bill", case=f"{event}, {trickle:g}"), make)
 
 
 def _floods(config: TrustConfig) -> Iterator[_Job]:
