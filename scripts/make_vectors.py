@@ -46,6 +46,7 @@ from p2prl.protocol.link_messages import (
     Meeting,
     MeetingRequest,
     Offer,
+    Padding,
     Push,
     Want,
 )
@@ -159,6 +160,7 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         LedgerPage(0, (b"one", b"two")),
         MeetingRequest(VOLUNTEER.public_key),
         Meeting(VOLUNTEER.public_key, "/ip4/44.131.7.1/tcp/4001", True),
+        Padding(bytes(3)),
     )
 
 

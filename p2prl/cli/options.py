@@ -62,7 +62,7 @@ Lan = Annotated[
     bool, typer.Option("--lan", help="Announce this machine on the local network, and try others of the run there.")
 ]
 MonthlyGb = Annotated[
-    float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")
+    float, typer.Option("--monthly-gb", min=0.0, help="Uploads in a month, GB; weights stop past it; 0 is no limit.")
 ]
 DiskGb = Annotated[
     float,

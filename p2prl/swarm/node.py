@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits, wire_version
@@ -26,6 +27,7 @@ from p2prl.protocol.link_messages import (
     Meeting,
     MeetingRequest,
     Offer,
+    Padding,
     Push,
     Want,
     place_of,
@@ -115,7 +117,7 @@ class Node:
                 heights = {peer: link.ledger_height for peer, link in core.connections.links.items()}
                 core.ledger.ask(heights, height)
             case signals.SendLedger(peer=peer, from_height=height, entries=entries):
-                core.ledger.answer(PeerId(peer), height, entries)
+                core.send_ledger(PeerId(peer), height, entries, now)
             case _ if self._running is not None:  # before, it is ignored
                 self._running.order(order, now)
         return None
@@ -163,9 +165,11 @@ class Node:
     def set_upload_rate(self, bytes_s: float) -> None:
         """Set the measured uplink rate for chunks, bytes/s."""
         self._core.relay.set_upload_rate(bytes_s)
+        self._core.answers.set_rate(bytes_s)
 
     def allow_uploads(self, allowed: bool) -> None:
-        """Set whether weights are uploaded from now on; cheap to repeat."""
+        """Set whether weights are uploaded, and strangers answered, from now on; cheap to repeat."""
+        self._core.answers.is_open = allowed
         self._core.relay.allow_uploads(allowed)
         self._core.groups.allow_relaying(allowed)
 
@@ -222,6 +226,8 @@ class Node:
         if connections.bans.is_banned(source, now):
             return
         self._connected(source, now, dialed=False)
+        if source in connections.links:
+            self._core.answers.received(source, len(frame))
         try:
             for message in frames.unpack(frame):
                 link = connections.links.get(source)
@@ -312,17 +318,21 @@ class Node:
                 core.gossip.on_offer(message, source)
                 core.groups.announced(message.digests, source)
             case Want():
-                core.gossip.on_want(message, source)
+                core.gossip.on_want(message, source, partial(core.answers.take, source, now=now))
             case Push(envelope=raw):
                 if core.admits(traffic_of(raw), source, now):
                     self._on_push(raw, source, now)
             case LedgerQuery(from_height=height):
                 may_query = core.ledger.may_query(source, now) and core.admits(Traffic.QUERY, source, now)
-                if 0 <= height <= core.local.ledger_height and may_query:
+                has_room = core.answers.room(source, now) > 0
+                if 0 <= height <= core.local.ledger_height and may_query and has_room:
                     core.events.append(signals.LedgerWanted(source, height))
             case LedgerPage(from_height=height, entries=entries):
                 if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY and core.ledger.is_answer(source, height):
+                    core.ledger.note_page(entries)
                     core.events.append(signals.LedgerArrived(height, entries))
+            case Padding():
+                pass  # it was counted with its frame
             case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
                 core.relay.receive(message, source, now)  # ignores messages that are not its own
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
+from functools import partial
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.digests import Digest
@@ -12,6 +14,7 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
+from p2prl.swarm.answer_budget import AnswerBudget, Asker
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.events import (
@@ -61,6 +64,7 @@ class NodeCore:
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
         self.entry = EntryLimits()
+        self.answers = AnswerBudget(self._asker, config.relay.upload_bytes_s, now)
         self.final_head = FinalHead()
         self.witnesses = HeadWitnesses()
         self.verdicts = VerdictGate()
@@ -109,6 +113,7 @@ class NodeCore:
         self.final_head.remove_peer(peer)
         self.witnesses.remove_peer(peer)
         self.gossip.remove_peer(peer)
+        self.answers.remove_peer(peer)
         self.relay.remove_neighbor(peer)
         self.groups.remove_peer(peer)
         self.report_roles()
@@ -127,7 +132,8 @@ class NodeCore:
         A volunteer repeats a group until the learner's storage receipt reaches it: send it the receipt if one is
         remembered, otherwise forward the group again, or let the learner acknowledge it again.
         """
-        if self.gossip.answer_repeated(name, source):
+        may_answer = partial(self.answers.take, source, now=now)
+        if self.gossip.answer_repeated(name, source, may_answer):
             return
         if self.config.role is not Role.LEARNER:
             self.gossip.spread_again(name, source=source)
@@ -142,6 +148,13 @@ class NodeCore:
         """Whether a message may cost this node anything: the first look, at its sender only."""
         is_known = self.connections.is_known(peer, now)
         return self.entry.admits(kind, peer, self.connections.subnets.of(peer), now, is_known=is_known)
+
+    def send_ledger(self, peer: PeerId, from_height: int, entries: Sequence[bytes], now: float) -> None:
+        """Answer a ledger query, as far as the budget goes; without room for an entry it is not answered."""
+        room = self.answers.room(peer, now)
+        size_bytes = self.ledger.answer(peer, from_height, entries, room)
+        if size_bytes:
+            self.answers.take(peer, size_bytes, now)
 
     def send(self, peer: PeerId, message: Wire) -> None:
         """Send a control message to a peer."""
@@ -177,6 +190,10 @@ class NodeCore:
         commands: list[Command] = [*self.connections.commands, *sends, *parts]
         self.connections.commands.clear()
         return commands
+
+    def _asker(self, peer: PeerId, now: float) -> Asker:
+        is_known = self.connections.is_known(peer, now)
+        return Asker(self.connections.subnets.of(peer), is_known, self.is_learner(peer))
 
     def _note_bulk(self, sends: list[Send], *, is_part: bool) -> None:
         for send in sends:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.countersignature import countersigned_head
@@ -102,9 +103,8 @@ class Running:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
         newest, head = self._policies.newest, self._policies.head
         if newest is not None and newest.manifest.version > newest_version and self._may_tell(peer, now):
-            if head is not None:
-                self._core.send(peer, Push(head.raw))  # first: it lists the patches that lead to the version
-            self._core.send(peer, Push(newest.raw))
+            news = (newest,) if head is None else (head, newest)  # the head lists the patches that lead to the version
+            self._core.gossip.tell(news, peer, partial(self._core.answers.take, peer, now=now))
         if final_head := self._core.final_head.for_peer(peer, role, now):
             self._core.send(peer, Push(final_head))
         for envelope in self._core.witnesses.for_peer(peer, role):

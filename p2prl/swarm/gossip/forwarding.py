@@ -9,8 +9,10 @@ Pure: the owner passes messages in and drains `outbox`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
@@ -34,6 +36,21 @@ OFFER_S = 1.0
 """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
 
 
+_PUSH_OVERHEAD_BYTES = 16
+"""Of a frame, a message and an array around an envelope, at most."""
+
+
+class MayAnswer(Protocol):
+    """Counts an answer of so many bytes to one peer; False when the budget has no room for it."""
+
+    def __call__(self, size_bytes: int, *, offered: bool = False) -> bool: ...
+
+
+def always(size_bytes: int, *, offered: bool = False) -> bool:  # noqa: ARG001 - a budget without bounds
+    """Answer everything."""
+    return True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GossipConfig:
     """Gossip settings; the defaults suit swarms of two to several thousand peers."""
@@ -47,6 +64,8 @@ class GossipConfig:
     the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
     offers: int = 262_144
     """Offers remembered over all envelopes and peers: 40 MB at most. Many links may offer the same envelopes."""
+    due: int = 32_768
+    """Offers to peers that have not asked yet, and envelopes that peers have got without an offer: 8 MB."""
     answer_bytes: int = 4 * 1024 * 1024
     """Bytes of envelopes pushed to one peer, for its wants, between two drains of the outbox. A want costs 33 bytes to
     send and may be answered with 256 KiB: without a bound one frame of wants fills the memory. The asker asks again."""
@@ -69,6 +88,10 @@ class Gossip:
         self._sent_receipts: set[tuple[PeerId, bytes]] = set()
         """Cached receipts sent to a peer since the last drain: one names many of its groups."""
         self._announcements = Announcements(rng, OFFER_S)
+        self._owed: OrderedDict[tuple[PeerId, Digest], None] = OrderedDict()
+        """Envelopes that were offered to a peer, which it may ask for once."""
+        self._given: OrderedDict[tuple[PeerId, Digest], None] = OrderedDict()
+        """Pinned envelopes that a peer has got on this link: it pays for another copy."""
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def set_role(self, peer: PeerId, role: Role) -> None:
@@ -80,6 +103,9 @@ class Gossip:
         self._roles.pop(peer, None)
         self._announcements.remove_peer(peer)
         self._offers.remove_peer(peer)
+        for table in (self._owed, self._given):
+            for key in [key for key in table if key[0] == peer]:
+                del table[key]
 
     def pin(self, raw: bytes, name: Digest) -> None:
         """Keep an envelope until it is unpinned: the run manifest, the newest policy manifests."""
@@ -137,13 +163,16 @@ class Gossip:
             if role in pushed_to:
                 self.outbox.append((peer, Push(opened.raw)))
             elif opened.kind in BOUND_FOR_LEARNER and role is Role.LEARNER:
-                self.outbox.append((peer, Offer((opened.digest,))))
+                self._offer(peer, opened.digest)
             else:
                 self._announcements.add(peer, opened.digest)
         if opened.kind in BOUND_FOR_LEARNER and not self._is_learner and Role.LEARNER not in self._roles.values():
             others = [p for p, role in self._roles.items() if p not in already_have and role not in audience]
             for peer in self._draw_carriers(others):
-                self.outbox.append((peer, Push(opened.raw) if source is None else Offer((opened.digest,))))
+                if source is None:
+                    self.outbox.append((peer, Push(opened.raw)))
+                else:
+                    self._offer(peer, opened.digest)
 
     def spread_again(self, name: Digest, *, source: PeerId) -> None:
         """Offer an envelope again that was pushed here a second time: its author still has no receipt for it.
@@ -155,20 +184,26 @@ class Gossip:
             return
         others = [p for p, role in self._roles.items() if p != source]
         learners = [p for p in others if self._roles[p] is Role.LEARNER]
-        self.outbox.extend((peer, Offer((name,))) for peer in learners or self._draw_carriers(others))
+        for peer in learners or self._draw_carriers(others):
+            self._offer(peer, name)
 
     def note_receipt(self, opened: Opened) -> None:
         """Remember a storage receipt of the learner."""
         if isinstance(opened.body, StorageReceipt):
             self._receipts.note(opened.body.groups, opened.raw)
 
-    def answer_repeated(self, name: Digest, source: PeerId) -> bool:
+    def answer_repeated(self, name: Digest, source: PeerId, may_answer: MayAnswer = always) -> bool:
         """Answer a group that was pushed again with its storage receipt, unless none is remembered (False)."""
         receipt = self._receipts.receipt_for(name)
-        if receipt and (source, receipt) not in self._sent_receipts:
+        is_new = bool(receipt) and (source, receipt) not in self._sent_receipts
+        if is_new and may_answer(len(receipt) + _PUSH_OVERHEAD_BYTES):
             self._sent_receipts.add((source, receipt))
             self.outbox.append((source, Push(receipt)))
         return bool(receipt)
+
+    def _offer(self, peer: PeerId, name: Digest) -> None:
+        _note(self._owed, (peer, name), self._config.due)
+        self.outbox.append((peer, Offer((name,))))
 
     def _draw_carriers(self, peers: list[PeerId]) -> list[PeerId]:
         return draw(peers, self._config.carriers, self._rng)
@@ -185,19 +220,40 @@ class Gossip:
         if fresh:
             self.outbox.append((source, Want(tuple(fresh))))
 
-    def on_want(self, message: Want, source: PeerId) -> None:
-        """Push the envelopes that are still kept, each once and within `answer_bytes`; ignore the rest."""
+    def tell(self, news: Sequence[Opened], peer: PeerId, may_answer: MayAnswer) -> None:
+        """Push pinned envelopes that a peer seems to lack: the first time as an announcement, then for credit."""
+        first = (peer, news[-1].digest) not in self._given
+        if may_answer(sum(len(opened.raw) + _PUSH_OVERHEAD_BYTES for opened in news), offered=first):
+            _note(self._given, (peer, news[-1].digest), self._config.due)
+            self.outbox.extend((peer, Push(opened.raw)) for opened in news)
+
+    def on_want(self, message: Want, source: PeerId, may_answer: MayAnswer = always) -> None:
+        """Push the envelopes that are still kept, each once and within `answer_bytes` and the budget; ignore the rest.
+
+        What this node offered to the peer, and what everybody needs (pinned), it may have once for nothing.
+        """
         for name in _digests_of(message.digests):
             self._announcements.mark_known(source, name)
             raw = self._store.get(name)
             answered = self._answered_bytes.get(source, 0) + len(raw)
-            if raw and answered <= self._config.answer_bytes:
+            key = source, name
+            is_pinned = self._store.is_pinned(name)
+            is_due = key in self._owed or (is_pinned and key not in self._given)
+            if not raw or answered > self._config.answer_bytes:
+                continue
+            if may_answer(len(raw) + _PUSH_OVERHEAD_BYTES, offered=is_due):
                 self._answered_bytes[source] = answered
+                self._owed.pop(key, None)
+                if is_pinned:
+                    _note(self._given, key, self._config.due)
                 self.outbox.append((source, Push(raw)))
 
     def flush(self, now: float) -> None:
         """Put the offers that are due into `outbox`; call it before each drain."""
-        self.outbox.extend(self._announcements.take_due(now))
+        for peer, message in self._announcements.take_due(now):
+            self.outbox.append((peer, message))
+            for name in message.digests:
+                _note(self._owed, (peer, Digest(name)), self._config.due)
 
     def next_deadline(self) -> float:
         """When `flush` next has offers to send."""
@@ -213,6 +269,13 @@ class Gossip:
         step = limits.MAX_DIGESTS_PER_MESSAGE
         for peer, names in self._offers.next_to_ask(self._rng).items():
             self.outbox.extend((peer, Want(tuple(names[i : i + step]))) for i in range(0, len(names), step))
+
+
+def _note(table: OrderedDict[tuple[PeerId, Digest], None], key: tuple[PeerId, Digest], most: int) -> None:
+    table[key] = None
+    table.move_to_end(key)
+    if len(table) > most:
+        table.popitem(last=False)
 
 
 def _digests_of(digests: tuple[bytes, ...]) -> list[Digest]:

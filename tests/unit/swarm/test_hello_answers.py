@@ -1,4 +1,4 @@
-"""Answers to hellos: the newest version once in a while, however often a peer says that it is behind."""
+"""Answers to hellos: the newest version once on a link, and again for those who have paid for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.protocol.link_messages import Hello, Push
+from p2prl.protocol.link_messages import Hello, Padding, Push
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm.answer_budget import STRANGER_SHARE, SUBNET_SHARE, UNKNOWN_RATE_BYTES_S
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
@@ -83,17 +84,23 @@ def test_whoever_reconnects_to_ask_again_is_answered_no_more_often() -> None:
     assert pushed.count(Kind.POLICY_HEAD) <= 6
 
 
-def test_a_peer_that_stays_behind_is_told_at_every_hello() -> None:
+def test_a_peer_that_stays_behind_is_told_once_and_again_when_it_pays() -> None:
     node, friend = node_with(3_000), identity_of("friend").peer_id
-    for turn in range(20):
-        assert receive(node, friend, hello(NOW + 15 * turn), NOW + 15 * turn) == [
-            Kind.POLICY_HEAD,
-            Kind.POLICY_MANIFEST,
-        ]
+    told = [receive(node, friend, hello(NOW + 15 * turn), NOW + 15 * turn) for turn in range(20)]
+    assert told == [[Kind.POLICY_HEAD, Kind.POLICY_MANIFEST]] + [[]] * 19
+    padding = frames.pack(Padding(bytes(150_000 // limits.MAX_AMPLIFICATION)))
+    assert receive(node, friend, padding + hello(NOW + 299), NOW + 299) == told[0]
+    node.lost(friend, NOW + 299)
+    assert receive(node, friend, hello(NOW + 299.5), NOW + 299.5) == told[0], "a new link begins anew"
     assert receive(node, friend, hello(NOW + 300, version=3_000), NOW + 300) == []
 
 
 def test_keys_without_number_are_answered_a_bounded_number_of_times() -> None:
     node = node_with(3_000)
-    pushed = [kind for number in range(1_500) for kind in receive(node, PeerId(f"key {number}"), hello(NOW), NOW)]
-    assert 900 <= pushed.count(Kind.POLICY_HEAD) <= 1_000
+    size = len(head_of(3_000)) + len(policy(3_000))
+    told = [receive(node, PeerId(f"key {number}"), hello(NOW), NOW) for number in range(1_500)]
+    bytes_told = size * sum(map(bool, told))
+    assert 0.4 * UNKNOWN_RATE_BYTES_S < bytes_told < UNKNOWN_RATE_BYTES_S + size, "at most a second of the upload rate"
+    later = [receive(node, PeerId(f"key {n}"), hello(NOW + n), NOW + n) for n in range(1_500, 1_800)]
+    share = SUBNET_SHARE * STRANGER_SHARE * UNKNOWN_RATE_BYTES_S
+    assert size * sum(map(bool, later)) > 0.8 * 300 * share, "then by the share of their subnet"
