@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from p2prl.client.agent import LocalPolicy
 from p2prl.clock import Clock
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.group_work import SamplingTools, SlotAssignment
+from p2prl.models.groups.group_work import SamplingTools, SlotAssignment
 from p2prl.models.sampler_port import Generation, Ticket
-from p2prl.models.turn_sampling import TurnSampling
+from p2prl.models.sampling import TurnSampling
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.signed_group import seal_group

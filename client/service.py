@@ -13,7 +13,6 @@ from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.delivery import Delivery
-from p2prl.client.exclusion import COUNTED_FOR_S, RECEIPTS_TO_STOP, exclusion_error
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.sampler import FinishedGroup, SlotSampler
@@ -21,8 +20,8 @@ from p2prl.client.slot_numbers import first_slot
 from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
-from p2prl.errors import IntegrityError
-from p2prl.models.group_work import SamplingTools
+from p2prl.errors import IntegrityError, MachineError
+from p2prl.models.groups.group_work import SamplingTools
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower
@@ -35,6 +34,24 @@ from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, Receip
 from p2prl.protocol.rejection_reasons import RejectionReason, explain
 from p2prl.protocol.run_end import RunEnd
 from p2prl.swarm import signals
+
+RECEIPTS_TO_STOP = 3
+"""Groups rejected with `excluded` after which a volunteer stops: one fewer than a learner sends in one exclusion."""
+
+COUNTED_FOR_S = 24 * 3600.0
+"""Age of a group from which its rejection counts no more: the exclusion may have ended since."""
+
+
+def exclusion_error() -> MachineError:
+    """What the owner is told."""
+    return MachineError(
+        "the learner has excluded this machine's key: several of its groups were not what the policy samples, and a "
+        "second replay confirmed it each time",
+        remedy="If you changed nothing, this machine computes wrong numbers: undo overclocking, test its memory and "
+        "graphics card, update the driver. The exclusion ends by itself, the first after an hour, each further one "
+        "after twice as long: start again then. Credit that is final stays.",
+    )
+
 
 _POLL_S = 0.5
 """Longest wait for messages when there is nothing to do."""

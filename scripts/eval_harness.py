@@ -27,10 +27,10 @@ from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
 from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.errors import ConfigError
-from p2prl.models.group_work import GroupWork
-from p2prl.models.pass_evaluation import EvaluationSet, evaluation_sets
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.text_codec import TextCodec
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.evaluation.pass_evaluation import EvaluationSet, evaluation_sets
+from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.tasks.pass_threshold import pass_threshold
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.build import build_scorer, runs_third_party_code

@@ -1,7 +1,7 @@
 """Draw the floor plan from the code: `python -m scripts.floor_plan` writes docs/floor_plan.md and its picture.
 
 Floors come from the import-linter contract in pyproject.toml, packages from the folders, arrows from the imports, and
-each file's line from its docstring. `--check` writes nothing and exits 1 when the committed plan differs.
+each package's line from its docstring. `--check` writes nothing and exits 1 when the committed plan differs.
 """
 
 from __future__ import annotations
@@ -139,25 +139,27 @@ def _inner_lines(package: Package) -> list[str]:
 
 
 def page(plan: list[list[Package]]) -> str:
-    """The plan as Markdown: the picture, then every file with its line, floor by floor."""
+    """The plan as Markdown: the picture, then a line for every package and for each room in it, floor by floor."""
     parts = [
         "# Floor plan",
         "",
         "Drawn from the code by `make floor-plan`; a test keeps it equal. A package imports the floors below it, never",
-        "above, never its neighbors on the same floor.",
+        "above, never its neighbors on the same floor. Every file opens with a line on what it does.",
         "",
         "![Packages by floor, with a line for every import between two packages](images/floor_plan.svg)",
+        "",
+        "| floor | package | |",
+        "|--:|---|---|",
     ]
     for number, floor in zip(range(len(plan), 0, -1), plan, strict=True):
         for package in floor:
-            parts += ["", f"## {package.name}", "", f"Floor {number}. {_summary(package)}", ""]
-            parts += ["| file | |", "|---|---|"]
-            parts += [
-                f"| [`{file.relative_to(ROOT)}`](../{file.relative_to(ROOT)}) | {first_line(file).replace('|', '¦')} |"
-                for file in package.files
-                if file.name != "__init__.py"
-            ]
+            parts += [f"| {number} | {_link(package.path)} | {_summary(package.path)} |"]
+            parts += [f"| | {_link(package.path / room)} | {_summary(package.path / room)} |" for room in package.inner]
     return "\n".join([*parts, *_laboratory()]) + "\n"
+
+
+def _link(path: Path) -> str:
+    return f"[`{path.relative_to(ROOT)}`](../{path.relative_to(ROOT)})"
 
 
 def _laboratory() -> list[str]:
@@ -172,17 +174,12 @@ def _laboratory() -> list[str]:
         "",
         "| part | |",
         "|---|---|",
-        *(
-            f"| [`{path.relative_to(ROOT)}`](../{path.relative_to(ROOT)}) |"
-            f" {first_line(path / '__init__.py' if path.is_dir() else path)} |"
-            for path in parts
-            if path.name != "__init__.py"
-        ),
+        *(f"| {_link(path)} | {_summary(path)} |" for path in parts if path.name != "__init__.py"),
     ]
 
 
-def _summary(package: Package) -> str:
-    return first_line(package.path / "__init__.py") if package.path.is_dir() else first_line(package.path)
+def _summary(path: Path) -> str:
+    return first_line(path / "__init__.py" if path.is_dir() else path).replace("|", "¦")
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TypeVar
 
-from p2prl.models.run_scoring import GroupRewards
+from p2prl.models.rewards.scoring import GroupRewards
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 
 _WAITING = 4_096

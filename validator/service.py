@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2prl.clock import Clock
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError
-from p2prl.models.group_work import GroupWork, Inspection, ReplayTools
+from p2prl.models.groups.group_work import GroupWork, Inspection, ReplayTools
 from p2prl.models.scorer_port import Scorer
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort

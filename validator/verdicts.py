@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from p2prl.models.group_replay import replay_groups
-from p2prl.models.group_work import Inspection, ReplayTools
+from p2prl.models.groups.group_work import Inspection, ReplayTools
+from p2prl.models.replay.group_replay import replay_groups
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rejection_reasons import RejectionReason

@@ -17,7 +17,7 @@ from p2prl.errors import IntegrityError
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw, draw_with_logprobs
-from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
+from p2prl.models.weights.layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.protocol.rollout_group import EngineClass
 
 

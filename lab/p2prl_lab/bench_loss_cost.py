@@ -25,7 +25,7 @@ from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.probation import ProbationConfig
-from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl_lab.progress_lines import say
 
 GROUPS, SIZE, PROMPT, TOKENS = 4, 8, 16, 64

@@ -25,17 +25,17 @@ import torch
 from transformers import Qwen2Config
 
 from p2prl.bench.engine.bare_vllm import BareVllm
-from p2prl.models.device import choose_device
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import export_run_files
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.engines.vllm.engine import VllmOptions
+from p2prl.models.engines.vllm.sampler import VllmSampler
+from p2prl.models.hardware.device import choose_device
+from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.sampler_port import Generation, GenerationRequest
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.vllm_engine import VllmOptions
-from p2prl.models.vllm_sampler import VllmSampler
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl_lab.testing.judged_groups import GROUP, judge, replayed
 from p2prl_lab.testing.mixed_replay import mixed_scores
 from p2prl_lab.testing.spread_models import spread_model

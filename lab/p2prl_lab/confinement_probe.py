@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.models.confined_tokenizer import ConfinedTokenizer
+from p2prl.models.tokenizer.confined import ConfinedTokenizer
 from p2prl_lab.testing.confinement_probes import findings
 from p2prl_lab.testing.tokenizer_bombs import VOCABULARY, Bomb, bombs, unchecked_program
 

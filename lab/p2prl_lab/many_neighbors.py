@@ -29,9 +29,8 @@ import psutil
 
 from p2prl.clock import SystemClock
 from p2prl.errors import TransportError
-from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.node_driver import NodeDriver, NodeGuard
 from p2prl.net.process.open_files import links_for, raise_open_files
-from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.transports import framing, multiaddrs, streams
 from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.daemon import Daemon, read_message, sized_message

@@ -2,10 +2,10 @@
 
     nice -n 19 python -m p2prl_lab.staleness_experiment --processes 2
 
-Each process uses one thread. Finished batches are appended to docs/benchmarks/staleness_runs.jsonl, which is committed;
-a later run, on any machine, continues after them. Ctrl-C loses the batches under way. Warm starts are kept in --work
-and made again where they are missing. What is left is said after every batch. --report writes the tables and the
-figure without running anything.
+Each process uses one thread. Finished batches are appended to --data; a later run, on any machine, continues after
+them. Ctrl-C loses the batches under way. Warm starts are kept in --work and made again where they are missing. What is
+left is said after every batch. --report writes the tables and the figure without running anything. The published
+tables are docs/benchmarks/staleness_runs.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from p2prl.confinement import linux
-from p2prl.models.device import use_threads
+from p2prl.models.hardware.device import use_threads
 from p2prl_lab.bench.staleness.benchmark import train_batch
 from p2prl_lab.bench.staleness.experiment import PARTS, CompactResults, Job
 from p2prl_lab.bench.staleness.experiment_queue import ExperimentQueue
@@ -29,7 +29,7 @@ from p2prl_lab.bench.staleness.seed_log import SeedResult
 from p2prl_lab.bench.training.environments import environment_by_name
 from p2prl_lab.progress_lines import say
 
-FOLDER = Path("docs/benchmarks")
+FOLDER = Path("runs/staleness-experiment")
 SAID_EVERY_S = 60.0
 
 Trained = tuple[dict[Setting, list[SeedResult]], float]
@@ -39,10 +39,10 @@ Trained = tuple[dict[Setting, list[SeedResult]], float]
 def main() -> int:
     """Run until nothing is missing, or for --hours; write the tables at the end, also after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=FOLDER / "staleness_runs.jsonl", help="file of results")
-    parser.add_argument("--table", type=Path, default=FOLDER / "staleness_runs.md", help="Markdown file to write")
-    parser.add_argument("--figure", type=Path, default=FOLDER / "staleness_runs.png", help="curves to draw")
-    parser.add_argument("--work", type=Path, default=Path("runs/staleness-experiment"), help="folder of warm starts")
+    parser.add_argument("--data", type=Path, default=FOLDER / "runs.jsonl", help="file of results")
+    parser.add_argument("--table", type=Path, default=FOLDER / "runs.md", help="Markdown file to write")
+    parser.add_argument("--figure", type=Path, default=FOLDER / "runs.png", help="curves to draw")
+    parser.add_argument("--work", type=Path, default=FOLDER, help="folder of warm starts")
     parser.add_argument("--processes", type=int, default=1, help="batches to run side by side")
     parser.add_argument("--hours", type=float, default=1e9, help="begin no batch expected to end after this many hours")
     parser.add_argument("--tasks", nargs="+", choices=[part.task for part in PARTS], help="run these alone")
@@ -135,9 +135,9 @@ def write(path: Path, results: CompactResults) -> None:
     path.write_text("# Staleness: tables of the experiment\n\n" + HEAD + report(results), encoding="utf-8")
 
 
-HEAD = """Written by `python -m p2prl_lab.staleness_experiment`, which continues after the runs in
-`staleness_runs.jsonl`. Means over the last five of sixteen evaluations on reporting seeds, which span 1.25 delays, and
-over the last three on development seeds, ± standard errors over seeds. What it is: [staleness.md](staleness.md).
+HEAD = """Written by `python -m p2prl_lab.staleness_experiment`. Means over the last five of sixteen evaluations on
+reporting seeds, which span 1.25 delays, and over the last three on development seeds, ± standard errors over seeds.
+What it is: [staleness.md](staleness.md).
 
 """
 

@@ -1,7 +1,7 @@
 """Sum of a completion's reward parts: success, outcome and process scores, with the Clip and Delta refinements.
 
 A process reward model's raw scores can be hacked by repeating correct but needless steps; Clip and Delta bound what
-any completion can accumulate (arXiv 2410.15115). `p2prl/models/rewards.py` gets the scores and calls this.
+any completion can accumulate (arXiv 2410.15115). `p2prl/models/rewards/run_reward.py` gets the scores and calls this.
 Shape legend: B groups, G completions, T tokens, K steps.
 """
 

@@ -1,7 +1,7 @@
 """Parser of the reward text in a run manifest: `success+0.2*process:clip+delta`.
 
 Every peer that scores a completion uses the same text, so anyone can recompute a reward
-(`p2prl/models/rewards.py`).
+(`p2prl/models/rewards/run_reward.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from p2prl.models.weight_layout import TORCH_DTYPES
+from p2prl.models.weights.layout import TORCH_DTYPES
 
 VOCABULARY = 151_936
 """Qwen2's."""

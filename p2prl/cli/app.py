@@ -1,52 +1,133 @@
-"""The `p2prl` application: registers the commands of `p2prl.cli.commands` under their help panels.
+"""The `p2prl` application: its commands by help panel, each in a module that is imported when the command runs.
 
-A command's implementation is imported when the command runs, so `p2prl --help` needs no torch.
+So `p2prl --help`, a completion and a wrong option cost no more than this table, and a command imports what it needs.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from p2prl.cli.commands.bench import bench_app
-from p2prl.cli.commands.board import board
-from p2prl.cli.commands.certificate import certificate
-from p2prl.cli.commands.controls import (
-    config_app,
-    config_init,
-    config_show,
-    finish,
-    limits,
-    limits_help,
-    pause,
-    resume,
-    stop,
-)
-from p2prl.cli.commands.demo import demo
-from p2prl.cli.commands.doctor import doctor
-from p2prl.cli.commands.eval import eval_
-from p2prl.cli.commands.export import export
-from p2prl.cli.commands.init import init
-from p2prl.cli.commands.join import make_join
-from p2prl.cli.commands.key import key_app
-from p2prl.cli.commands.learn import make_learn
-from p2prl.cli.commands.ledger import ledger_app
-from p2prl.cli.commands.metrics import metrics
-from p2prl.cli.commands.receipts import receipts_app
-from p2prl.cli.commands.seed import seed
-from p2prl.cli.commands.service import service_app, service_install, service_print
-from p2prl.cli.commands.sim import sim
-from p2prl.cli.commands.status import status
-from p2prl.cli.commands.team import team_app
-from p2prl.cli.commands.update import update
-from p2prl.cli.commands.validate import validate
-from p2prl.cli.commands.volunteer_views import me, top, watch
 from p2prl.cli.examples import epilog
 
 VOLUNTEER, OPERATE, INSPECT = "Volunteer", "Operate", "Inspect"
 
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A command, or a group of commands, as `p2prl --help` lists it."""
+
+    panel: str
+    place: str
+    """Module of `p2prl.cli.commands`, and the function or the `typer.Typer` there."""
+    summary: str
+    """The first paragraph of its help page, which a test holds equal to the command's own."""
+
+
+COMMANDS = {
+    "join": Listed(VOLUNTEER, "join:join", "Lend this machine to a run, until Ctrl-C or its end."),
+    "seed": Listed(VOLUNTEER, "seed:seed", "Upload a run's weights to its volunteers, without a GPU."),
+    "validate": Listed(VOLUNTEER, "validate:validate", "Check the work of volunteers, and sign verdicts."),
+    "pause": Listed(
+        VOLUNTEER,
+        "controls:pause",
+        "Pause the workers of this machine and free their memory, until the time is over or p2prl resume.",
+    ),
+    "resume": Listed(VOLUNTEER, "controls:resume", "End a pause."),
+    "finish": Listed(
+        VOLUNTEER, "controls:finish", "Have the workers complete the slots in flight and end, as one Ctrl-C does."
+    ),
+    "stop": Listed(
+        VOLUNTEER,
+        "controls:stop",
+        "Have the workers end now. Finished groups stay on disk, and are delivered at the next start.",
+    ),
+    "limits": Listed(
+        VOLUNTEER,
+        "limits:limits",
+        "Show the limits of this machine, or set some: running workers follow within two seconds, later ones too.",
+    ),
+    "top": Listed(
+        VOLUNTEER,
+        "top:top",
+        "Show the workers of this machine on the whole terminal, and pause, resume or finish them by a key.",
+    ),
+    "watch": Listed(
+        VOLUNTEER,
+        "watch:watch",
+        "Show a rollout that this machine has just made: the prompt, its answers, and what each was worth.",
+    ),
+    "me": Listed(VOLUNTEER, "me:me", "Show what this machine has contributed to all its runs."),
+    "doctor": Listed(
+        VOLUNTEER,
+        "doctor:doctor",
+        "Check this machine: version, clock, disk, memory, keys, driver, device and network. "
+        "Exit code 4 for a failure.",
+    ),
+    "update": Listed(
+        VOLUNTEER,
+        "update:update",
+        "Show the command that updates this program; with --check, whether there is something newer.",
+    ),
+    "config": Listed(VOLUNTEER, "limits:config_app", "The file of limits, and where each value comes from."),
+    "service": Listed(VOLUNTEER, "service:service_app", "A user's service that keeps a worker running."),
+    "key": Listed(VOLUNTEER, "key:key_app", "Your keys: show, back up, restore; several machines."),
+    "team": Listed(VOLUNTEER, "team:team_app", "Teams: your work counts for a team as well as for you."),
+    "init": Listed(OPERATE, "init:init", "Create a run: model, tasks, key and signed manifest."),
+    "learn": Listed(OPERATE, "learn:learn", "Train a run, and print its join link."),
+    "demo": Listed(OPERATE, "demo:demo", "Run a whole swarm on this machine."),
+    "sim": Listed(OPERATE, "sim:sim", "Simulate a swarm in one process on virtual time."),
+    "bench": Listed(OPERATE, "bench:bench_app", "Benchmarks that anyone can rerun."),
+    "board": Listed(INSPECT, "board:board", "Serve a run's leaderboard as a web page."),
+    "certificate": Listed(
+        INSPECT,
+        "certificate:certificate",
+        "Make a certificate of a contributor's checked work to print or to show, or check one.",
+    ),
+    "status": Listed(INSPECT, "status:status", "Show what this machine's workers, or a run's learner, are doing."),
+    "metrics": Listed(
+        INSPECT, "metrics:metrics", "Serve metrics of this machine's workers to Prometheus, on 127.0.0.1 alone."
+    ),
+    "eval": Listed(
+        INSPECT, "eval:eval_", "Measure a checkpoint on prompts it is never trained on: greedy accuracy, and pass@k."
+    ),
+    "export": Listed(
+        INSPECT,
+        "export:export",
+        "Write a checkpoint as a directory that transformers and vLLM load, with a model card.",
+    ),
+    "receipts": Listed(INSPECT, "receipts:receipts_app", "Why your groups earned what they earned."),
+    "ledger": Listed(INSPECT, "ledger:ledger_app", "Verify a run's signed ledger yourself."),
+}
+
+
+class _Commands(TyperGroup):
+    """Lists commands by their summaries, and imports one when the command line calls it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments call."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, None if listed is None or name is None else load(name), rest
+
+
+def load(name: str) -> Any:
+    """Import a command, or a group of commands."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    found = getattr(importlib.import_module(f"p2prl.cli.commands.{module}"), attribute)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name, rich_help_panel=COMMANDS[name].panel)
+        return vars(typer.main.get_command(alone))["commands"][name]
+    alone.command(name, rich_help_panel=COMMANDS[name].panel, epilog=epilog(f"p2prl {name}"))(found)
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -73,34 +154,9 @@ def root(
     """Parse the options before any command."""
 
 
-app.command("join", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl join"))(make_join())
-app.command("seed", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl seed"))(seed)
-app.command("validate", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl validate"))(validate)
-for _name, _command in (("pause", pause), ("resume", resume), ("finish", finish), ("stop", stop)):
-    app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_command)
-app.command("limits", help=limits_help(), rich_help_panel=VOLUNTEER, epilog=epilog("p2prl limits"))(limits)
-for _name, _view in (("top", top), ("watch", watch), ("me", me)):
-    app.command(_name, rich_help_panel=VOLUNTEER, epilog=epilog(f"p2prl {_name}"))(_view)
-app.command("doctor", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl doctor"))(doctor)
-app.command("update", rich_help_panel=VOLUNTEER, epilog=epilog("p2prl update"))(update)
-config_app.command("show", epilog=epilog("p2prl config show"))(config_show)
-config_app.command("init", epilog=epilog("p2prl config init"))(config_init)
-app.add_typer(config_app, name="config", rich_help_panel=VOLUNTEER)
-service_app.command("print", epilog=epilog("p2prl service print"))(service_print)
-service_app.command("install", epilog=epilog("p2prl service install"))(service_install)
-app.add_typer(service_app, name="service", rich_help_panel=VOLUNTEER)
-app.add_typer(key_app, name="key", rich_help_panel=VOLUNTEER)
-app.add_typer(team_app, name="team", rich_help_panel=VOLUNTEER)
-app.command("init", rich_help_panel=OPERATE, epilog=epilog("p2prl init"))(init)
-app.command("learn", rich_help_panel=OPERATE, epilog=epilog("p2prl learn"))(make_learn())
-app.command("demo", rich_help_panel=OPERATE, epilog=epilog("p2prl demo"))(demo)
-app.command("sim", rich_help_panel=OPERATE, epilog=epilog("p2prl sim"))(sim)
-app.add_typer(bench_app, name="bench", rich_help_panel=OPERATE)
-app.command("board", rich_help_panel=INSPECT, epilog=epilog("p2prl board"))(board)
-app.command("certificate", rich_help_panel=INSPECT, epilog=epilog("p2prl certificate"))(certificate)
-app.command("status", rich_help_panel=INSPECT, epilog=epilog("p2prl status"))(status)
-app.command("metrics", rich_help_panel=INSPECT, epilog=epilog("p2prl metrics"))(metrics)
-app.command("eval", rich_help_panel=INSPECT, epilog=epilog("p2prl eval"))(eval_)
-app.command("export", rich_help_panel=INSPECT, epilog=epilog("p2prl export"))(export)
-app.add_typer(receipts_app, name="receipts", rich_help_panel=INSPECT)
-app.add_typer(ledger_app, name="ledger", rich_help_panel=INSPECT)
+def _line() -> None:
+    """A line of the help page."""
+
+
+for _name, _listed in COMMANDS.items():
+    app.command(_name, help=_listed.summary, rich_help_panel=_listed.panel)(_line)

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from p2prl.errors import P2PRLError
-from p2prl.models.device import choose_device, device_class, open_device
-from p2prl.models.engine_registry import build_sampler, choose_engine
-from p2prl.models.golden_creation import make_golden
-from p2prl.models.golden_groups import GOLDEN_FILE
-from p2prl.models.run_files import export_run_files
+from p2prl.models.engines.registry import build_sampler, choose_engine
+from p2prl.models.hardware.device import choose_device, device_class, open_device
+from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
-from p2prl.models.self_test import self_test
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.self_test.golden_creation import make_golden
+from p2prl.models.self_test.golden_groups import GOLDEN_FILE
+from p2prl.models.self_test.self_test import self_test
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import layout_of
 
 KNOWN = "device_golden.json"
 """The known numbers, beside this file."""

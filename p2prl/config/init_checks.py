@@ -14,15 +14,15 @@ from p2prl.clock import SystemClock
 from p2prl.config.run_data import RunData, folder_data
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError
-from p2prl.models.device import choose_device
-from p2prl.models.group_work import GroupWork
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.probe import probe
-from p2prl.models.scorer_check import check_scorer
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.evaluation.probe import probe
+from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.hardware.device import choose_device
+from p2prl.models.rewards.scorer_check import check_scorer
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.probe_verdict import ProbeFacts, figures_text, judge

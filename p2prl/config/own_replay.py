@@ -24,7 +24,7 @@ from p2prl.protocol.run_blobs import blobs_for
 from p2prl.protocol.signed_group import SignedGroup, read_group
 
 if TYPE_CHECKING:
-    from p2prl.models.group_work import ReplayTools
+    from p2prl.models.groups.group_work import ReplayTools
 
 MakeTools = Callable[[OwnRun, dict[str, Path]], "ReplayTools"]
 """Makes the replay tools of a run from its files."""
@@ -114,7 +114,7 @@ def replay_group(run: OwnRun, group: SignedGroup, folders: Iterable[Path], make_
 
     Raises `MachineError` when the policy version or a file is gone, and `IntegrityError` when one is damaged.
     """
-    from p2prl.models.weight_layout import weights_digest
+    from p2prl.models.weights.layout import weights_digest
     from p2prl.validator.verdicts import judge
 
     places = list(folders)

@@ -8,14 +8,17 @@ HOME/revocations           revocations that this machine's workers pass on, one 
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
 from p2prl.config.home_files import damaged_file, read_file, replace_file
-from p2prl.errors import IdentityError
+from p2prl.errors import ConfigError, IdentityError
+from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol.delegation import Delegation, Revocation, parse_statement, statement_text
+from p2prl.protocol.identity import Identity
 
 MOST_REVOCATIONS = 64
 """Revocations that one machine passes on: each costs every learner it meets a look."""
@@ -113,3 +116,28 @@ def _parse(text: str, path: Path) -> Delegation | Revocation:
 
 def _damaged(path: Path, reason: object) -> IdentityError:
     return damaged_file(path, reason, remedy=_DELEGATE)
+
+
+OWNER_FOLDER = "owner"
+
+
+TEAM_FOLDER = "team"
+
+
+_FOLDER_NAME = re.compile(r"owner|team|(seat|validator|seeder|board)-[1-9][0-9]?")
+
+
+def named_keys(base: Path) -> list[tuple[Path, Identity]]:
+    """Key files under a home, by name, with their keys."""
+    return [(path, load_identity(path)) for path in sorted(base.glob("*/key.json"))]
+
+
+def key_file(base: Path, seat: str) -> Path:
+    """Key file of the folder `seat`; a bare number means a volunteer's."""
+    name = f"seat-{seat}" if seat.isdecimal() else seat
+    if not _FOLDER_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{seat!r} is not a worker folder",
+            remedy="Use a name that `p2prl key show` lists, such as seat-1.",
+        )
+    return base / name / "key.json"

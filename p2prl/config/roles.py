@@ -27,21 +27,21 @@ from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
-from p2prl.models.attention import use_attention
-from p2prl.models.device import choose_device, repeat_exactly, use_threads
-from p2prl.models.engine_registry import ChosenEngine
-from p2prl.models.engine_trial import build_tested_sampler
-from p2prl.models.group_work import GroupWork, ReplayTools, SamplingTools
-from p2prl.models.kept_baselines import KeptBaselines
-from p2prl.models.local_base import flatten_local_base
-from p2prl.models.pass_evaluation import evaluation_sets
-from p2prl.models.policy_directory import load_policy
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.base_model.attention import use_attention
+from p2prl.models.base_model.local_base import flatten_local_base
+from p2prl.models.base_model.policy_directory import load_policy
+from p2prl.models.engines.registry import ChosenEngine
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.evaluation.pass_evaluation import evaluation_sets
+from p2prl.models.groups.group_work import GroupWork, ReplayTools, SamplingTools
+from p2prl.models.hardware.device import choose_device, repeat_exactly, use_threads
+from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
 from p2prl.models.run_model import RunModel, confined_tokenizer_reader, read_run_model
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.self_test.trial import build_tested_sampler
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.process.run_bootstrap import FindBase, Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore

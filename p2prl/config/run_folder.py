@@ -25,8 +25,8 @@ from typing import IO, Any
 from p2prl.config.toml_tables import read_toml
 from p2prl.config.worker_folder import check_folder_name, try_lock
 from p2prl.errors import ConfigError, MachineError, RemoteProtocolError
-from p2prl.learner.checkpoints import newest_checkpoint
 from p2prl.learner.learner_paths import LearnerPaths
+from p2prl.learner.training.checkpoints import newest_checkpoint
 from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest

@@ -10,9 +10,9 @@ from pathlib import Path
 from p2prl.config.prompt_record import PromptRecord, prompt_record
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.prompt_rendering import PromptRenderer, chat_template
-from p2prl.models.text_codec import TextCodec
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.tokenizer.prompt_rendering import PromptRenderer, chat_template
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.plain_text import counted
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DataSet, blob_of, chunk_bytes_for

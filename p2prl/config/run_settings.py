@@ -32,9 +32,24 @@ from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
-from p2prl.models.device import choose_device
-from p2prl.models.golden_creation import golden_files
-from p2prl.models.lora import (
+from p2prl.models.base_model.model_card import base_model_name, model_license
+from p2prl.models.base_model.pretrained import (
+    LoadedModel,
+    check_architecture,
+    check_saveable,
+    load_pretrained,
+    model_directory,
+)
+from p2prl.models.hardware.device import choose_device
+from p2prl.models.rewards.run_reward import RunReward
+from p2prl.models.run_files.export import export_run_files
+from p2prl.models.run_model import confined_tokenizer_reader, read_run_model
+from p2prl.models.self_test.golden_creation import golden_files
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import layout_of
+from p2prl.models.weights.lora import (
     ADAPTER_FOLDER,
     add_lora,
     draw_first_adapters,
@@ -42,16 +57,6 @@ from p2prl.models.lora import (
     save_adapters,
     unreached_parameters,
 )
-from p2prl.models.model_license import model_license
-from p2prl.models.model_name import base_model_name
-from p2prl.models.pretrained import LoadedModel, check_architecture, check_saveable, load_pretrained, model_directory
-from p2prl.models.rewards import RunReward
-from p2prl.models.run_files import export_run_files
-from p2prl.models.run_model import confined_tokenizer_reader, read_run_model
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.warm_start import WarmstartConfig, warm_start
-from p2prl.models.weight_layout import layout_of
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.storage.key_file import create_identity
 from p2prl.net.transports import multiaddrs

@@ -222,3 +222,12 @@ def write_status(path: Path, status: dict[str, Any]) -> None:
         new.rename(path)
     except OSError as error:
         raise write_error(error, path) from error
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """Read a status file; empty if it is missing or damaged."""
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 from p2prl.clock import Clock
-from p2prl.learner.checkpoints import newest_checkpoint_step
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import Evaluations, EvaluationTools
 from p2prl.learner.intake.decoded_groups import DecodedGroups
@@ -27,29 +26,28 @@ from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.pacing import Pacing
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
-from p2prl.learner.publishing.publish_interval import PublishInterval, PublishIntervalConfig
-from p2prl.learner.resume import resume
-from p2prl.learner.schedule import Schedule, ScheduleConfig
 from p2prl.learner.service import Learner
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
-from p2prl.learner.stages import InlineStage, Stage, ThreadStage
-from p2prl.learner.step_pace import SAMPLING_SHARE, pause_s
 from p2prl.learner.storage import LearnerStorage
+from p2prl.learner.timing.pacing import Pacing
+from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
+from p2prl.learner.timing.schedule import SAMPLING_SHARE, Schedule, ScheduleConfig, pause_s
+from p2prl.learner.timing.stages import InlineStage, Stage, ThreadStage
+from p2prl.learner.timing.training_stage import TrainingStage
+from p2prl.learner.training.checkpoints import newest_checkpoint_step
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.micro_batch_log import DEFAULT_RULE, MicroBatchLog
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
-from p2prl.learner.training_stage import TrainingStage
-from p2prl.learner.training_steps import Training
-from p2prl.models.device import use_threads
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.weight_layout import WeightLayout
+from p2prl.learner.update import Training
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.hardware.device import use_threads
+from p2prl.models.weights.layout import WeightLayout
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
@@ -179,7 +177,7 @@ def _training(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffe
     )
     checkpoint_step = newest_checkpoint_step(parts.paths.checkpoints)
     rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step)
-    resume(storage, trainer, training, parts.on_notice)
+    training.resume(parts.on_notice)
     if (rule := rules.at(trainer.step)) != parts.memory.rule:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
     return training

@@ -26,7 +26,7 @@ from p2prl.tasks.scorers.spec import parse_spec
 from p2prl.tasks.task_registry import TASKS, task_by_name
 
 if TYPE_CHECKING:
-    from p2prl.models.weight_layout import WeightLayout
+    from p2prl.models.weights.layout import WeightLayout
 
 OWN_LICENSE = "Apache-2.0"
 """License of the weights of a model made here."""

@@ -8,19 +8,20 @@ so with threads none of them keeps messages waiting. `assembly` builds the parts
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.verified_group import VerifiedGroup
-from p2prl.learner.pacing import Pacing
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
-from p2prl.learner.schedule import Action
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.training_steps import Training
-from p2prl.learner.training_time import Activity
+from p2prl.learner.timing.pacing import Pacing
+from p2prl.learner.timing.schedule import Action
+from p2prl.learner.timing.training_stage import Activity, Work
+from p2prl.learner.update import Training
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.swarm import signals
 
@@ -126,8 +127,8 @@ class Learner:
             while not self._stopping and self.turn(wait_s=_IDLE_POLL_S) is not Action.FINISH:
                 pass
             self._finish_stages()
-            self._training.checkpoint()
-            self._training.finish(wait=True)
+            self._training.stage.run(self._training.checkpoint())
+            self._training.stage.finish(wait=True)
             if not self._stopping:
                 self._shutdown.announce_end(step=self.step, is_stopped=lambda: self._stopping)
         except KeyboardInterrupt:
@@ -148,13 +149,13 @@ class Learner:
         """
         if pause_left_s := self._pacing.pause_left_s:
             wait_s = min(wait_s, pause_left_s)  # no message may come to end the pause
-        action = Action.COLLECT if self._training.busy else self._pacing.next_action(self._checks.ready_groups)
+        action = Action.COLLECT if self._training.stage.busy else self._pacing.next_action(self._checks.ready_groups)
         is_waiting = self._publisher.busy and action in (Action.PUBLISH, Action.FINISH)
         if is_waiting:
             action = Action.COLLECT
         idle = action is Action.COLLECT and not self._checks.is_due(self.step)
         self._read(wait_s if idle else 0.0)
-        self._checks.evaluate(idle=idle and not self._training.busy and not self._checks.has_unsettled)
+        self._checks.evaluate(idle=idle and not self._training.stage.busy and not self._checks.has_unsettled)
         if self._checks.start(step=self.step):
             self._send_head()
         self._finish_checks()  # before the action: an update may train on these groups
@@ -163,9 +164,9 @@ class Learner:
         elif action is Action.STEP:
             self._step()
         elif is_waiting:
-            self._training.waits_for(Activity.PUBLISH)
+            self._training.stage.waits_for(Activity.PUBLISH)
         elif action is Action.COLLECT:
-            self._training.waits_for(Activity.WAIT_REPLAY if self._checks.has_unsettled else Activity.WAIT_GROUPS)
+            self._training.stage.waits_for(Activity.WAIT_REPLAY if self._checks.has_unsettled else Activity.WAIT_GROUPS)
         self._finish_jobs()  # last: a stage without a thread has done by now what this turn began
         self._publisher.heads.renew()
         return action
@@ -174,7 +175,7 @@ class Learner:
         """End the threads and close the files; everything is already on disk."""
         self._checks.close()
         self._publisher.close()
-        self._training.close()
+        self._training.stage.close()
         self._storage.close()
 
     def _read(self, timeout_s: float) -> None:
@@ -182,7 +183,7 @@ class Learner:
 
     def _finish_jobs(self) -> None:
         self._finish_checks()
-        self._training.finish()
+        self._training.stage.finish()
         if (version := self._publisher.finish()) is not None:
             self._pacing.version_sent(version)
 
@@ -192,7 +193,7 @@ class Learner:
 
     def _finish_stages(self) -> None:
         """Complete the jobs in progress, and answer messages meanwhile."""
-        while self._training.busy or self._publisher.busy:
+        while self._training.stage.busy or self._publisher.busy:
             self._read(_IDLE_POLL_S)
             self._finish_jobs()
         if self._checks.finish(step=self.step, wait=True):
@@ -208,17 +209,18 @@ class Learner:
             self._pacing.version_sent(self.version)
             return
 
-        def copied(weights: bytearray) -> None:
-            self._publisher.begin(weights, step=step)
-            self._pacing.version_copied()
+        self._training.stage.run(self._version(step))
 
-        self._training.run_with_model(Activity.PUBLISH, self._publisher.snapshot(), copied)
+    def _version(self, step: int) -> Work:
+        """Publish the weights of a step: training waits for their copy alone."""
+        weights = yield Activity.PUBLISH, partial(self._publisher.copy, self._training.model)
+        self._publisher.begin(weights, step=step)
+        self._pacing.version_copied()
 
     def _step(self) -> None:
         figures = self._inbox.figures | self._checks.figures | self._publisher.figures
-        self._training.begin_update(figures | self._pacing.figures, then=self._updated)
+        self._training.stage.run(self._training.update(figures | self._pacing.figures, on_updated=self._updated))
 
     def _updated(self, batch: list[VerifiedGroup], seconds: float) -> None:
         self._checks.update_ended(seconds)
-        self._pacing.batch_trained(batch, seconds)
-        self._training.checkpoint_if_due()
+        self._pacing.batch_trained([group.verified_at for group in batch if group.verified_at is not None], seconds)

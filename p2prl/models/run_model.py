@@ -19,14 +19,14 @@ from transformers import initialization
 
 from p2prl.confinement.children import Launch
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.models.attention import exact_attention
-from p2prl.models.confined_tokenizer import ConfinedTokenizer
-from p2prl.models.lora import add_lora
-from p2prl.models.pretrained import quiet_transformers
-from p2prl.models.run_file_checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tokenizer_backend import read_special_tokens
-from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout, layout_of
+from p2prl.models.base_model.attention import exact_attention
+from p2prl.models.base_model.pretrained import quiet_transformers
+from p2prl.models.run_files.checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
+from p2prl.models.tokenizer.backend import read_special_tokens
+from p2prl.models.tokenizer.confined import ConfinedTokenizer
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import TORCH_DTYPES, WeightLayout, layout_of
+from p2prl.models.weights.lora import add_lora
 from p2prl.protocol import limits
 from p2prl.protocol.lora_spec import LoraSpec
 

@@ -1,10 +1,10 @@
 """The sampler interface: decode completions of a policy, many at a time, in whatever order they end.
 
 A sampler holds one policy at a time. Its draws depend only on the weights, the prompt and the seed
-(`p2prl/models/gumbel_noise.py`), not on the rest of the batch, so a validator can check every single token against the
-slot's seed. It decodes only while `step` is called, so its caller decides when to read messages, to load weights or to
-stop. An adapter wraps one inference library and is the only file that imports it. Samplers are looked up by the name of
-their engine: `p2prl/models/engine_registry.py`.
+(`p2prl/models/seeded_draw/gumbel_noise.py`), not on the rest of the batch, so a validator can check every single token
+against the slot's seed. It decodes only while `step` is called, so its caller decides when to read messages, to load
+weights or to stop. An adapter wraps one inference library and is the only file that imports it. Samplers are looked up
+by the name of their engine: `p2prl/models/engines/registry.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GenerationRequest:
     are then part of `prompt_ids`."""
 
     turns: TurnRules | None = None
-    """How an environment continues the completion. Read by `turn_sampling` alone: samplers get requests without it."""
+    """How an environment continues the completion. Read by `sampling` alone: samplers get requests without it."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids or self.max_new_tokens < 1 or not 0 <= self.seed < 1 << 63:
@@ -82,7 +82,7 @@ class Generation:
     on this machine: a group on the wire declares one policy, and is replayed under that one."""
 
     context_tokens: int = 0
-    """Tokens that an environment said in between, which no policy sampled. Samplers give none: `turn_sampling` does."""
+    """Tokens that an environment said in between, which no policy sampled. Samplers give none: `TurnSampling` does."""
 
     @property
     def sampled_tokens(self) -> int:

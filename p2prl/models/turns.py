@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2prl.models.text_codec import TextCodec
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.tasks.environment import MAX_TURNS, Environment, next_message
 from p2prl.tasks.task import FAILED, Score
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
-from p2prl.models.policy_model import UNNAMED, PolicyModel
+from p2prl.models.engines.transformers.policy_model import UNNAMED, PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.sampling import sample_all
 from p2prl.models.scorer_port import Scored
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.protocol.rollout_group import EngineClass
 
 _STAGED_KEPT = 8

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.learner.run_plan import RunPlan, run_manifest
-from p2prl.models.evaluation import evaluate
-from p2prl.models.group_work import GroupWork, SamplingTools
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import export_run_files
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import WeightLayout, layout_of
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.evaluation.mean_reward import evaluate
+from p2prl.models.groups.group_work import GroupWork, SamplingTools
+from p2prl.models.run_files.export import export_run_files
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import WeightLayout, layout_of
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity

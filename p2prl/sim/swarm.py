@@ -23,11 +23,11 @@ from p2prl.learner.assembly import Judges, LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.published_policies import versions_kept
-from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
+from p2prl.learner.timing.schedule import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.models.group_work import ReplayTools, SamplingTools
-from p2prl.models.pretrained import LoadedModel
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.groups.group_work import ReplayTools, SamplingTools
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
 from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs

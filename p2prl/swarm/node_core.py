@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import frames
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
@@ -34,11 +36,31 @@ from p2prl.swarm.gossip.ledger_sync import LedgerSync
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.outbox import take_frames
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_relay import Relay
+
+Outbox = list[tuple[PeerId, Wire]]
+
+
+def take_frames(outboxes: Iterable[Outbox], *, linked: Container[PeerId]) -> list[Send]:
+    """Empty the outboxes into frames, control before bulk.
+
+    Control messages to peers that are not `linked` are dropped. A chunk is sent regardless: the relay waits for the
+    report that it was sent.
+    """
+    by_peer: dict[PeerId, list[bytes]] = {}
+    bulk: list[Send] = []
+    for outbox in outboxes:
+        for peer, message in outbox:
+            if isinstance(message, Chunk):
+                bulk.append(Send(peer, frames.pack(message), bulk=True))
+            elif peer in linked:
+                by_peer.setdefault(peer, []).append(frames.pack(message))
+        outbox.clear()
+    control = [Send(peer, frame, bulk=False) for peer, packed in by_peer.items() for frame in frames.join(packed)]
+    return control + bulk
 
 
 class NodeCore:

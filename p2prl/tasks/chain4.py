@@ -45,7 +45,6 @@ class Chain4:
         return make_prompt(_PROMPT_DOMAIN, seed, OPERATIONS)
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
-        """See `Task.score`."""
         return answer_score(parse_prompt(prompt, OPERATIONS), completion, finished)
 
 
@@ -59,7 +58,7 @@ class Chain4Process:
     """
 
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
-        """See `ProcessScorer.judge`. Spaces between symbols are ignored, as the task ignores them."""
+        """Spaces between symbols are ignored, as the task ignores them."""
         chain = parse_prompt(prompt, OPERATIONS)
         if chain is None or len(completion) > MAX_SCORED_CHARS:
             return UNREADABLE

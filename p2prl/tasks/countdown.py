@@ -198,7 +198,6 @@ class Countdown:
         return _PROMPT.format(target, *sorted(solution.numbers))
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
-        """See `Task.score`."""
         puzzle = parse_prompt(prompt)
         if puzzle is None or not finished or len(completion) > MAX_SCORED_CHARS:
             return FAILED

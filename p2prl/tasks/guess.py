@@ -54,14 +54,12 @@ class Guess:
         return OPENING
 
     def reply(self, seed: int, turns: Sequence[str]) -> str | None:
-        """See `Environment.reply`."""
         number, guess = number_of(seed), read_guess(turns[-1])
         if guess is None or guess == number or len(turns) >= GUESSES:
             return None
         return HIGHER if number > guess else LOWER
 
     def score(self, seed: int, turns: Sequence[str], finished: bool) -> Score:
-        """See `Environment.score`."""
         if not finished or not turns:
             return FAILED
         return Score(reward=float(read_guess(turns[-1]) == number_of(seed)))

@@ -74,7 +74,7 @@ class Walk12:
         return make_prompt(_PROMPT_DOMAIN, seed, OPERATIONS)
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
-        """See `Task.score`. Spaces between symbols are ignored, so that a tokenizer may join them with spaces."""
+        """Spaces between symbols are ignored, so that a tokenizer may join them with spaces."""
         parsed = parse_prompt(prompt, OPERATIONS)
         if parsed is None or len(completion) > MAX_SCORED_CHARS:
             return FAILED
@@ -94,7 +94,7 @@ class Walk12Process:
     """
 
     def judge(self, prompt: str, completion: str, finished: bool) -> Judgement:
-        """See `ProcessScorer.judge`. Spaces between symbols are ignored, as the task ignores them."""
+        """Spaces between symbols are ignored, as the task ignores them."""
         parsed = parse_prompt(prompt, OPERATIONS)
         if parsed is None or len(completion) > MAX_SCORED_CHARS:
             return UNREADABLE

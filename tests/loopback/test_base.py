@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from p2prl.clock import SystemClock
-from p2prl.net.process.peer_guard import NodeGuard
+from p2prl.net.process.node_driver import NodeGuard
 from p2prl.net.transports import framing
 from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.transport import HivemindTransport

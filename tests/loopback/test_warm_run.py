@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.models.pretrained import load_pretrained
+from p2prl.models.base_model.pretrained import load_pretrained
 from tests.unit.models.chain4_accuracy import accuracy
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]

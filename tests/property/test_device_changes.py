@@ -8,8 +8,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from p2prl.models.device_changes import Changes, Comparison
-from p2prl.models.weight_layout import TORCH_DTYPES
+from p2prl.models.engines.transformers.device_changes import Changes, Comparison
+from p2prl.models.weights.layout import TORCH_DTYPES
 from p2prl.patches.ec2 import decode_ec2_both_ways, encode_ec2
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS

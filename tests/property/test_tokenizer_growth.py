@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.models.run_file_checks import read_tokenizer
-from p2prl.models.tokenizer_checks import MAX_GROWTH
+from p2prl.models.run_files.checks import read_tokenizer
+from p2prl.models.tokenizer.checks import MAX_GROWTH
 
 CHARACTERS = "a1 ▁Ġé字ﷺلİi̇ΐ\u0344ᾂ\U0001d160\ufb2c\ufdfa豈가🙂\n\t"
 """With those that normal forms, lower case and bytes make the most of."""

@@ -14,7 +14,7 @@ import torch
 
 from p2prl.learner.intake import slot_accounts
 from p2prl.learner.journal.journal import Journal
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason

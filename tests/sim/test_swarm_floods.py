@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.sim import simulated_run
 from p2prl_lab.bench.trust.floods import FloodPlan, flood_row, trained_groups
 

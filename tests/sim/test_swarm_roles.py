@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2prl.learner.journal.journal import Journal
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.sim import simulated_run
 from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
 

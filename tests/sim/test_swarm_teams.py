@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2prl.learner.journal.journal import Journal
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.delegation import DAY_MS, sign_delegation
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity

@@ -11,17 +11,18 @@ import torch
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.training_group import training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.evaluation import evaluate
-from p2prl.models.group_replay import replay_groups
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.evaluation.mean_reward import evaluate
+from p2prl.models.replay.group_replay import replay_groups
 from p2prl.models.sampling import sample_all
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.weight_layout import flatten
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten
 from p2prl.sim import simulated_run
 from p2prl.sim.simulated_run import SimulatedRun
 from p2prl.sim.swarm import Swarm, SwarmConfig
@@ -78,7 +79,7 @@ def practice(task: str, loaded: LoadedModel) -> tuple[float, float]:
         assert {inspection.reason for _, inspection in checked} | {replay.reason for replay in replays} == {""}
         trainer.update(
             [
-                TrainingGroup(
+                training_group(
                     prompt_ids=inspection.assignment.prompt_ids,
                     completions=inspection.token_ids,
                     behavior_logprobs=replay.behavior_logprobs,

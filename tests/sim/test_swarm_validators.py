@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.sim import simulated_run
 from p2prl.sim.swarm import SwarmConfig

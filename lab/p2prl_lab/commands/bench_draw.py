@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import numbers
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import Benchmark, numbers, print_table
 from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
@@ -24,7 +22,7 @@ def bench_draw(
     as_json: AsJson = False,
 ) -> None:
     """Measure a row's seeded draw against its definition: processor time on one CPU thread, or wall time on a GPU."""
-    from p2prl.models.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device import choose_device, device_class, use_threads
     from p2prl_lab.bench.draw_cost.benchmark import DrawBenchConfig, run_draw_bench
 
     began = time.monotonic()

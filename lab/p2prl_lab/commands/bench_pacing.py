@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import Benchmark, print_table
 from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
@@ -28,7 +27,7 @@ def bench_pacing(
     as_json: AsJson = False,
 ) -> None:
     """Compare dropping what is too stale with keeping turns and pacing, on slow machines with hard prompts."""
-    from p2prl.models.device import use_threads
+    from p2prl.models.hardware.device import use_threads
     from p2prl_lab.bench.pacing.benchmark import PacingConfig, as_documents, as_markdown, run_pacing
     from p2prl_lab.bench.pacing.queue_simulation import QueueConfig
 

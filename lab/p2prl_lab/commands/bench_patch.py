@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import numbers
-from p2prl.cli.commands.bench_results import print_table, verdict_line
+from p2prl.cli.benchmark import Benchmark, numbers, print_table, verdict_line
 from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar

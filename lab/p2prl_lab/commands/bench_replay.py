@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import numbers
-from p2prl.cli.commands.bench_results import print_table, verdict_line
+from p2prl.cli.benchmark import Benchmark, numbers, print_table, verdict_line
 from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
@@ -27,7 +25,7 @@ def bench_replay(
     as_json: AsJson = False,
 ) -> None:
     """Measure replay against generating the same groups, and a learner that two volunteers outrun."""
-    from p2prl.models.device import use_threads
+    from p2prl.models.hardware.device import use_threads
     from p2prl_lab.bench.replay.outrun_learner import BUSY_BOUND, OutrunConfig, measure_outrun_learner
     from p2prl_lab.bench.replay.replay_cost import REPLAY_BOUND, ReplayCostConfig, measure_replay_cost
 

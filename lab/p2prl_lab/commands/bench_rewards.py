@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import listed
+from p2prl.cli.benchmark import Benchmark, listed
 from p2prl.cli.options import AsJson, Seed
 from p2prl_lab.commands.recipe_comparison import compare_recipes
 

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import listed
-from p2prl.cli.commands.bench_results import print_table, verdict_line
+from p2prl.cli.benchmark import Benchmark, listed, print_table, verdict_line
 from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
@@ -131,7 +129,7 @@ def bench_staleness(
     as_json: AsJson = False,
 ) -> None:
     """Compare losses under delay on a small model: table, curves and JSON."""
-    from p2prl.models.device import choose_device, use_threads
+    from p2prl.models.hardware.device import choose_device, use_threads
     from p2prl_lab.bench.staleness.benchmark import StalenessConfig, run_staleness
     from p2prl_lab.bench.staleness.method_sets import expanded
     from p2prl_lab.bench.staleness.sweep import REPORTING_SEEDS

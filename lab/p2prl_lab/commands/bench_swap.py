@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.commands.bench_results import verdict_line
+from p2prl.cli.benchmark import Benchmark, verdict_line
 from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
@@ -30,7 +29,7 @@ def bench_swap(
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a policy swap stops sampling, with 30 million parameters and a transfer, and its parts alone."""
-    from p2prl.models.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device import choose_device, device_class, use_threads
     from p2prl_lab.bench.hot_swap.benchmark import STALL_BOUND_S, SwapBenchConfig, run_swap_bench
 
     began = time.monotonic()

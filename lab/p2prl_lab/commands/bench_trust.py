@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import listed, numbers
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import Benchmark, listed, numbers, print_table
 from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
@@ -54,7 +52,7 @@ def bench_trust(
     as_json: AsJson = False,
 ) -> None:
     """Attack a learner, and measure what it credits, what honest work it rejects, and what floods and checks cost."""
-    from p2prl.models.device import use_threads
+    from p2prl.models.hardware.device import use_threads
     from p2prl_lab.bench.trust.benchmark import PARTS, TrustConfig, run_trust
     from p2prl_lab.bench.trust.charts import draw_charts
     from p2prl_lab.bench.trust.floods import FLOODS

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import print_table
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def compare_recipes(config: ComparisonConfig, out: Path, *, name: str, shown: tuple[str, ...], as_json: bool) -> None:
     """Train every case of `config` and print or write the comparison; `shown` are the plotted figures."""
-    from p2prl.models.device import use_threads
+    from p2prl.models.hardware.device import use_threads
     from p2prl_lab.bench.comparison.benchmark import run_comparison
     from p2prl_lab.bench.comparison.report import as_documents, as_markdown
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from p2prl.cli.views.join_link_reach import link_addresses
+from p2prl.cli.commands.learn_link import link_addresses
 from p2prl.clock import SystemClock
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.process import control

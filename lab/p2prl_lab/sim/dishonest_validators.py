@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from p2prl.models.group_work import Inspection, ReplayTools
+from p2prl.models.groups.group_work import Inspection, ReplayTools
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.passing_port import PassingPort

@@ -10,7 +10,7 @@ from pathlib import Path
 from p2prl.client.agent import AgentConfig
 from p2prl.client.service import VolunteerConfig
 from p2prl.learner.assembly import Judges
-from p2prl.models.pretrained import LoadedModel
+from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import Identity

@@ -18,8 +18,8 @@ from p2prl.learner.intake.slot_accounts import SlotAccount
 from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.verification import Admission, Candidate, Outcome
 from p2prl.learner.journal.groups import StoredGroup
-from p2prl.models.group_replay import Replay
-from p2prl.models.noise_baselines import NoiseEvidence
+from p2prl.models.replay.group_replay import Replay
+from p2prl.models.replay_statistics.baselines import NoiseEvidence
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.standing import Rank

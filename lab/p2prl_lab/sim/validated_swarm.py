@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from p2prl.models.group_work import ReplayTools, SamplingTools
-from p2prl.models.pretrained import LoadedModel
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.groups.group_work import ReplayTools, SamplingTools
 from p2prl.models.sampler_port import Sampler
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap

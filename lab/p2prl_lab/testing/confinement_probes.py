@@ -24,7 +24,7 @@ from typing import Any
 
 from p2prl.confinement.calculator import confine_calculator
 from p2prl.confinement.role import MEMORY_FACTOR, confine_calls, confine_files, confine_network
-from p2prl.models.tokenizer_process import MEMORY_BYTES
+from p2prl.models.tokenizer.process import MEMORY_BYTES
 from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
 from p2prl.tasks.task import Score
 

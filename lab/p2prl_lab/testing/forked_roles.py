@@ -29,10 +29,10 @@ from typing import Any, NoReturn
 
 HEAVY = (
     "p2prl.cli.entry",
-    "p2prl.cli.commands.board_serve",
-    "p2prl.cli.commands.init_run",
+    "p2prl.cli.commands.board",
+    "p2prl.cli.commands.init",
     "p2prl.cli.commands.join_worker",
-    "p2prl.cli.commands.learn_run",
+    "p2prl.cli.commands.learn",
     "p2prl.cli.commands.validate_worker",
     "transformers.modeling_utils",
 )

@@ -208,9 +208,9 @@ def _ship_model(run: HostileRun, **changes: int) -> None:
     """Give a run the files of a small model, with its size; `changes` to config.json count in the layout alone."""
     import torch
 
-    from p2prl.models.run_files import export_run_files
-    from p2prl.models.tiny_models import tiny_model
-    from p2prl.models.weight_layout import layout_of
+    from p2prl.models.run_files.export import export_run_files
+    from p2prl.models.small_models.tiny_models import tiny_model
+    from p2prl.models.weights.layout import layout_of
 
     made = tiny_model()
     files = export_run_files(made)

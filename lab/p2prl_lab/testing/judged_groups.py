@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from p2prl.models.noise_baselines import NoiseEvidence
-from p2prl.models.replay_noise import NoiseScale, noise_scale, widest_scale
-from p2prl.models.replay_statistics import TokenScores, judge_group
+from p2prl.models.replay_statistics.baselines import NoiseEvidence
+from p2prl.models.replay_statistics.judge import TokenScores, judge_group
+from p2prl.models.replay_statistics.noise import NoiseScale, noise_scale, widest_scale
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.scorer_port import Scorer
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.linear_head import find_linear_head
-from p2prl.models.replay_statistics import TokenScores
+from p2prl.models.logprobs.linear_head import find_linear_head
+from p2prl.models.replay_statistics.judge import TokenScores
 from p2prl.models.sampler_port import Generation, GenerationRequest
 from p2prl.models.seeded_draw.draw import margins
+from p2prl.models.seeded_draw.gumbel_noise import gumbel
 
 
 @torch.inference_mode()

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 
 from p2prl.config.run_settings import RunFolder, open_run
-from p2prl.learner.checkpoints import complete_checkpoints
 from p2prl.learner.journal.journal import Journal
+from p2prl.learner.training.checkpoints import complete_checkpoints
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
-from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.weight_layout import flatten, layout_of, weights_digest
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
+from p2prl.learner.training.training_group import TrainingGroup
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.weights.layout import flatten, layout_of, weights_digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_chain import GENESIS, LedgerEntry, entry_digest
@@ -294,19 +295,13 @@ def _banded(fresh: Any, published: Any, band_ulp: int) -> Any:
 
 def _group(kept: tuple[RolloutGroup, bytes, bytes], step: int, step_of_version: dict[int, int]) -> TrainingGroup:
     group, behavior, rewards = kept
-    logprobs = np.frombuffer(behavior, dtype="<f4").tolist()
-    completions, ends = [], 0
-    spans = []
-    for completion in group.completions:
-        ids = np.frombuffer(completion.tokens, dtype="<u4").tolist()
-        completions.append(tuple(ids))
-        spans.append(tuple(logprobs[ends : ends + len(ids)]))
-        ends += len(ids)
+    completions = tuple(np.frombuffer(completion.tokens, dtype="<u4") for completion in group.completions)
+    ends = np.cumsum([len(ids) for ids in completions])
     return TrainingGroup(
-        prompt_ids=tuple(np.frombuffer(group.prompt, dtype="<u4").tolist()),
-        completions=tuple(completions),
-        behavior_logprobs=tuple(spans),
-        rewards=tuple(np.frombuffer(rewards, dtype="<f4").tolist()),
+        prompt_ids=np.frombuffer(group.prompt, dtype="<u4"),
+        completions=completions,
+        behavior_logprobs=tuple(np.split(np.frombuffer(behavior, dtype="<f4"), ends[:-1])),
+        rewards=np.frombuffer(rewards, dtype="<f4"),
         staleness=step - step_of_version[group.version],
     )
 

@@ -25,9 +25,9 @@ import numpy as np
 
 from p2prl.clock import SystemClock
 from p2prl.errors import P2PRLError
-from p2prl.models.group_work import GroupWork
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.node_driver import NodeDriver
 from p2prl.net.transports.hivemind.transport import HivemindTransport

@@ -1,6 +1,6 @@
 """Hostile tokenizer.json files: rules that multiply a text, try without end, or make the library panic or abort.
 
-The checks of `p2prl/models/tokenizer_checks.py` refuse most. With the checks switched off, the confined process has to
+The checks of `p2prl/models/tokenizer/checks.py` refuse most. With the checks switched off, the confined process has to
 hold all of them: `unchecked_program` starts one like that.
 """
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.confinement.children import Program
-from p2prl.models.confined_tokenizer import tokenizer_program
+from p2prl.models.tokenizer.confined import tokenizer_program
 
 VOCABULARY = 64
 
 _WORDS = {"<unk>": 0, "a": 1, "1": 2, "b": 3, "x": 4, " ": 5, "▁": 6, "<s>": 7}
 _NO_CHECKS = (
-    "from p2prl.models import tokenizer_backend, tokenizer_process; "
+    "from p2prl.models.tokenizer import backend, process; "
     "tokenizer_backend.check_tokenizer = lambda rules: None; tokenizer_process.main()"
 )
 

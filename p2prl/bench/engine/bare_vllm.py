@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import export_run_files
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.vllm.engine import VllmOptions
+from p2prl.models.engines.vllm.library import bars_as_stages, import_vllm
+from p2prl.models.engines.vllm.sampler import VllmSampler
+from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.sampler_port import GenerationRequest
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.vllm_engine import VllmOptions
-from p2prl.models.vllm_library import bars_as_stages, import_vllm
-from p2prl.models.vllm_sampler import VllmSampler
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 
 BARE_VLLM = "vllm alone"
 """Name of bare vLLM in tables."""

@@ -22,13 +22,13 @@ from p2prl.bench.engine.bare_vllm import BARE_VLLM, BareVllm, start_vllm
 from p2prl.bench.engine.random_lengths import LengthsBenchConfig, slots_at_work
 from p2prl.bench.random_models import CONTEXT, SHAPES, VOCABULARY, random_model
 from p2prl.errors import require
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.engines.start_stages import stages_told
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.models.seeded_draw.draw import draw
-from p2prl.models.start_stages import stages_told
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 
 
 @dataclass(frozen=True, kw_only=True)

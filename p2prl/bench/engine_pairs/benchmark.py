@@ -21,13 +21,13 @@ import torch
 from p2prl.bench.device_time import CPU
 from p2prl.bench.engine_pairs.engines import VOCABULARY, VllmEngines, engine, engines_on, model_of_spread
 from p2prl.errors import require
-from p2prl.models.group_replay import replay_groups
-from p2prl.models.group_work import Inspection, SlotAssignment
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.groups.group_work import Inspection, SlotAssignment
+from p2prl.models.replay.group_replay import replay_groups
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.models.scorer_port import Scored
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 
 DTYPES = ("float32", "bfloat16")

@@ -12,16 +12,16 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from p2prl.bench.device_time import CPU
 from p2prl.errors import ConfigError
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_files import export_run_files
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.vllm.engine import VllmOptions
+from p2prl.models.engines.vllm.library import import_vllm
+from p2prl.models.engines.vllm.sampler import VllmSampler
+from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.sampler_port import Sampler
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.vllm_engine import VllmOptions
-from p2prl.models.vllm_library import import_vllm
-from p2prl.models.vllm_sampler import VllmSampler
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 
 ENGINES = ("sdpa", "eager", "fp32 head")
 """Fused attention, attention written out, and fused attention below an output layer in float32, as vLLM's

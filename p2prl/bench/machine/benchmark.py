@@ -14,11 +14,11 @@ import torch
 
 from p2prl.bench.random_models import SHAPES, VOCABULARY, random_model
 from p2prl.errors import require
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import TORCH_DTYPES, layout_of
+from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
 
 DAY_S = 86_400.0

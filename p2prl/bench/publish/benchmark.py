@@ -33,9 +33,9 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.signing_sender import SigningSender
-from p2prl.learner.stages import ThreadStage
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.weight_layout import layout_of
+from p2prl.learner.timing.stages import ThreadStage
+from p2prl.models.weights.layout import layout_of
 from p2prl.net.process import control
 from p2prl.net.process.version_rebuild import rebuild
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER, ChainBlobs
@@ -234,7 +234,7 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
         random_bytes=os.urandom,
         stage=ThreadStage("p2prl-publishing", on_start=lambda: None, on_done=lambda: None),
     )
-    training, copy = _Training(model, config), publisher.snapshot()
+    training, copy = _Training(model, config), publisher.copy
     blocked: list[float] = []
     heads: list[float] = []
     written: list[float] = []

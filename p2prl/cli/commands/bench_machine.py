@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import listed
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import Benchmark, listed, print_table
 from p2prl.cli.options import AsJson, Device, Seed, Threads
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
@@ -38,7 +36,7 @@ def bench_machine(
 ) -> None:
     """Measure tokens a second by model size, and tell which sizes fit. Makes no key and contacts nobody."""
     from p2prl.bench.machine.benchmark import MachineBenchConfig, fit_rows, free_memory, run_machine_bench
-    from p2prl.models.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device import choose_device, device_class, use_threads
 
     began = time.monotonic()
     chosen = choose_device(device)

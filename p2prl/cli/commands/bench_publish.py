@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.commands.bench_results import verdict_line
+from p2prl.cli.benchmark import Benchmark, verdict_line
 from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
@@ -39,7 +38,7 @@ def bench_publish(
         PublishBenchConfig,
         run_publish_bench,
     )
-    from p2prl.models.device import choose_device, device_class
+    from p2prl.models.hardware.device import choose_device, device_class
 
     began = time.monotonic()
     chosen = choose_device(device)

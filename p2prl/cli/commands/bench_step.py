@@ -8,9 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark
-from p2prl.cli.comma_lists import listed
-from p2prl.cli.commands.bench_results import print_table
+from p2prl.cli.benchmark import Benchmark, listed, print_table
 from p2prl.cli.options import AsJson, BenchDevice, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar

@@ -1,4 +1,4 @@
-"""`p2prl board`: the leaderboard of a run."""
+"""`p2prl board`: the leaderboard of a run, served, written as a static site, or printed once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
+from p2prl.cli.commands.open_ledger import await_current_ledger, check_source, ledger_of
 from p2prl.cli.options import AsJson, Home, Listen
+from p2prl.cli.views.console import emit, say
+from p2prl.config.new_folder import new_folder
+from p2prl.disk_full import write_error
+from p2prl.errors import ConfigError
+from p2prl.plain_text import counted
+from p2prl.scoreboard.summary import summary
+from p2prl.scoreboard.web.listen_port import bind
 
 
 def board(
@@ -41,10 +49,56 @@ def board(
     Shows what is being taught, contributors, sample answers and the reward curve. With --json, print it once and exit.
     """
     if export is not None:
-        from p2prl.cli.commands.board_export import board_export_command
-
-        board_export_command(source, export, url=url, home=home, listen=listen, as_json=as_json)
+        _export(source, export, url=url, home=home, listen=listen, as_json=as_json)
         return
-    from p2prl.cli.commands.board_serve import board_command
+    if as_json:
+        with ledger_of(source, home, listen) as ledger:
+            await_current_ledger(ledger)
+            emit(summary(ledger))
+        return
+    check_source(source)
+    # Bind the port first, so that a port in use fails before anything else starts.
+    with bind(host, port) as listener, ledger_of(source, home, listen) as ledger:
+        from p2prl.scoreboard.web.service import serve  # imports the web framework
 
-    board_command(source, host=host, port=port, is_public=public, home=home, listen=listen, as_json=as_json)
+        serve(
+            ledger,
+            host=host,
+            port=port,
+            listener=listener,
+            is_public=public,
+            on_ready=lambda url: say(f"board      {url}   Ctrl-C stops it"),
+        )
+
+
+def _export(
+    source: str, directory: Path, *, url: str, home: Path | None, listen: list[str] | None, as_json: bool
+) -> None:
+    """Write the board of `source`, a run folder or a join link, to `directory`."""
+    if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
+        raise ConfigError(
+            f"{directory} exists and is not an empty directory", remedy="Give another one; nothing was touched."
+        )
+    from p2prl.scoreboard.web.static_site import write_site
+
+    with ledger_of(source, home, listen) as ledger:
+        await_current_ledger(ledger)
+        try:
+            with new_folder(directory) as new:
+                site = write_site(ledger, new, url=url)
+        except OSError as error:
+            raise write_error(error, f"the site {directory}", kept="the run is unchanged") from error
+    if as_json:
+        emit(
+            {
+                "directory": str(directory),
+                "pages": site.pages,
+                "contributors": site.contributors,
+                "entries": site.entries,
+            }
+        )
+        return
+    people = counted(site.contributors, "contributor")
+    entries = counted(site.entries, "entry", "entries")
+    say(f"Wrote {directory}: the board with pages of {people} and a ledger of {entries}.")
+    say(f"Look at it:  python -m http.server --directory {directory}")

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from p2prl.cli.commands.open_ledger import await_current_ledger, ledger_of
 from p2prl.cli.options import AsJson, Home, Listen
+from p2prl.cli.views.console import emit, say
+from p2prl.config.owner_files import OWNER_FOLDER, named_keys
+from p2prl.config.run_folder import open_folder
+from p2prl.config.worker_folder import default_home
+from p2prl.disk_full import write_error
+from p2prl.errors import ConfigError, IdentityError, MachineError
+from p2prl.plain_text import counted
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.join_link import is_link
+from p2prl.scoreboard import certificate as certificates
+from p2prl.scoreboard.documents.api_views import require_run
+from p2prl.scoreboard.documents.leaderboard_view import owner_of
+from p2prl.scoreboard.ledger.ledger_fold import BoardState
+from p2prl.scoreboard.ledger.ledger_sources import LedgerSource, Snapshot
+from p2prl.scoreboard.ledger_dump import all_entries
 
 
 def certificate(
@@ -31,9 +49,88 @@ def certificate(
 
     In a run folder the learner signs it; with a join link, a key on this machine that the work was done with.
     """
-    from p2prl.cli.commands.certificate_make import certificate_command, check_command
-
     if check is not None:
-        check_command(source, check, home=home, listen=listen, as_json=as_json)
+        _check(source, check, home=home, listen=listen, as_json=as_json)
         return
-    certificate_command(source, contributor, out=out, home=home, listen=listen, as_json=as_json)
+    if out.suffix.lower() not in _ENDINGS:
+        raise ConfigError(f"--out {out} ends in neither .png nor .pdf", remedy="For example: --out certificate.pdf")
+    with ledger_of(source, home, listen) as ledger:
+        await_current_ledger(ledger)
+        snapshot = ledger.snapshot()
+    _, board = require_run(snapshot)
+    signer, owner = _signer(source, contributor, board, home or default_home())
+    signed = certificates.issue(snapshot, owner, signer, now_ms=int(time.time() * 1000))
+    from p2prl.scoreboard.web.certificate_picture import certificate_pdf, certificate_png
+
+    data = certificate_pdf(signed) if out.suffix.lower() == ".pdf" else certificate_png(signed)
+    try:
+        out.write_bytes(data)
+    except OSError as error:
+        raise write_error(error, out) from error
+    facts = signed.certificate
+    if as_json:
+        emit({"file": str(out), "contributor": facts.contributor, "receipts_root": facts.receipts_root, "valid": True})
+        return
+    say(f"Certificate of {facts.handle} in {out}: {counted(facts.verified_groups, 'verified group')} of {facts.name}.")
+    say(f"Anyone can check it:  p2prl certificate SOURCE --check {out}")
+
+
+_MAX_FILE_BYTES = 8 << 20
+"""Largest certificate that is read; ours have about 100 KB."""
+
+_ENDINGS = (".png", ".pdf")
+
+
+def _check(source: str, file: Path, *, home: Path | None, listen: list[str] | None, as_json: bool) -> None:
+    """Hold the certificate in `file` to the ledger of `source`. Raises `IntegrityError` when they differ."""
+    from p2prl.scoreboard.web.certificate_picture import certificate_text
+
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise MachineError(f"{file} cannot be read: {error}", remedy="Give the file of a certificate.") from error
+    text = certificate_text(data) if len(data) <= _MAX_FILE_BYTES else None
+    if text is None:
+        raise ConfigError(f"{file} holds no certificate", remedy="Use a file made by `p2prl certificate`.")
+    facts = certificates.read(text).certificate
+    with ledger_of(source, home, listen) as ledger:
+        await_current_ledger(ledger)
+        certificates.recount(facts, _at_height(ledger, facts.ledger_height))
+    if as_json:
+        emit({"file": str(file), "contributor": facts.contributor, "receipts_root": facts.receipts_root, "valid": True})
+        return
+    say(f"Valid: {facts.handle} has {counted(facts.verified_groups, 'verified group')} of {facts.name} in this ledger.")
+
+
+def _at_height(ledger: LedgerSource, height: int) -> Snapshot:
+    """The ledger as it was at a height: a certificate is older than the newest entries."""
+    snapshot = ledger.snapshot()
+    run, board = require_run(snapshot)
+    if height >= board.height:
+        return snapshot
+    fold = run.new_fold()
+    for raw in all_entries(ledger, height):
+        fold.follow(raw)
+    return replace(snapshot, board=fold.state())
+
+
+def _signer(source: str, contributor: str | None, board: BoardState, home: Path) -> tuple[Identity, str]:
+    """The key that signs, and the peer id of the contributor."""
+    if not is_link(source) and contributor is not None:
+        return open_folder(Path(source)).identity, contributor
+    keys = [(path.parent.name, identity) for path, identity in named_keys(home)]
+    keys.sort(key=lambda item: item[0] != OWNER_FOLDER)
+    wanted = None if contributor is None else owner_of(board, contributor)
+    for _, identity in keys:
+        owner = owner_of(board, identity.peer_id)
+        if owner is not None and (contributor is None or owner == wanted):
+            return identity, contributor or identity.peer_id
+    if contributor is None:
+        raise IdentityError(
+            "no key on this machine has receipts in this run", remedy="Give the contributor's id, or another --home."
+        )
+    raise IdentityError(
+        "this machine has no key of this contributor",
+        remedy="Make the certificate on its own machine, or in the run folder.",
+    )

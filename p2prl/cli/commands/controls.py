@@ -1,13 +1,32 @@
-"""`p2prl pause`, `resume`, `finish`, `stop`, `limits` and `config`: the owner's word to the workers of this machine."""
+"""`p2prl pause`, `resume`, `finish` and `stop`: the owner's word to the running workers of this machine."""
 
 from __future__ import annotations
 
-import shlex
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from p2prl.cli.options import AsJson, Home
+from p2prl.cli.views.console import emit, say
+from p2prl.cli.views.status_view import answer_line
+from p2prl.config.worker_folder import default_home
+from p2prl.controls.control_socket import NAME, ask
+from p2prl.controls.messages import (
+    Answer,
+    FinishRequest,
+    PauseRequest,
+    Request,
+    ResumeRequest,
+    StatusRequest,
+    StopRequest,
+)
+from p2prl.controls.quantities import read_duration_s
+from p2prl.errors import ConfigError, MachineError, P2PRLError, RemoteProtocolError
 
 Seat = Annotated[str, typer.Option("--seat", help="One worker's folder, as seat-1. Default: all that run.")]
 
@@ -22,79 +41,110 @@ def pause(
     as_json: AsJson = False,
 ) -> None:
     """Pause the workers of this machine and free their memory, until the time is over or p2prl resume."""
-    from p2prl.cli.commands.controls_send import pause_workers
 
-    pause_workers(duration, keep_relaying=keep_relaying or None, seat=seat, home=home, as_json=as_json)
+    try:
+        seconds = read_duration_s(duration) if duration else None
+        if seconds == 0.0:
+            raise ValueError("a duration, as 10m, 2h or 1h30m")  # noqa: TRY301 - one error for all texts
+    except ValueError as error:
+        raise ConfigError(
+            f"--for {duration[:40]} is not understood: it takes {error}",
+            remedy="Try --for 2h, or leave it out to pause until p2prl resume.",
+        ) from None
+    request = PauseRequest(for_s=seconds, keep_relaying=keep_relaying or None)
+    tell_workers(request, seat=seat, home=home, as_json=as_json)
 
 
 def resume(seat: Seat = "", home: Home = None, as_json: AsJson = False) -> None:
     """End a pause."""
-    from p2prl.cli.commands.controls_send import tell_workers
-    from p2prl.controls.messages import ResumeRequest
-
     tell_workers(ResumeRequest(), seat=seat, home=home, as_json=as_json)
 
 
 def finish(seat: Seat = "", home: Home = None, as_json: AsJson = False) -> None:
     """Have the workers complete the slots in flight and end, as one Ctrl-C does."""
-    from p2prl.cli.commands.controls_send import tell_workers
-    from p2prl.controls.messages import FinishRequest
-
     tell_workers(FinishRequest(), seat=seat, home=home, as_json=as_json)
 
 
 def stop(seat: Seat = "", home: Home = None, as_json: AsJson = False) -> None:
     """Have the workers end now. Finished groups stay on disk, and are delivered at the next start."""
-    from p2prl.cli.commands.controls_send import tell_workers
-    from p2prl.controls.messages import StopRequest
-
     tell_workers(StopRequest(), seat=seat, home=home, as_json=as_json)
 
 
-def limits_help() -> str:
-    """The help of `p2prl limits`: each limit with a value as an example, what it means, and its default."""
-    from p2prl.controls.limits import SPECS
-    from p2prl.controls.quantities import OFF
-
-    lines = (
-        f"{spec.name}={shlex.quote(spec.example)}: {spec.meaning}"
-        + ("" if spec.default == OFF else f" Default: {spec.default}.")
-        for spec in SPECS
-    )
-    return "\n\n".join([limits.__doc__ or "", "The limits, with examples. Default: off.", "\b\n" + "\n".join(lines)])
+_SEAT = re.compile(r"[a-z]+-[0-9]+")
 
 
-def limits(
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Limits to set; NAME=default takes one back. None: show all."),
-    ] = None,
-    seat: Seat = "",
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the limits of this machine, or set some: running workers follow within two seconds, later ones too."""
-    from p2prl.cli.commands.controls_send import limits_command
-
-    limits_command(changes or [], seat=seat, home=home, as_json=as_json)
+def tell_workers(request: Request, *, seat: str, home: Path | None, as_json: bool) -> None:
+    """Send a request to each running worker, and print what it does now. `MachineError` when none runs."""
+    _print(told(request, seat=seat, home=home or default_home()), as_json=as_json)
 
 
-config_app = typer.Typer(no_args_is_help=True, help="The file of limits, and where each value comes from.")
+def live_answer(folder: Path) -> dict[str, object] | None:
+    """What the worker that runs in a folder does now, as a document; None when it does not say."""
+    try:
+        answer = ask(folder, StatusRequest())
+    except P2PRLError:
+        return None
+    return None if answer is None else msgspec.to_builtins(answer)
 
 
-def config_show(
-    origin: Annotated[bool, typer.Option("--origin/--no-origin", help="Say where each value comes from.")] = True,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a worker that starts now would keep to."""
-    from p2prl.cli.commands.controls_send import show_config
+@dataclass(slots=True)
+class Told:
+    """What the workers of a home have answered. One that fails keeps no other from hearing its owner."""
 
-    show_config(origin=origin, home=home, as_json=as_json)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """By the names of their folders."""
+    errors: list[P2PRLError] = field(default_factory=list)
+    """Of workers that do not answer or refuse."""
+
+    def raise_first(self) -> None:
+        """End with the first error, if any, once the others' answers are printed."""
+        if self.errors:
+            raise self.errors[0]
 
 
-def config_init(home: Home = None, as_json: AsJson = False) -> None:
-    """Write a file with every limit, explained and commented out, unless there is one."""
-    from p2prl.cli.commands.controls_send import write_config
+def told(request: Request, *, seat: str, home: Path) -> Told:
+    told = answers(request, seat=seat, home=home)
+    if not told.answers and not told.errors:
+        which = f"in {home / seat}" if seat else f"under {home}"
+        raise MachineError(
+            f"no worker runs {which}", remedy="p2prl status lists those of this machine; give another folder by --home."
+        )
+    return told
 
-    write_config(home=home, as_json=as_json)
+
+def answers(request: Request, *, seat: str, home: Path) -> Told:
+    told = Told()
+    if seat and not _SEAT.fullmatch(seat):
+        raise ConfigError(f"{seat[:40]!r} is not a worker's folder", remedy="p2prl status names them, as seat-1.")
+    names = [seat] if seat else sorted(path.parent.name for path in home.glob(f"*/{NAME}"))
+    for name in names:
+        try:
+            answer = ask(home / name, request)
+        except RemoteProtocolError as error:
+            told.errors.append(
+                MachineError(
+                    f"the worker of {home / name} answers nonsense: {error}",
+                    remedy="Stop it with Ctrl-C; update p2prl if it is another version.",
+                )
+            )
+        except MachineError as error:
+            told.errors.append(error)
+        else:
+            if answer is not None and answer.error:
+                told.errors.append(ConfigError(f"{name}: {answer.error}", remedy=answer.remedy))
+            elif answer is not None:
+                told.answers[name] = answer
+    return told
+
+
+def documents(answers: dict[str, Answer]) -> dict[str, object]:
+    return {name: msgspec.to_builtins(answer) for name, answer in answers.items()}
+
+
+def _print(told: Told, *, as_json: bool) -> None:
+    if as_json:
+        emit({"workers": documents(told.answers), "time": time.time()})
+    else:
+        for name, answer in told.answers.items():
+            say(f"{name}  {answer_line(msgspec.to_builtins(answer), now=time.time())}", unwrapped=True)
+    told.raise_first()

@@ -1,14 +1,30 @@
-"""`p2prl demo`: a whole swarm on this machine."""
+"""`p2prl demo`: make a run, start a whole swarm on this machine, show its files, and measure the result."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
 
+from p2prl.cli.commands.demo_processes import DemoProcesses
 from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.progress_bar import progress_bar
+from p2prl.cli.views.quantities import downloads_line, received_text, version_text
+from p2prl.config.presets import preset_by_name
+from p2prl.json_lines import read_json_lines
+from p2prl.learner.run_plan import RunPlan
+from p2prl.plain_text import counted
+from p2prl.quantity_text import size_text
+
+if TYPE_CHECKING:
+    from p2prl.config.run_settings import RunFolder
 
 
 def demo(
@@ -25,9 +41,158 @@ def demo(
 
     Uses separate processes and real sockets, ends on its own and shows what the policy learned.
     """
+    began = time.monotonic()
     with progress_bar("demo", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
-        from p2prl.cli.commands.demo_run import demo_command
+        from p2prl.cli.commands.demo_result import demo_summary, plot_run
+        from p2prl.cli.commands.eval_checkpoint import evaluate_checkpoint
+        from p2prl.config.run_settings import open_run
+        from p2prl.models.hardware.device import use_threads
+    use_threads(1)  # a model this small gains nothing from more threads
+    directory = out or _free_directory(Path("runs"), "demo")
+    folder = _make_run(directory, seed, updates, quiet=as_json)
+    with progress_bar("measuring the first weights", quiet=as_json) as on_progress:
+        before = evaluate_checkpoint(
+            folder, directory / "model", prompts=_PROMPTS, seed=seed + 1, on_progress=on_progress
+        )
+    if not as_json:
+        say(f"Run folder {directory}; every process logs to {directory / 'logs'}.")
+    processes = DemoProcesses(directory)
+    view = LiveView(quiet=as_json)
+    with processes.stopped_at_end(), view.shown():
+        view.phase("starting the learner")
+        learner = processes.start_all(volunteers=volunteers, cheats=cheats)
+        while learner.process.poll() is None:
+            for sentence in processes.ended_early():
+                say(sentence)
+            metrics = read_json_lines(directory / "metrics.jsonl").objects
+            statuses = [(role.name, role.status()) for role in processes.roles]
+            view.update(
+                lambda statuses=statuses, metrics=metrics: demo_panel(statuses, metrics, updates),  # type: ignore[misc]
+                lambda metrics=metrics: demo_line(metrics, updates),  # type: ignore[misc]
+            )
+            time.sleep(_WATCH_S)
+        processes.check_ended_well(learner)
+        processes.await_workers()
+    folder = open_run(directory)
+    with progress_bar("measuring the result", quiet=as_json) as on_progress:
+        after = evaluate_checkpoint(
+            folder, folder.newest_weights(), prompts=_PROMPTS, seed=seed + 1, on_progress=on_progress
+        )
+    document = demo_summary(processes.roles, folder, before.reward, after.reward, wall_s=time.monotonic() - began)
+    (directory / "summary.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    plot_run(
+        read_json_lines(directory / "metrics.jsonl").objects, before.reward, after.reward, directory / "reward.png"
+    )
+    for line in summary_lines(document, directory, prompts=_PROMPTS):
+        say(line)
+    if as_json:
+        emit(document)
 
-    demo_command(volunteers=volunteers, cheats=cheats, updates=updates, out=out, seed=seed, as_json=as_json)
+
+_PROMPTS = 4096
+"""Fresh prompts per measurement: a standard error of .007 at a reward of .8."""
+
+_PUBLISH_EVERY = 5
+"""Updates between versions: an update takes a tenth of a second here, and a version should reach every volunteer."""
+
+_WATCH_S = 0.5
+"""How often the files of the processes are read."""
+
+
+def _make_run(directory: Path, seed: int, updates: int, *, quiet: bool) -> RunFolder:
+    from p2prl.config.run_settings import init_run
+
+    preset = preset_by_name("chain4")
+    plan = RunPlan(
+        name=directory.name,
+        goal=preset.goal,
+        task=preset.task,
+        model=None,
+        max_new_tokens=preset.max_new_tokens,
+        staleness_bound=preset.staleness_bound,
+        publish_every=_PUBLISH_EVERY,
+        dtype=preset.dtype,
+        compute_dtype=preset.compute_dtype,
+        seed=seed,
+    )
+    with progress_bar("creating the model and its flawed warm start", quiet=quiet) as on_progress:
+        return init_run(directory, plan, settings=preset.settings_text(updates=updates), on_progress=on_progress)
+
+
+def _free_directory(root: Path, name: str) -> Path:
+    """`root/name`, or the first of `root/name-2`, `-3`… that does not exist, so that nothing is overwritten."""
+    directory, number = root / name, 1
+    while directory.exists():
+        number += 1
+        directory = root / f"{name}-{number}"
+    return directory
+
+
+_BAR_COLUMNS = 30
+_RECENT_UPDATES = 10
+
+
+def demo_panel(
+    statuses: Sequence[tuple[str, Mapping[str, Any]]], metrics: Sequence[Mapping[str, Any]], updates: int
+) -> RenderableType:
+    """The learner's progress toward `updates`, then one row per worker (name, status)."""
+    table = Table.grid(padding=(0, 2))
+    if metrics:
+        last, recent = metrics[-1], metrics[-_RECENT_UPDATES:]
+        done = int(last["step"])
+        reward = sum(m["reward"] for m in recent) / len(recent)
+        bar = f"[{'#' * (_BAR_COLUMNS * done // updates):<{_BAR_COLUMNS}}]".replace("[", "\\[")
+        table.add_row("learner", f"{bar} update {done}/{updates}   policy v{last['version']}")
+        table.add_row(
+            "reward", f"{reward:.3f} (mean of {counted(len(recent), 'update')}), from {metrics[0]['reward']:.3f}"
+        )
+        table.add_row("staleness", f"p50 {last['staleness_p50']:.0f}   max {counted(last['staleness_max'], 'update')}")
+    else:
+        table.add_row("learner", "waiting for the first groups")
+    for name, status in statuses:
+        if status:
+            table.add_row(name, _worker(status))
+    return table
+
+
+def demo_line(metrics: Sequence[Mapping[str, Any]], updates: int) -> str:
+    """The newest update in one line."""
+    if not metrics:
+        return "waiting for the first groups"
+    last = metrics[-1]
+    return (
+        f"update {last['step']:.0f}/{updates}  reward {last['reward']:.3f}  staleness max {last['staleness_max']:.0f}"
+    )
+
+
+def summary_lines(document: Mapping[str, Any], directory: Path, *, prompts: int) -> list[str]:
+    """The result of a demo whose `summary.json` is `document`."""
+    p50, p95, largest = (document[f"staleness_{name}"] for name in ("p50", "p95", "max"))
+    share = document["weight_bytes_from_volunteers_share"]
+    network, daemon = document["network_resident_bytes_max"], document["network_daemon_bytes_max"]
+    return [
+        "",
+        f"reward     {document['reward_before']:.3f} -> {document['reward_after']:.3f}  on {prompts:,} fresh prompts",
+        f"updates    {document['updates']:,}, {counted(document['versions_published'], 'policy version')} published",
+        f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {counted(largest, 'update')}",
+        f"weights    {share:.0%} of the bytes volunteers received came from other volunteers",
+        downloads_line(document["patch_bytes"], document["whole_bytes"], document["brought_bytes"]),
+        *(f"groups     {name:<14} {count:,} verified" for name, count in document["groups_by_contributor"].items()),
+        f"rejected   {document['groups_rejected']:,}",
+        f"memory     network processes at most {size_text(network)} each, their daemons {size_text(daemon)}",
+        f"wall       {document['wall_s']:.0f} s",
+        f"Kept in {directory}: metrics.jsonl, reward.png, summary.json, checkpoints, ledger. p2prl board {directory}",
+    ]
+
+
+def _worker(status: Mapping[str, Any]) -> str:
+    version = f"{version_text(status['version']):<4}"
+    groups = status.get("groups")
+    if groups is None:
+        return f"{version} {status['groups_replayed']:>4} replayed  {status['verdicts_failed']} failed"
+    verified, rejected = groups.get("verified", 0), groups.get("rejected", 0)
+    return (
+        f"{version} {verified:>4} verified {rejected:>3} rejected   weights {received_text(status)}   {status['state']}"
+    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from p2prl.cli.role_files import read_status
+from p2prl.config.worker_folder import read_status
 from p2prl.errors import MachineError
 from p2prl.exit_codes import RUN_FINISHED
 from p2prl.net.listen_addresses import LOOPBACK_LISTEN

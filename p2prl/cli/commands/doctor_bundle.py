@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from p2prl.cli.commands.doctor_checks import Finding
 
@@ -58,7 +57,7 @@ def scrubbed(text: str, secrets: Mapping[str, str]) -> str:
 
 def bundle_text(
     found: Sequence[Finding],
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     logs: Mapping[str, str],
     *,
     secrets: Mapping[str, str],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from p2prl.quantity_text import size_text
 
@@ -60,7 +59,7 @@ class MachineFacts:
     """Version of the NVIDIA driver; empty for none."""
     cards: int = 0
     """NVIDIA cards that the system shows."""
-    device: Mapping[str, Any] = field(default_factory=dict)
+    device: Mapping[str, object] = field(default_factory=dict)
     """The object of `p2prl.config.confined_checkup`, or `error`; empty when it was skipped."""
     routes: tuple[str, ...] = ()
     """`IPv4` and `IPv6`, where the system has a way out."""

@@ -16,7 +16,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psutil
 
@@ -112,7 +111,7 @@ def nvidia() -> tuple[str, int]:
     return driver, cards
 
 
-def device_facts(device: str) -> dict[str, Any]:
+def device_facts(device: str) -> dict[str, object]:
     """The object of the device's checkup, in a process confined as a worker; an `error` when that process fails."""
     with TemporaryDirectory(prefix="p2prl-doctor-") as own:
         command = [sys.executable, "-m", "p2prl.config.confined_checkup", own, device]

@@ -11,15 +11,15 @@ from typing import Any
 from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder
 from p2prl.errors import ConfigError
-from p2prl.models.device import choose_device
-from p2prl.models.evaluation import Evaluation, evaluate
-from p2prl.models.group_work import GroupWork
-from p2prl.models.pass_evaluation import evaluate_prompts, evaluation_sets
-from p2prl.models.policy_directory import load_policy
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
+from p2prl.models.base_model.policy_directory import load_policy
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.evaluation.mean_reward import Evaluation, evaluate
+from p2prl.models.evaluation.pass_evaluation import evaluate_prompts, evaluation_sets
+from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.hardware.device import choose_device
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
 from p2prl.tasks.evaluation_report import PromptOutcome, Split, task_report
 
 _PROMPTS_AT_ONCE = 128

@@ -1,32 +1,16 @@
-"""`p2prl join`: lend this machine to a run."""
+"""`p2prl join`: lend this machine to a run. `join_worker` is imported once this process is confined."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.further_peers import reach_options
-from p2prl.cli.options import (
-    AsJson,
-    Base,
-    DiskGb,
-    Engine,
-    Home,
-    Lan,
-    Link,
-    Listen,
-    MonthlyGb,
-    NoConfinement,
-    NoPortMapping,
-    Peers,
-    Public,
-    RamGb,
-    Threads,
-    Transport,
-    UploadMbit,
-)
+from p2prl.cli.commands.join_devices import one_device
+from p2prl.cli.commands.worker_start import requested, start_worker
+from p2prl.cli.options import AsJson, Base, Engine, Lan, Link, Threads, WorkerOptions, takes_records
 
 if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
@@ -68,29 +52,20 @@ Events = Annotated[
 def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None) -> Callable[..., None]:
     """Build the command. Experiments with dishonest volunteers wrap the sampler or the network."""
 
+    @takes_records
     def join(
         context: typer.Context,
         link: Link,
-        home: Home = None,
+        options: WorkerOptions,
         device: Devices = "auto",
         engine: Engine = "auto",
         threads: Threads = 0,
-        listen: Listen = None,
-        peers: Peers = "",
-        transport: Transport = "hivemind",
-        public: Public = False,
-        no_port_mapping: NoPortMapping = False,
         lan: Lan = False,
         slots: Slots = 0,
         vram_gb: VramGb = 0.0,
         share: Share = 0.0,
-        upload_mbit: UploadMbit = 0.0,
-        monthly_gb: MonthlyGb = 0.0,
-        disk_gb: DiskGb = 0.0,
-        ram_gb: RamGb = 0.0,
         base: Base = "",
         mirror_ledger: MirrorLedger = False,
-        no_confinement: NoConfinement = False,
         events: Events = False,
         as_json: AsJson = False,
     ) -> None:
@@ -98,26 +73,9 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
 
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
-        from p2prl.cli.commands.join_devices import one_device
-        from p2prl.cli.commands.owner_controls import plan_limits
-        from p2prl.cli.commands.worker_start import WorkerRequest, start_worker
-
-        bounds = {"share": share, "vram_gb": vram_gb, "ram_gb": ram_gb, "disk_gb": disk_gb}
-        request = WorkerRequest(
-            link=link,
-            kind="seat",
-            home=home,
-            limits=plan_limits(home, upload_mbit=upload_mbit, monthly_gb=monthly_gb, **bounds),
-            listen=listen,
-            transport=transport,
-            peers=peers,
-            reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping, lan=lan),
-            base=base,
-            engine=engine,
-            device=one_device(context, device, home=home, events=events, as_json=as_json),
-            threads=threads,
-            confine=not no_confinement,
-        )
+        wanted = requested(link, options, "seat", lan=lan, share=share, vram_gb=vram_gb)
+        device = one_device(context, device, home=options.home, events=events, as_json=as_json)
+        request = replace(wanted, base=base, engine=engine, device=device, threads=threads)
         start = start_worker(request)
         from p2prl.cli.commands.join_worker import join_run  # after the confinement
 
@@ -132,3 +90,6 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         )
 
     return join
+
+
+join = make_join()

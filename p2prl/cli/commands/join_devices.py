@@ -15,15 +15,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from p2prl.cli.interrupts import Interrupts
-from p2prl.cli.role_files import read_status
 from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.devices_view import DeviceRow, DevicesScreen, devices_line
-from p2prl.config.worker_folder import default_home
+from p2prl.config.worker_folder import default_home, read_status
 from p2prl.confinement.linux import die_with_parent
 from p2prl.errors import ConfigError, MachineError
 from p2prl.exit_codes import INTERRUPTED, RUN_FINISHED, UNEXPECTED
@@ -131,7 +129,7 @@ def join_devices(
     return exit_code_of([worker.process.returncode for worker in group.workers])
 
 
-def _forward(event: Mapping[str, Any]) -> None:
+def _forward(event: Mapping[str, object]) -> None:
     sys.stdout.write(json.dumps(event, sort_keys=True) + "\n")
     sys.stdout.flush()
 
@@ -154,10 +152,10 @@ class DeviceWorker:
     spoke: threading.Event = field(default_factory=threading.Event)
     """Set when it has printed its first event, or has ended."""
     phase: str = "starting"
-    result: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, object] = field(default_factory=dict)
     """Its last JSON object."""
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """What it printed at its end, with its device and exit code."""
         return {**self.result, "device": self.name, "exit_code": self.process.returncode}
 
@@ -171,7 +169,7 @@ class DeviceGroup:
         devices: Sequence[str],
         home: Path,
         *,
-        on_event: Callable[[Mapping[str, Any]], None],
+        on_event: Callable[[Mapping[str, object]], None],
     ) -> None:
         """`program` is a worker's command without `--device`; `on_event` gets each event with its `device` added."""
         self._program = program

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from p2prl.cli.commands.ledger_mirror import LedgerMirror
 from p2prl.cli.commands.worker_session import (
+    LedgerMirror,
     StatusFile,
     end_session,
     introduce_run,
@@ -22,8 +22,7 @@ from p2prl.cli.commands.worker_session import (
 from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
-from p2prl.cli.views.event_lines import EventLines
-from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
+from p2prl.cli.views.volunteer_view import EventLines, SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.machine_limits import DiskPlan, sampling_memory
@@ -32,8 +31,8 @@ from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
-    from p2prl.models.engine_registry import ChosenEngine
-    from p2prl.models.group_work import SamplingTools
+    from p2prl.models.engines.registry import ChosenEngine
+    from p2prl.models.groups.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
     from p2prl.net.process.run_bootstrap import Prepare
@@ -64,8 +63,8 @@ def join_run(
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer, prepare_sampling
-        from p2prl.models.device import open_device, use_threads
-        from p2prl.models.engine_registry import choose_engine
+        from p2prl.models.engines.registry import choose_engine
+        from p2prl.models.hardware.device import open_device, use_threads
 
         chosen = open_device(request.device)
         use_threads(request.threads)

@@ -8,15 +8,15 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from p2prl.cli.commands.key_files import key_file, named_keys
 from p2prl.cli.views.console import emit, say
 from p2prl.config.owner_files import (
     Machine,
     add_revocation,
+    key_file,
     load_delegation,
     load_machines,
+    named_keys,
     owner_key_file,
     save_delegation,
     save_machine,
@@ -114,7 +114,7 @@ def revoke_command(home: Path | None, machine: str, since: str, *, as_json: bool
 # --- the steps of a delegation --------------------------------------------------------------------------------------
 
 
-def _request(base: Path, terms: Terms) -> dict[str, Any]:
+def _request(base: Path, terms: Terms) -> dict[str, object]:
     """On the machine: tell which key the owner has to sign for."""
     make_home(base)
     machine = load_or_create_identity(key_file(base, terms.seat))
@@ -125,7 +125,7 @@ def _request(base: Path, terms: Terms) -> dict[str, Any]:
     return _document("request", machine.public_key, None, terms.seat, "")
 
 
-def _sign(base: Path, text: str, terms: Terms) -> dict[str, Any]:
+def _sign(base: Path, text: str, terms: Terms) -> dict[str, object]:
     """Where the owner's key is: sign for the machine with this peer id."""
     try:
         machine = public_key_of(PeerId(text))
@@ -140,7 +140,7 @@ def _sign(base: Path, text: str, terms: Terms) -> dict[str, Any]:
     return _document("signed", machine, delegation, "", statement_text(delegation))
 
 
-def _sign_here(base: Path, terms: Terms) -> dict[str, Any]:
+def _sign_here(base: Path, terms: Terms) -> dict[str, object]:
     """Both keys are on this machine: sign and install at once."""
     path = key_file(base, terms.seat)
     machine = load_or_create_identity(path)
@@ -149,7 +149,7 @@ def _sign_here(base: Path, terms: Terms) -> dict[str, Any]:
     return _document("installed", machine.public_key, delegation, path.parent.name, statement_text(delegation))
 
 
-def _install(base: Path, text: str, terms: Terms) -> dict[str, Any]:
+def _install(base: Path, text: str, terms: Terms) -> dict[str, object]:
     """On the machine: consent to a delegation that the owner signed."""
     delegation = parse_statement(text)
     assert isinstance(delegation, Delegation)
@@ -218,7 +218,7 @@ def _owner(base: Path) -> Identity:
     return load_identity(path)
 
 
-def _document(step: str, machine: bytes, delegation: Delegation | None, seat: str, line: str) -> dict[str, Any]:
+def _document(step: str, machine: bytes, delegation: Delegation | None, seat: str, line: str) -> dict[str, object]:
     return {
         "step": step,
         "machine": peer_id_of(machine),

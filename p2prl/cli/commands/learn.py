@@ -1,48 +1,55 @@
-"""`p2prl learn`: train a run."""
+"""`p2prl learn`: train a run folder until its updates are done or Ctrl-C."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.further_peers import reach_options
-from p2prl.cli.options import (
-    AsJson,
-    Lan,
-    Listen,
-    MonthlyGb,
-    NoPortMapping,
-    Peers,
-    Public,
-    RunFolderPath,
-    Transport,
-    UploadMbit,
-)
+from p2prl.cli import crash_log
+from p2prl.cli.commands.learn_link import LearnerLink, WatchedPort, kept_listen
+from p2prl.cli.commands.learn_trackers import check_tracker, tracker
+from p2prl.cli.device_errors import device_failures_explained, unrepeatable_explained
+from p2prl.cli.interrupts import Interrupts
+from p2prl.cli.options import AsJson, Lan, NetworkOptions, RunFolderPath, takes_records
+from p2prl.cli.reach import further_peers
+from p2prl.cli.views.console import LiveView, emit, say
+from p2prl.cli.views.learner_view import WAITING, update_line, update_panel, waiting_text
+from p2prl.cli.views.link_qr import show_qr
+from p2prl.clock import SystemClock
+from p2prl.config.network_options import UploadCaps
+from p2prl.config.run_folder import open_folder
+from p2prl.config.worker_folder import write_status
+from p2prl.exit_codes import INTERRUPTED
+from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.transports.transport_registry import TRANSPORTS
+from p2prl.plain_text import counted
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
+    from p2prl.learner.service import Learner
     from p2prl.net.process.bridge import NetworkPort
 
 
 def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None) -> Callable[..., None]:
     """Build the command. `wrap_network` replaces the learner's network in experiments with delay."""
 
+    @takes_records
     def learn(
         run: RunFolderPath,
-        listen: Listen = None,
-        peers: Peers = "",
-        transport: Transport = "hivemind",
-        public: Public = False,
-        no_port_mapping: NoPortMapping = False,
+        options: NetworkOptions,
         lan: Lan = False,
         updates: Annotated[
             int | None,
             typer.Option("--updates", min=0, help="Updates to train; 0 for no end. Default: run.toml's."),
         ] = None,
-        upload_mbit: UploadMbit = 0.0,
-        monthly_gb: MonthlyGb = 0.0,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
         as_json: AsJson = False,
     ) -> None:
@@ -50,20 +57,131 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
 
         Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
-        from p2prl.cli.commands.learn_run import learn_command
-
-        learn_command(
-            run,
-            listen=listen,
-            peers=peers,
-            transport=transport,
-            reach=reach_options(peers, public=public, no_port_mapping=no_port_mapping, lan=lan),
-            updates=updates,
-            upload_mbit=upload_mbit,
-            monthly_gb=monthly_gb,
-            track=track,
-            as_json=as_json,
-            wrap_network=wrap_network,
-        )
+        learn_command(run, options, lan=lan, updates=updates, track=track, as_json=as_json, wrap_network=wrap_network)
 
     return learn
+
+
+learn = make_learn()
+
+
+def learn_command(
+    directory: Path,
+    options: NetworkOptions,
+    *,
+    lan: bool = False,
+    updates: int | None = None,
+    track: str = "none",
+    as_json: bool = False,
+    wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
+) -> None:
+    """Train the run in `directory`; `updates` overrides run.toml's, 0 for no end."""
+    caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
+    TRANSPORTS.check(options.transport)
+    check_tracker(track)
+    further = further_peers(options.peers)
+    opened = open_folder(directory)
+    opened.settings_table()  # refuses a file that is not TOML
+    lock = opened.lock()
+    crash_log.keep_in(directory)
+    view = LiveView(quiet=as_json)
+    with lock, view.shown():
+        view.phase("importing torch")
+
+        from p2prl.config.learner_disk import check_disk, disk_text
+        from p2prl.config.roles import build_learner, learner_network
+        from p2prl.config.run_settings import open_run
+
+        folder = open_run(directory)
+        if updates is not None:
+            settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
+            folder = replace(folder, settings=settings)
+        check_disk(folder.manifest, folder.paths.blobs)
+        say(disk_text(folder.manifest))
+        with tracker(track, folder) as track_metrics:
+            report = _Report(view, folder, planned=folder.settings.learner.updates, track=track_metrics)
+            view.phase("loading the model and the journal")
+            learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say)
+            report.planned = learner.target_updates
+            folder.record_planned_updates(learner.target_updates)
+
+            link = LearnerLink(folder, partial(_show_link, folder))
+
+            interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
+            with interrupts.handled():
+                view.phase("starting the network")
+                listens = kept_listen(folder, tuple(options.listen or ()))
+                reach = options.reach(lan=lan)
+                config = learner_network(folder, listens, caps, peers=further, transport=options.transport, reach=reach)
+                network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
+                if wrap_network is not None:
+                    network = wrap_network(network, folder)
+                around = WatchedPort(link.around(network), lambda _: report.tell_waiting(learner, link))
+                with device_failures_explained(), unrepeatable_explained():
+                    learner.run(around, on_up=partial(_announce, link, learner, view, folder))
+            # The last version is published, and measured, after the last update.
+            document = {"run": str(directory), "step": learner.step, **report.newest, **learner.status()}
+            state = "finished" if learner.finished else "stopped"
+            ended = {"state": state, "time": SystemClock().now()}
+            status = {"role": "learner", **document, **ended}
+            write_status(directory / "status.json", status)
+    if as_json:
+        emit(document)
+    if interrupts.count:
+        say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {shlex.quote(str(directory))}")
+        sys.exit(INTERRUPTED)
+    say(f"Done: {counted(learner.step, 'update')}. Measure it:  p2prl eval {shlex.quote(str(directory))}")
+
+
+def _show_link(folder: RunFolder, link: str) -> None:
+    say(f"Join link, for volunteers; also in {folder.link_file}:")
+    say(link, unwrapped=True)
+
+
+def _announce(
+    link: LearnerLink, learner: Learner, view: LiveView, folder: RunFolder, addresses: tuple[str, ...]
+) -> None:
+    """The network is up at these addresses: show the link."""
+    text = link.begin(addresses)
+    if learner.finished:
+        view.phase("all updates are done", "telling the volunteers")
+        return
+    _show_link(folder, text)
+    show_qr(text)
+    if warning := link.reach_warning():
+        say(warning)
+    say(f"Leaderboard:  p2prl board {shlex.quote(str(folder.directory))}")
+    view.phase(WAITING, waiting_text({}, 0))
+
+
+class _Report:
+    """Sends each update's metrics to the view, the status file and the tracker."""
+
+    def __init__(
+        self, view: LiveView, folder: RunFolder, *, planned: int, track: Callable[[dict[str, object]], None]
+    ) -> None:
+        self.newest: dict[str, object] = {}
+        self._view = view
+        self._name = folder.manifest.name
+        self._status_file = folder.directory / "status.json"
+        self._needed = folder.settings.learner.groups_per_update
+        self.planned = planned
+        """Step at which the run ends; 0 for no end. Set to the learner's own figure once it is built."""
+        self._track = track
+
+    def tell_waiting(self, learner: Learner, link: LearnerLink) -> None:
+        """Show what has come while the first update waits for groups."""
+        if link.text and not self.newest and not learner.finished:
+            self._view.phase(WAITING, waiting_text(learner.counts(), self._needed))
+
+    def on_metrics(self, metrics: dict[str, object]) -> None:
+        """Show and record the metrics of an update."""
+        first, planned = not self.newest, self.planned
+        self.newest = dict(metrics)
+        self._track(metrics)
+        state = {"target_updates": planned, "finished": False}
+        write_status(self._status_file, {"role": "learner", "run": self._name, **metrics, **state})
+        self._view.update(
+            lambda: update_panel(self._name, metrics, planned=planned, first=first),
+            lambda: update_line(self._name, metrics, planned=planned, first=first),
+        )

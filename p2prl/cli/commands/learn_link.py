@@ -1,4 +1,4 @@
-"""The learner's join link: written into its run folder, shown, and renewed as listed peers come and go."""
+"""The learner's join link: its addresses by reach, its file in the run folder, and its renewal as peers come and go."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from p2prl.cli.views.join_link_reach import link_addresses, reach_warning
 from p2prl.net.listen_addresses import with_one_port, with_port
 from p2prl.net.process import control
 from p2prl.net.process.passing_port import PassingPort
+from p2prl.protocol import limits
+from p2prl.protocol.join_link import as_wide, peers_of, reach_of
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
     from p2prl.net.process.bridge import NetworkPort
+
 
 _SHOW_S = 600.0
 """A link that changes is written at once, and shown no more often than this: each one works for days. One that names
@@ -112,3 +114,37 @@ def kept_listen(folder: RunFolder, listen: tuple[str, ...]) -> tuple[str, ...]:
     if not port.isdigit():
         return with_one_port(wanted)
     return with_port(wanted, int(port))
+
+
+_MOST_OWN = 4
+"""Addresses of the learner in a link: with three peers it still fits a chat message."""
+
+
+def shareable(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """`addresses` without loopback ones, which would mean the reader's own machine, unless there are no others."""
+    return tuple(address for address in addresses if reach_of(address) != "machine") or addresses
+
+
+def link_addresses(own: tuple[str, ...], peers: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses of a link: the learner's shareable ones, of widest reach first, then those of listed peers.
+
+    An address of the learner's through a relay names the relay too, so it takes one of those peers. Where the learner
+    can be dialed from the internet, private addresses of others are left out.
+    """
+    reaches = ("internet", "network", "machine")
+    listed = frozenset[str]().union(*map(peers_of, peers))
+    named = [a for a in own if "/p2p-circuit" not in a or peers_of(a.partition("/p2p-circuit")[0]) <= listed]
+    widest = sorted(dict.fromkeys(shareable(tuple(named))), key=lambda address: reaches.index(reach_of(address)))
+    peers = as_wide(peers, widest)
+    room = _MOST_OWN if peers else limits.MAX_ADDRESSES
+    return (*widest[:room], *peers)[: limits.MAX_ADDRESSES]
+
+
+def reach_warning(addresses: tuple[str, ...]) -> str:
+    """Warning for the operator when a link does not work everywhere; empty otherwise."""
+    reaches = {reach_of(address) for address in addresses}
+    if not reaches or "internet" in reaches:
+        return ""
+    if "network" in reaches:
+        return "This link works on this local network only: none of its addresses is public."
+    return "This link works on this machine only: the learner listens only on a loopback address."

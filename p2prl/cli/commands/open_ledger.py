@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from p2prl.cli import crash_log
-from p2prl.cli.role_files import read_status
+from p2prl.cli.reach import visibility_line
 from p2prl.cli.views.console import say
-from p2prl.cli.views.visibility import visibility_line
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import PEERS_FILE, known_run
 from p2prl.config.run_folder import Folder, open_folder
-from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of
+from p2prl.config.worker_folder import claim_worker_folder, default_home, holder_of, read_status
 from p2prl.errors import ConfigError, MachineError, UnreachableError
 from p2prl.learner.evaluation.results_file import read_results
 from p2prl.net.listen_addresses import DEFAULT_LISTEN

@@ -14,24 +14,23 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from p2prl import exit_codes
-from p2prl.cli.commands.own_spools import find_group, spools_of
 from p2prl.cli.commands.worker_start import TOKENIZER
 from p2prl.cli.views.console import emit, say
 from p2prl.client.spool import GIVEN_UP
 from p2prl.config.own_replay import agreement, find_policy, read_own_group, replay_group
-from p2prl.config.own_runs import OwnRun, find_run
+from p2prl.config.own_runs import OwnRun, find_group, find_run, spools_of
 from p2prl.config.worker_folder import default_home
 from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.errors import MachineError
-from p2prl.models.confined_tokenizer import tokenizer_program
+from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.plain_text import counted
 from p2prl.protocol.ledger_messages import ReceiptState
 
 if TYPE_CHECKING:
     from p2prl.client.own_groups import OwnGroup
     from p2prl.confinement.children import Launch
-    from p2prl.models.group_work import ReplayTools
+    from p2prl.models.groups.group_work import ReplayTools
     from p2prl.protocol.ledger_messages import Verdict
     from p2prl.protocol.signed_group import SignedGroup
 
@@ -90,7 +89,7 @@ def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: Repla
     say("importing torch")
 
     from p2prl.config.roles import prepare_replay
-    from p2prl.models.device import open_device, use_threads
+    from p2prl.models.hardware.device import open_device, use_threads
 
     device = open_device(request.device)
     use_threads(request.threads)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from rich.console import RenderableType
+from rich.table import Table
 
-from p2prl.cli.commands.ledger_mirror import LedgerMirror
-from p2prl.cli.commands.worker_session import StatusFile, end_session, introduce_run
+from p2prl.cli.commands.worker_session import LedgerMirror, StatusFile, end_session, introduce_run
 from p2prl.cli.commands.worker_start import NETWORK, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
-from p2prl.cli.views.seeder_view import seeding_line, seeding_panel
+from p2prl.cli.views.quantities import peers_text, reach_text, version_text
 from p2prl.cli.views.worker_introduction import seeder_introduction
 from p2prl.client.seeder import Seeder, Seeding
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import remember_run
 from p2prl.config.refused_runs import forgetting_refused
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.plain_text import counted
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
+from p2prl.quantity_text import size_text
 
 
 def seed_run(start: WorkerStart, *, as_json: bool) -> None:
@@ -60,7 +62,7 @@ def seed_run(start: WorkerStart, *, as_json: bool) -> None:
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")
 
 
-def seeding_document(seeding: Seeding) -> dict[str, Any]:
+def seeding_document(seeding: Seeding) -> dict[str, object]:
     """A seeder's part of its status file and of `--json`."""
     return {
         "state": seeding.state,
@@ -77,3 +79,32 @@ def seeding_document(seeding: Seeding) -> dict[str, Any]:
         "network_resident_bytes": seeding.network_resident_bytes,
         "network_daemon_bytes": seeding.network_daemon_bytes,
     }
+
+
+def seeding_line(seeding: Seeding) -> str:
+    """A seeder's state in one line."""
+    return (
+        f"{_state(seeding)}  {version_text(seeding.version)}  peers: {peers_text(seeding.peers)}  "
+        f"received {size_text(seeding.received_bytes)}  sent {size_text(seeding.sent_bytes)}"
+    )
+
+
+def seeding_panel(name: str, seeding: Seeding) -> RenderableType:
+    """A seeder's state, redrawn in place."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(name, _state(seeding))
+    table.add_row("policy", version_text(seeding.version))
+    table.add_row("peers", peers_text(seeding.peers))
+    if reach := reach_text(seeding.reach):
+        table.add_row("reach", reach)
+    table.add_row("received", size_text(seeding.received_bytes))
+    cap = f", at most {seeding.upload_bytes_s / 125_000.0:,.1f} Mbit/s" if seeding.upload_bytes_s else ""
+    month = f"{size_text(seeding.uploaded_bytes_month)} this month{cap}"
+    table.add_row("sent", f"{size_text(seeding.sent_bytes)}   {month}")
+    table.add_row("stop", "Ctrl-C leaves at once; the weights on disk are kept")
+    return table
+
+
+def _state(seeding: Seeding) -> str:
+    chunks = f" {seeding.chunks_held:,} of {counted(seeding.chunks, 'chunk')}" if seeding.chunks else ""
+    return seeding.state + chunks

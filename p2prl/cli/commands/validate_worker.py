@@ -1,14 +1,17 @@
-"""Run a validator from a join link until Ctrl-C or the end of the run."""
+"""Run a validator from a join link until Ctrl-C or the end of the run, with its panel and its progress line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from p2prl.cli.commands.ledger_mirror import LedgerMirror
+from rich.console import RenderableType
+from rich.table import Table
+
 from p2prl.cli.commands.worker_session import (
+    LedgerMirror,
     StatusFile,
     end_session,
     introduce_run,
@@ -18,13 +21,15 @@ from p2prl.cli.commands.worker_session import (
 from p2prl.cli.commands.worker_start import NETWORK, SCORERS, TOKENIZER, WorkerStart
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
-from p2prl.cli.views.quantities import share_text
-from p2prl.cli.views.validator_view import audit_line, audit_panel
+from p2prl.cli.views.quantities import own_ledger_text, share_text, version_text
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.clock import SystemClock
 from p2prl.config.machine_limits import enforce_memory
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
+from p2prl.scoreboard.display_names import display_name
+from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS
 from p2prl.validator.own_ledger import FILE_NAME as OWN_LEDGER
 from p2prl.validator.own_ledger import OwnLedger
 
@@ -54,7 +59,7 @@ def validate_run(
         view.phase("importing torch")
 
         from p2prl.config.roles import build_validator, prepare_replay
-        from p2prl.models.device import open_device, use_threads
+        from p2prl.models.hardware.device import open_device, use_threads
         from p2prl.validator.service import ValidatorConfig
         from p2prl.validator.verdicts import judge
 
@@ -149,7 +154,7 @@ class _Screen:
             self._view.phase("downloading the run's files and a policy", detail)
 
 
-def audit_document(audit: Audit) -> dict[str, Any]:
+def audit_document(audit: Audit) -> dict[str, object]:
     """A validator's part of its status file and of `--json`."""
     return {
         "state": audit.resting or "validating",
@@ -168,3 +173,55 @@ def audit_document(audit: Audit) -> dict[str, Any]:
         "own_receipts": audit.own_receipts,
         "own_tokens": audit.own_tokens,
     }
+
+
+def audit_line(audit: Audit) -> str:
+    """A validator's state in one line."""
+    return (
+        (f"{audit.resting}  " if audit.resting else "")
+        + f"{version_text(audit.version)}  seen {audit.seen:,}  replayed {audit.replayed:,}  passed {audit.passed:,}"
+        f"  failed {audit.failed:,}  waiting {audit.waiting:,}"
+        + (f"  checked {_checks(audit)}" if _checks(audit) else "")
+        + (f"  rewards {_rewards(audit)}" if _rewards(audit) else "")
+        + (f"  own ledger {own_ledger_text(audit.own_receipts, audit.own_tokens)}" if audit.own_receipts else "")
+    )
+
+
+def audit_panel(name: str, identity: Identity, audit: Audit) -> RenderableType:
+    """A validator's state, redrawn in place."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(
+        name, f"{display_name(identity.public_key)} ({identity.peer_id[-8:]})   {audit.resting or 'validating'}"
+    )
+    table.add_row("policy", version_text(audit.version))
+    table.add_row("groups", f"{audit.seen:,} seen   {audit.waiting:,} waiting for their replay")
+    table.add_row("verdicts", f"{audit.replayed:,} replayed   {audit.passed:,} passed   {audit.failed:,} failed")
+    if checks := _checks(audit):
+        table.add_row("checked", f"{checks} with the learner's own replay")
+        table.add_row(
+            "credit", f"the newest {ESCROW_VERDICTS} verdicts stay in escrow until more agree, or the run ends"
+        )
+    if rewards := _rewards(audit):
+        table.add_row("rewards", f"{rewards} with the learner's receipts")
+    if audit.own_receipts:
+        table.add_row("ledger", f"{own_ledger_text(audit.own_receipts, audit.own_tokens)}, signed by this key")
+    table.add_row("stop", "Ctrl-C stops after the current batch")
+    return table
+
+
+def _checks(audit: Audit) -> str:
+    """How many of the own verdicts the learner has checked; empty before the first."""
+    if not audit.checks_agreed + audit.checks_contradicted + audit.checks_failed:
+        return ""
+    against = f", {audit.checks_contradicted:,} disagree" if audit.checks_contradicted else ""
+    failed = f", {audit.checks_failed:,} NOT PROVEN" if audit.checks_failed else ""
+    return f"{audit.checks_agreed:,} agree{against}{failed}"
+
+
+def _rewards(audit: Audit) -> str:
+    """How many rewards were compared; empty before the first."""
+    if not audit.rewards_agreed + audit.rewards_disputed + audit.rewards_unclear:
+        return ""
+    unclear = f", {audit.rewards_unclear:,} unclear" if audit.rewards_unclear else ""
+    disputed = f", {audit.rewards_disputed:,} DISAGREE" if audit.rewards_disputed else ""
+    return f"{audit.rewards_agreed:,} agree{unclear}{disputed}"

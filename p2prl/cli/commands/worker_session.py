@@ -1,4 +1,4 @@
-"""Common parts of the worker commands: startup phases, base model, status file, exit."""
+"""Common parts of the worker commands: startup phases, status file, mirror of the ledger, exit."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from p2prl.cli.device_errors import device_failures_explained, out_of_memory_explained
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, emit, say
+from p2prl.clock import SystemClock
 from p2prl.config.machine_limits import DiskPlan, MachineLimits, available_memory, check_memory, least_disk, plan_disk
 from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import WorkerFolder, write_status
 from p2prl.errors import ConfigError, MachineError
 from p2prl.exit_codes import INTERRUPTED, RUN_FINISHED
-from p2prl.models.start_stages import stages_told
+from p2prl.models.engines.start_stages import stages_told
+from p2prl.net.process.bridge import NetworkPort
 from p2prl.plain_text import counted
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.quantity_text import size_text
+from p2prl.scoreboard.ledger.mirror import MirroringPort
 
 if TYPE_CHECKING:
     from p2prl.config.requirements import Requirements
     from p2prl.net.process.run_bootstrap import Prepare
+
 
 _STATUS_PERIOD_S = 1.0
 
@@ -162,3 +166,33 @@ def end_session(status: StatusFile, interrupts: Interrupts, *, finished: bool, a
         sys.exit(RUN_FINISHED)
     if interrupts.count:
         sys.exit(INTERRUPTED)
+
+
+FILE_SHARE = 0.8
+"""Part of the mirror's disk that entries may take: the rest is SQLite's."""
+
+
+class LedgerMirror:
+    """Wraps a worker's network once it is made, and begins once the owner has accepted the run."""
+
+    def __init__(self, worker: WorkerFolder, link: JoinLink, *, countersigns: bool = False) -> None:
+        self._worker = worker
+        self._link = link
+        self._countersigns = countersigns
+        self._port: MirroringPort | None = None
+
+    def around(self, port: NetworkPort) -> NetworkPort:
+        """The port for the worker."""
+        self._port = MirroringPort(
+            port,
+            self._worker.run_directory(self._link.run) / "ledger.db",
+            run=self._link.run,
+            clock=SystemClock(),
+            signer=self._worker.identity if self._countersigns else None,
+        )
+        return self._port
+
+    def begin(self, plan: DiskPlan) -> None:
+        """The owner has accepted the run, with this much disk."""
+        if self._port is not None:
+            self._port.begin(int(FILE_SHARE * plan.mirror_bytes))

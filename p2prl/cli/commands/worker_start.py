@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from p2prl import errors
 from p2prl.cli import crash_log
-from p2prl.cli.commands.further_peers import further_peers
-from p2prl.cli.commands.owner_controls import OwnerControls, PlannedLimits, open_controls
+from p2prl.cli.commands.owner_controls import OwnerControls, PlannedLimits, open_controls, plan_limits
+from p2prl.cli.options import WorkerOptions
+from p2prl.cli.reach import further_peers, visibility_line
 from p2prl.cli.views.console import say
-from p2prl.cli.views.visibility import visibility_line
 from p2prl.config.named_link import named_link
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
@@ -29,8 +29,8 @@ from p2prl.confinement.role import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.desktop import desktop_program
-from p2prl.models.confined_tokenizer import tokenizer_program
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
+from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.process.program import network_program
@@ -50,7 +50,7 @@ NETWORK, TOKENIZER, SCORERS, DESKTOP = "network", "tokenizer", "scorers", "deskt
 _FIND_BASE = (
     "import json, sys\n"
     "from p2prl.errors import P2PRLError\n"
-    "from p2prl.models.pretrained import model_directory\n"
+    "from p2prl.models.base_model.pretrained import model_directory\n"
     "try:\n    found = {'directory': str(model_directory(sys.argv[1]))}\n"
     "except P2PRLError as error:\n"
     "    found = {'kind': type(error).__name__, 'error': str(error), 'remedy': error.remedy}\n"
@@ -81,6 +81,31 @@ class WorkerRequest:
     threads: int = 0
     """CPU threads that the engine computes with; 0 as in `use_threads`."""
     confine: bool = True
+
+
+def requested(
+    link: str, options: WorkerOptions, kind: str, *, lan: bool = False, share: float = 0.0, vram_gb: float = 0.0
+) -> WorkerRequest:
+    """The request of a command's options. `ConfigError` for a limit or a file of limits that is wrong."""
+    return WorkerRequest(
+        link=link,
+        kind=kind,
+        home=options.home,
+        limits=plan_limits(
+            options.home,
+            share=share,
+            vram_gb=vram_gb,
+            ram_gb=options.ram_gb,
+            upload_mbit=options.upload_mbit,
+            monthly_gb=options.monthly_gb,
+            disk_gb=options.disk_gb,
+        ),
+        listen=options.listen,
+        transport=options.transport,
+        peers=options.peers,
+        reach=options.reach(lan=lan),
+        confine=not options.no_confinement,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,19 +3,90 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.segment import Segment, Segments
+from rich.spinner import Spinner
+from rich.table import Table
 
-from p2prl.cli.views.startup import StartupPhases
-from p2prl.cli.views.terminal_echo import without_control_echo
 from p2prl.plain_text import cleaned, encodable, wrapped
+
+
+@contextmanager
+def without_control_echo(descriptor: int = 0) -> Iterator[None]:
+    """Keep the terminal at `descriptor` from showing control characters inside this block. No-op where it is none.
+
+    What a process that is killed leaves behind is a shell that does not show `^C` either.
+    """
+    before = _set_echo(descriptor, shown=False)
+    try:
+        yield
+    finally:
+        if before:
+            _set_echo(descriptor, shown=True)
+
+
+def _set_echo(descriptor: int, *, shown: bool) -> bool:
+    """Set it; whether it was shown. A process in the background may not: the system would stop it."""
+    if sys.platform == "win32":
+        return False
+    import termios
+
+    with suppress(OSError, termios.error):
+        if os.tcgetpgrp(descriptor) != os.getpgrp():
+            return False
+        settings = termios.tcgetattr(descriptor)
+        before = bool(settings[3] & termios.ECHOCTL)
+        settings[3] = settings[3] | termios.ECHOCTL if shown else settings[3] & ~termios.ECHOCTL
+        termios.tcsetattr(descriptor, termios.TCSANOW, settings)
+        return before
+    return False
+
+
+_SHORT_S = 0.5
+"""Finished phases shorter than this are not worth a line."""
+
+
+class StartupPhases:
+    """A renderable list of phases; times are updated at each redraw."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` gives seconds on a monotonic clock."""
+        self._now = now
+        self._finished: list[tuple[str, float]] = []
+        self._name = ""
+        self._detail = ""
+        self._began = 0.0
+        self._spinner = Spinner("dots")
+
+    def begin(self, name: str, detail: str = "") -> bool:
+        """Begin phase `name`, or update its `detail`. True when the phase is new."""
+        self._detail = detail
+        if name == self._name:
+            return False
+        if self._name and self._now() - self._began >= _SHORT_S:
+            self._finished.append((self._name, self._now() - self._began))
+        self._name, self._began = name, self._now()
+        return True
+
+    def line(self) -> str:
+        """The current phase in one line."""
+        return f"{self._name}: {self._detail}" if self._detail else f"{self._name} …"
+
+    def __rich__(self) -> RenderableType:
+        table = Table.grid(padding=(0, 1))
+        for name, seconds in self._finished:
+            table.add_row("✓", name, f"{seconds:.0f} s")
+        detail = f": {self._detail}" if self._detail else ""
+        table.add_row(self._spinner, f"{self._name}{detail}", f"{self._now() - self._began:.0f} s")
+        return table
+
 
 PLAIN_PERIOD_S = 10.0
 """Interval of progress lines when there is no terminal."""
@@ -51,7 +122,7 @@ def _print(where: Console, message: str, *, unwrapped: bool) -> None:
         where.print(Segments([Segment(line), Segment.line()]), crop=False)
 
 
-def emit(document: dict[str, Any]) -> None:
+def emit(document: dict[str, object]) -> None:
     """Print the command's one JSON object."""
     sys.stdout.write(json.dumps(document, sort_keys=True) + "\n")
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from p2prl.learner.learning_watch import SUMMARY
+from p2prl.learner.training.learning_watch import SUMMARY
 from p2prl.plain_text import counted
 
 _IDLE = {

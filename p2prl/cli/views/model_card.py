@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from p2prl.config.prompt_record import PromptRecord
 from p2prl.plain_text import cleaned, counted
@@ -77,7 +76,7 @@ class CardFacts:
     has_chat_template: bool
     base_is_local: bool
     """Whether the base model's name is a directory of the machine that made the run."""
-    loss: Mapping[str, Any]
+    loss: Mapping[str, object]
     """Settings of the loss, without those that have their default."""
     prompts: PromptRecord | None
     """How prompts were rendered; None for a run made before that was kept."""
@@ -132,7 +131,7 @@ def license_metadata(text: str) -> dict[str, str]:
 def _metadata(facts: CardFacts) -> str:
     """The YAML block. A JSON string is a YAML string, so each value is escaped as JSON."""
     base = facts.manifest.base_model
-    values: dict[str, Any] = license_metadata(facts.manifest.licence) | {
+    values: dict[str, object] = license_metadata(facts.manifest.licence) | {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["p2prl", "reinforcement-learning", "text-generation"],

@@ -89,3 +89,8 @@ def downloads_line(patch_bytes: int, full_bytes: int, version_bytes: int) -> str
         f"downloads  {size_text(patch_bytes)} of patches and {size_text(full_bytes)} of full weights"
         f" for versions of {size_text(version_bytes)}: {version_bytes / spent:.1f} times less"
     )
+
+
+def own_ledger_text(receipts: int, tokens: int) -> str:
+    """What a validator's own ledger holds."""
+    return f"{counted(receipts, 'receipt')}, {counted(tokens, 'token')}"

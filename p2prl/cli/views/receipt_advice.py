@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from p2prl.client.spool import GIVEN_UP, SpoolState
 from p2prl.protocol.rejection_reasons import RejectionReason, explain
 
@@ -68,3 +70,9 @@ def advice(state: str, reason: str) -> tuple[str, str]:
         return explain(reason), _ADVICE[RejectionReason(reason)]
     except ValueError:
         return explain(reason), _UPDATE
+
+
+def rejection_lines(reasons: Mapping[str, int]) -> list[str]:
+    """A line for each reason, most frequent first. `reasons` counts groups by the code in their receipt or spool."""
+    most_first = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{count:,}: {GIVEN_UP.get(code) or explain(code)}" for code, count in most_first]

@@ -1,13 +1,14 @@
-"""Human-readable `p2prl status`: the status file of a worker or a learner. Missing keys are left out."""
+"""Status of a worker or a learner, its owner's controls and limits, for people. Missing keys are left out."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from p2prl.cli.views.controls_view import answer_line
 from p2prl.cli.views.learner_view import evaluation_texts, warning_texts
 from p2prl.cli.views.quantities import (
+    own_ledger_text,
     peers_text,
     rate_text,
     reach_text,
@@ -16,14 +17,44 @@ from p2prl.cli.views.quantities import (
     state_text,
     version_text,
 )
-from p2prl.cli.views.rejections import rejection_lines
-from p2prl.cli.views.validator_view import own_ledger_text
+from p2prl.cli.views.receipt_advice import rejection_lines
 from p2prl.errors import IdentityError
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
 from p2prl.time_text import age_text
+
+_ORIGINS = {"default": "default", "file": "config.toml", "command": "p2prl limits", "option": "option of the start"}
+
+
+def answer_line(answer: Mapping[str, Any], *, now: float) -> str:
+    """A worker's state in one sentence. `answer` is a document of `p2prl.controls.messages.Answer`."""
+    state = str(answer.get("state", ""))
+    if state == "ending":
+        return "ending: finished groups are kept"
+    parts = [state if not answer.get("reason") else str(answer["reason"])]
+    if state == "paused":
+        until = answer.get("until")
+        ends = "" if until is None or until < now else f"{time.strftime('%a %H:%M', time.localtime(until))} or "
+        parts.append(f"until {ends}p2prl resume")
+    if state in ("paused", "resting"):
+        held = answer.get("engine_bytes")
+        if not answer.get("followed", True):
+            parts.append("frees its memory now")
+        else:
+            parts.append("its engine's memory is freed" if not held else f"its engine still holds {size_text(held)}")
+        parts.append("relays weights" if answer.get("relays") else "off the network")
+    return "; ".join(parts)
+
+
+def limit_lines(limits: Mapping[str, Any], *, origin: bool = True) -> list[str]:
+    """A line for each limit: its name, value and origin. Values are documents or `LimitShown`."""
+    lines = []
+    for name, shown in limits.items():
+        value, came = (shown["value"], shown["origin"]) if isinstance(shown, Mapping) else (shown.value, shown.origin)
+        lines.append(f"    {name:<14} {value:<26} {_ORIGINS.get(came, came) if origin else ''}".rstrip())
+    return lines
 
 
 def worker_lines(worker: Mapping[str, Any], *, now: float) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2prl.cli.views.quantities import peers_text, rate_text, reach_text, received_text, reward_text, version_text
-from p2prl.cli.views.rejections import rejection_lines
+from p2prl.cli.views.receipt_advice import rejection_lines
 from p2prl.cli.views.small_curve import plot, sparkline
 from p2prl.client.progress import SEARCHING
 from p2prl.errors import IdentityError

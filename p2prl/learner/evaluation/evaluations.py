@@ -16,10 +16,10 @@ from p2prl.errors import MachineError
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.evaluation.evaluation_plan import SliceSize, TimeShare, version_due
 from p2prl.learner.evaluation.results_file import ResultsFile
-from p2prl.learner.stages import Job
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.group_work import GroupWork
-from p2prl.models.pass_evaluation import EvaluationPrompt, EvaluationSet, evaluate_prompts
+from p2prl.learner.timing.stages import Job
+from p2prl.models.evaluation.pass_evaluation import EvaluationPrompt, EvaluationSet, evaluate_prompts
+from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.sampler_port import GenerationStopped, Sampler
 from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, recorded_answers, report_text, task_report

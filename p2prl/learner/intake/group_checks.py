@@ -17,7 +17,7 @@ from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verification import Admission, Candidate, Outcome
 from p2prl.learner.journal.journal import Journal
-from p2prl.learner.stages import Stage
+from p2prl.learner.timing.stages import Stage
 from p2prl.protocol.envelope import body_of
 from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.standing import Rank

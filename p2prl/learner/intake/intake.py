@@ -92,7 +92,7 @@ class Intake:
         self._standings = standings
         self._limits = ArrivalLimits()
         self._waiting: dict[Rank, tuple[int, Held]] = {}
-        """See `ReplayBacklog.held_by_rank`, with what was stored since it was counted."""
+        """`ReplayBacklog.held_by_rank`, with what was stored since it was counted."""
         self._counted_at = float("-inf")
         self._answered: OrderedDict[Digest, float] = OrderedDict()
         """When stored groups that arrived again were acknowledged last."""

@@ -1,9 +1,9 @@
 """Replay of admitted groups in the order of cost: inspection, first tokens, all tokens, and a second look at forgeries.
 
 Groups of peers without standing are replayed by their first tokens, all in one prefill, and in full only if those hold
-(`p2prl/models/prefix_replay.py`); groups of known peers at once in full. Who passes does not depend on it. A group with
-an impossible token is replayed once more, alone: if that confirms it, it is a forgery, of which a few exclude its
-author; if not, the group is replayed as a whole by itself, and that counts.
+(`p2prl/models/replay/prefix_replay.py`); groups of known peers at once in full. Who passes does not depend on it. A
+group with an impossible token is replayed once more, alone: if that confirms it, it is a forgery, of which a few
+exclude its author; if not, the group is replayed as a whole by itself, and that counts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from p2prl.learner.intake.exclusions import CONFIRMED_FORGERIES
 from p2prl.learner.intake.verification import Candidate, Outcome
-from p2prl.models.group_replay import Replay, replay_groups
-from p2prl.models.group_work import Inspection, ReplayTools
-from p2prl.models.prefix_replay import ImpossibleToken, confirms, first_impossible, is_worthwhile
-from p2prl.models.run_scoring import PendingRewards
+from p2prl.models.groups.group_work import Inspection, ReplayTools
+from p2prl.models.replay.group_replay import Replay, replay_groups
+from p2prl.models.replay.prefix_replay import ImpossibleToken, confirms, first_impossible, is_worthwhile
+from p2prl.models.rewards.scoring import PendingRewards
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.verdict_probes import candidate_tokens

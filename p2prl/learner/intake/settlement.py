@@ -17,7 +17,7 @@ from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.kept_baselines import KeptBaselines
+from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
 from p2prl.protocol import limits
 from p2prl.protocol.envelope import Opened, open_envelope
 from p2prl.protocol.ledger_messages import ReceiptState
@@ -43,9 +43,10 @@ class Settlement:
         verdicts: VerdictIntake,
         *,
         baselines: KeptBaselines,
-        on_verified: Callable[[VerifiedGroup], None],
+        on_verified: Callable[[bytes, int], None],
     ) -> None:
-        """`baselines` learn from every replay; `on_verified` gets each verified group."""
+        """`baselines` learn from every replay; `on_verified` gets (peer, version) of each verified
+        group."""
         self._journal = storage.journal
         self._buffer = buffer
         self._prices = prices
@@ -80,7 +81,7 @@ class Settlement:
         for group in verified:
             if not surplus:
                 self._buffer.add(group)
-            self._on_verified(group)
+            self._on_verified(group.peer, group.group.version)
         for envelope in (receipts, *checks):
             self._sender.send(envelope)
         now = self._clock.now()

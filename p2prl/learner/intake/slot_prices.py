@@ -12,7 +12,7 @@ from p2prl.learner.intake.slot_accounts import SlotAccount
 from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.group_work import GroupWork
+from p2prl.models.groups.group_work import GroupWork
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import decode, encode

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.group_replay import Replay
+from p2prl.models.replay.group_replay import Replay
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup

@@ -1,4 +1,4 @@
-"""Groups table of the journal: every rollout group the learner stored, and its state.
+"""Groups of the journal: every one the learner stored, with its state; the batches of updates; the signed policies.
 
 A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, and its row
 after a week (`forget_refused`); those of a trained group when a checkpoint covers its update, while its row stays, by
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2prl.protocol.digests import Digest
+from p2prl.protocol.digests import DIGEST_BYTES, Digest
+from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.rejection_reasons import FAULTS
 
 SCHEMA = """
@@ -48,6 +49,8 @@ CREATE TRIGGER IF NOT EXISTS drop_group_steps AFTER UPDATE OF raw ON groups WHEN
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state, arrived);
 CREATE INDEX IF NOT EXISTS groups_waiting ON groups (state, peer, arrived);
 CREATE INDEX IF NOT EXISTS groups_peer_slot ON groups (peer, slot);
+CREATE TABLE IF NOT EXISTS batches (step INTEGER PRIMARY KEY, digests BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL);
 """
 
 
@@ -265,3 +268,81 @@ class GroupTable:
         peer, version, slot, *blobs, reason, steps = row
         raw, behavior, rewards, body, steps = (blob or b"" for blob in (*blobs, steps))
         return StoredGroup(Digest(digest), peer, version, slot, raw, behavior, rewards, body, reason, steps)
+
+
+class BatchTable:
+    """The groups of each update, recorded before it is computed: a learner that crashed computes the recorded batches
+    again, and so arrives at the same weights. Every write belongs inside `Journal.transaction`."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def begin(self, step: int, digests: Sequence[bytes]) -> None:
+        """Record the batch of the update from `step` to `step + 1`, and mark its groups as used."""
+        self._db.execute("INSERT INTO batches (step, digests) VALUES (?, ?)", (step, b"".join(digests)))
+        self._db.executemany(
+            "UPDATE groups SET state = ?, used_step = ? WHERE digest = ?", [(GroupState.USED, step, d) for d in digests]
+        )
+
+    def at_step(self, step: int) -> list[bytes] | None:
+        """Digests of the groups of an update; None when it was not begun."""
+        row = self._db.execute("SELECT digests FROM batches WHERE step = ?", (step,)).fetchone()
+        if row is None:
+            return None
+        return [row[0][i : i + DIGEST_BYTES] for i in range(0, len(row[0]), DIGEST_BYTES)]
+
+    def groups_trained(self, peer: bytes, *, before_step: int, most: int) -> int:
+        """Groups of a peer in the batches before a step, counted up to `most`. A replay counts the same."""
+        row = self._db.execute(
+            "SELECT COUNT(*) FROM (SELECT 1 FROM groups WHERE state = ? AND peer = ? AND used_step < ? LIMIT ?)",
+            (GroupState.USED, peer, before_step, most),
+        ).fetchone()
+        return int(row[0])
+
+    def forget_before(self, step: int) -> None:
+        """Drop the bytes of groups trained on before a checkpoint at `step`: those batches will not be replayed."""
+        self._db.execute(
+            "UPDATE groups SET raw = NULL, behavior = NULL, rewards = NULL WHERE state = ? AND used_step < ?"
+            " AND raw IS NOT NULL",
+            (GroupState.USED, step),
+        )
+
+
+class PolicyTable:
+    """Every policy manifest that the learner signed, kept before it is published: no second one is ever signed for a
+    version, and a version stays recognizable long after its weights are gone. Every write belongs inside
+    `Journal.transaction`."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def add(self, version: int, step: int, raw: bytes) -> None:
+        """Keep a signed manifest before it is published. Fails when the version has one already."""
+        self._db.execute("INSERT INTO policies (version, step, raw) VALUES (?, ?, ?)", (version, step, raw))
+
+    def at_step(self, step: int) -> bytes | None:
+        """The manifest envelope published at a step, if any."""
+        row = self._db.execute("SELECT raw FROM policies WHERE step = ?", (step,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def was_published(self, version: int, digest: bytes) -> bool:
+        """Whether this exact manifest was ever published under this version."""
+        row = self._db.execute("SELECT raw FROM policies WHERE version = ?", (version,)).fetchone()
+        return row is not None and envelope_digest(bytes(row[0])) == digest
+
+    def since_step(self, step: int) -> list[bytes]:
+        """Manifest envelopes published at or after a step, and always the newest; oldest first.
+
+        With a staleness bound shorter than the publish interval the newest may be older than the window, and the next
+        version must still follow it.
+        """
+        rows = self._db.execute(
+            "SELECT raw FROM policies WHERE step >= ? OR version = (SELECT MAX(version) FROM policies)"
+            " ORDER BY version",
+            (step,),
+        )
+        return [bytes(row[0]) for row in rows]
+
+    def count(self) -> int:
+        """Number of versions published."""
+        return int(self._db.execute("SELECT COUNT(*) FROM policies").fetchone()[0])

@@ -14,19 +14,14 @@ from pathlib import Path
 
 from p2prl.databases import open_database
 from p2prl.errors import MachineError
-from p2prl.learner.journal import batches, forgeries, groups, policies, slot_accounts, statements, verdicts
-from p2prl.learner.journal.batches import BatchTable
-from p2prl.learner.journal.forgeries import ForgeryTable
-from p2prl.learner.journal.groups import GroupTable
-from p2prl.learner.journal.policies import PolicyTable
-from p2prl.learner.journal.slot_accounts import SlotAccountTable
-from p2prl.learner.journal.statements import StatementTable
+from p2prl.learner.journal import groups, peers, verdicts
+from p2prl.learner.journal.groups import BatchTable, GroupTable, PolicyTable
+from p2prl.learner.journal.peers import ForgeryTable, SlotAccountTable, StatementTable
 from p2prl.learner.journal.verdicts import VerdictTable
 from p2prl.net.storage import ledger_table
 from p2prl.net.storage.ledger_table import LedgerTable
 
-_TABLES = (groups, batches, policies, ledger_table, statements, forgeries, verdicts, slot_accounts)
-_SCHEMA = "".join(table.SCHEMA for table in _TABLES)
+_SCHEMA = "".join(table.SCHEMA for table in (groups, ledger_table, peers, verdicts))
 
 
 class Journal:

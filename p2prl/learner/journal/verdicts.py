@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from p2prl.models.replay_probes import ReplayProbes
+from p2prl.models.replay.probes import ReplayProbes
 from p2prl.protocol.standing import Standing
 
 REPLAYS_KEPT = 4_096

@@ -22,10 +22,10 @@ from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.policy_heads import PolicyHeads
 from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, write_version
 from p2prl.learner.signing_sender import SigningSender
-from p2prl.learner.stages import Stage
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.host_memory import HostMemory
-from p2prl.models.weight_layout import WeightLayout, flatten
+from p2prl.learner.timing.stages import Stage
+from p2prl.models.weights.host_memory import HostMemory
+from p2prl.models.weights.layout import WeightLayout, flatten
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.manifests import PolicyManifest
@@ -97,17 +97,12 @@ class PolicyPublisher:
             self._send(raw)
         return raw is not None
 
-    def snapshot(self) -> Callable[[Any], bytearray]:
-        """The job that copies the weights out of a model: all that training waits for."""
-        layout = self._layout
-
-        def copy(model: Any) -> bytearray:
-            assert not self.busy, "a version in progress is written from this memory"
-            if self._copy is None:
-                self._copy = HostMemory(layout.size_bytes, next(model.parameters()).device)
-            return flatten(model, layout, self._copy.data)
-
-        return copy
+    def copy(self, model: Any) -> bytearray:
+        """Copy the weights out of a model, on the training stage: all that training waits for."""
+        assert not self.busy, "a version in progress is written from this memory"
+        if self._copy is None:
+            self._copy = HostMemory(self._layout.size_bytes, next(model.parameters()).device)
+        return flatten(model, self._layout, self._copy.data)
 
     def begin(self, weights: bytearray, *, step: int) -> None:
         """Write, sign and send the weights of a step as the next version, beside everything else. `finish` goes on."""

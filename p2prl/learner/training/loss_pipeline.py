@@ -24,7 +24,6 @@ from p2prl.algorithms.objective import Objective
 from p2prl.algorithms.ppo import gae
 from p2prl.algorithms.ratios import masked_mean, on_mask, terms_of
 from p2prl.algorithms.step_credit import StepRewards, step_advantages
-from p2prl.learner.training.loss_diagnostics import STALENESS_EDGES, bucket_figures, bucket_name, collapse_notice
 from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.value_head import TokenValues, ValueHeadConfig
@@ -297,3 +296,49 @@ def _select_output(output: LossOutput, inside_B: Tensor) -> LossOutput:
 def _diagnose_all(policy_logprobs_BGT: Tensor, batch: RolloutBatch, output: LossOutput) -> StalenessDiagnostics:
     """Diagnostics of the batch as one bucket."""
     return diagnose(policy_logprobs_BGT, replace(batch, staleness_BG=None), output, edges=(0,))[0]
+
+
+STALENESS_EDGES = (0, 1, 5, 17, 65, 257)
+"""Least staleness of each bucket of the log, in updates; the last bucket is open."""
+
+BUCKETS = ("0", "1-4", "5-16", "17-64", "65-256", "257+")
+"""Names of the buckets in the log."""
+
+_FIGURES = {
+    "completions": "completions",
+    "ess": "ess_fraction",
+    "kl_k1": "kl_k1",
+    "kl_k3": "kl_k3",
+    "chi2": "chi2",
+    "m2": "m2",
+    "bounded_fraction": "bounded_fraction",
+    "weight_max": "weight_max",
+    "weight_variance": "weight_variance",
+}
+"""Attribute of `StalenessDiagnostics` by key in the log."""
+
+_BOUNDED_LOSSES = frozenset({"topr", "gepo_t", "gex", "asympo", "asymre"})
+"""Losses whose weights stay bounded however small the effective sample size is."""
+
+
+def bucket_name(seen: StalenessDiagnostics) -> str:
+    """Name of the bucket that these diagnostics describe."""
+    return BUCKETS[STALENESS_EDGES.index(seen.staleness_from)]
+
+
+def bucket_figures(bucket: str, seen: StalenessDiagnostics) -> dict[str, float]:
+    """Diagnostics of one bucket under their keys in the log."""
+    return {f"stale/{bucket}/{key}": getattr(seen, attribute) for key, attribute in _FIGURES.items()}
+
+
+def collapse_notice(ess_fraction: float, loss: str) -> str:
+    """Warning that the effective sample size has collapsed, with a remedy."""
+    remedy = (
+        f"{loss} bounds the damage; if the reward stalls, publish more often or lower learning_rate."
+        if loss in _BOUNDED_LOSSES
+        else 'Set loss.name = "topr", lower learning_rate, or reduce staleness (publish_every).'
+    )
+    return (
+        f"only {ess_fraction:.1%} of a batch counts (effective sample size): the rollouts are far from the policy."
+        f" {remedy}"
+    )

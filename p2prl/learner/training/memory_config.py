@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from p2prl.errors import ConfigError, require
-from p2prl.models.attention import Attention
+from p2prl.models.base_model.attention import Attention
 
 Precision = Literal["fp32", "bf16", "bf16_stochastic", "bf16_kahan"]
 """Types of a training step (`MemoryConfig.precision` without `auto`)."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from p2prl.algorithms.global_amsgrad import GlobalAmsgrad
 from p2prl.algorithms.ratios import widest
-from p2prl.algorithms.step_credit import StepRewards
 from p2prl.errors import MachineError
 from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, Rollouts
 from p2prl.learner.training.memory_config import OptimizerStates, Precision
@@ -27,33 +26,15 @@ from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.policy_gradient import BatchLogprobs
 from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
 from p2prl.learner.training.trainer_checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from p2prl.learner.training.training_group import TrainingGroup, longest_row, rollouts_of, rows_of
 from p2prl.learner.training.value_head import TokenValues, ValueHead
 from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptimizer
-from p2prl.models.out_of_memory import is_out_of_memory, release_memory
+from p2prl.models.hardware.out_of_memory import is_out_of_memory, release_memory
 
 _LESS_MEMORY = (
     'Set checkpointing = "on" in [learner.memory] of run.toml, free some memory, or train on a larger device; the run'
     " resumes before this update."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingGroup:
-    """A verified group as the trainer reads it."""
-
-    prompt_ids: tuple[int, ...]
-    completions: tuple[tuple[int, ...], ...]
-    behavior_logprobs: tuple[tuple[float, ...], ...]
-    """The learner's own replay at the declared version, nats at the sampling temperature. Not a number at the tokens of
-    an environment, which are context and not trained on."""
-    rewards: tuple[float, ...]
-    staleness: int
-    """Learner updates since the policy it was sampled with."""
-    trust: float = 1.0
-    """Trust of its peer, 0 to 1; below 1 the peer is on probation."""
-    step_rewards: tuple[tuple[float, ...], ...] = ()
-    """For each token, the reward of the step that it ends, not a number at the others; the last token has the reward of
-    the completion itself too. Empty where the reward judges no steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +88,11 @@ class Trainer:
 
     def update(self, groups: Sequence[TrainingGroup]) -> dict[str, Any]:
         """Take one optimizer step. Returns the metrics of the update (`docs/metrics.md`)."""
+        # Log-probs of every token, advantages, the loss with its guards, and its gradient, in micro-batches.
         notices: list[str] = []
         rollouts, policy_logprobs_BGT, estimate = self.gradient(groups, notices)
+
+        # A gradient that is too large is scaled down; one that is no number ends the run before it spoils the weights.
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
         if not math.isfinite(float(norm)):
             raise self._not_finite("the gradient")
@@ -116,11 +100,15 @@ class Trainer:
             value_norm = torch.nn.utils.clip_grad_norm_(self._value.parameters, self._config.gradient_clip)
             if not math.isfinite(float(value_norm)):
                 raise self._not_finite("the value head's gradient")
+
+        # The learning rate: warmed up, slowed by the brakes of this batch, and by the largest gradient seen so far.
         warm = min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
         learning_rate = self._config.learning_rate * warm * estimate.rate_factor
         amsgrad = 1.0
         if self._amsgrad is not None:
             amsgrad = float(self._amsgrad.factor(norm.clamp(max=self._config.gradient_clip)))
+
+        # AdamW on the weights; the value head and the reference policy follow.
         try:
             self._optimizer.step(learning_rate * amsgrad, number=self.step)
         except (RuntimeError, MemoryError) as error:
@@ -160,7 +148,7 @@ class Trainer:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if rule.tokens <= _longest_row(groups):
+                if rule.tokens <= longest_row(groups):
                     raise MachineError(
                         f"memory ran out at update {self.step} with a single completion", remedy=_LESS_MEMORY
                     ) from error
@@ -168,17 +156,21 @@ class Trainer:
             self._loss.restore(before)
             self._zero_gradients()
             release_memory()
-            rule = rule.halved(used=_longest_row(groups) * len(groups) * len(groups[0].completions))
+            rule = rule.halved(used=longest_row(groups) * len(groups) * len(groups[0].completions))
             self._rules.change(rule, from_step=self.step)
             if notices is not None:
                 notices.append(f"memory ran out; micro-batches have up to {rule.tokens:,} tokens from now on")
 
     def _gradient_by(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> tuple[Rollouts, Tensor, Estimate]:
-        rows = [(group.prompt_ids, ids) for group in groups for ids in group.completions]
-        rollouts = self._rollouts(groups, rule)
-        self._zero_gradients()
-
+        rows = rows_of(groups)
+        size = len(groups[0].completions)
+        reference_BGT = None
+        if self._reference is not None:
+            reference_BGT = self._reference.logprobs(rows, rule).reshape(len(groups), size, -1)
+        device = self._parameters[0].device
+        rollouts = rollouts_of(groups, device, reference_BGT=reference_BGT, credits_tokens=self._loss.credits_tokens)
         shape = rollouts.mask_BGT.shape
+        self._zero_gradients()
 
         def estimate(logprobs_NT: Tensor, values: TokenValues | None) -> Estimate:
             if not bool(torch.isfinite(logprobs_NT.detach()).all()):
@@ -229,49 +221,6 @@ class Trainer:
         if self._amsgrad is not None:
             self._amsgrad.restore(state.amsgrad)
         self.step = state.step
-
-    def _rollouts(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> Rollouts:
-        device = self._parameters[0].device
-        size = len(groups[0].completions)
-        longest = max(len(ids) for group in groups for ids in group.completions)
-        behavior_BGT = torch.zeros(len(groups), size, longest)
-        mask_BGT = torch.zeros(len(groups), size, longest, dtype=torch.bool)
-        for b, group in enumerate(groups):
-            for g, logprobs in enumerate(group.behavior_logprobs):
-                behavior_T = torch.tensor(logprobs)
-                mask_BGT[b, g, : len(logprobs)] = ~behavior_T.isnan()
-                behavior_BGT[b, g, : len(logprobs)] = torch.where(behavior_T.isnan(), 0.0, behavior_T)
-        reference_BGT = None
-        if self._reference is not None:
-            rows = [(group.prompt_ids, ids) for group in groups for ids in group.completions]
-            reference_BGT = self._reference.logprobs(rows, rule).reshape(mask_BGT.shape)
-        return Rollouts(
-            behavior_logprobs_BGT=behavior_BGT.to(device),
-            mask_BGT=mask_BGT.to(device),
-            rewards_BG=torch.tensor([group.rewards for group in groups], device=device),
-            staleness_BG=torch.tensor([[group.staleness] * size for group in groups], device=device),
-            trust_B=torch.tensor([group.trust for group in groups], device=device),
-            reference_logprobs_BGT=reference_BGT,
-            steps=step_rewards_of(groups, longest, device) if self._loss.credits_tokens else None,
-        )
-
-
-def step_rewards_of(groups: Sequence[TrainingGroup], longest: int, device: torch.device) -> StepRewards:
-    """Step rewards of a batch. Without any, a completion is one step: its reward is on its last token."""
-    rewards_BGT = torch.full((len(groups), len(groups[0].completions), longest), math.nan)
-    for b, group in enumerate(groups):
-        for g, ids in enumerate(group.completions):
-            if group.step_rewards:
-                rewards_BGT[b, g, : len(ids)] = torch.tensor(group.step_rewards[g])
-            else:
-                rewards_BGT[b, g, len(ids) - 1] = group.rewards[g]
-    ends_BGT = ~rewards_BGT.isnan()
-    return StepRewards(rewards_BGT=rewards_BGT.nan_to_num().to(device), ends_BGT=ends_BGT.to(device))
-
-
-def _longest_row(groups: Sequence[TrainingGroup]) -> int:
-    """Tokens of the longest row: the smallest micro-batch."""
-    return max(len(group.prompt_ids) + len(ids) - 1 for group in groups for ids in group.completions)
 
 
 def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float]:

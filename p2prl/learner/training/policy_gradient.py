@@ -23,8 +23,8 @@ from p2prl.errors import ConfigError
 from p2prl.learner.training.loss_pipeline import Estimate
 from p2prl.learner.training.micro_batches import MicroBatchRule, micro_batches
 from p2prl.learner.training.value_head import TokenValues, ValueHead
-from p2prl.models.policy_forward import PolicyForward, Row, ScoredRows
-from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.logprobs.policy_forward import PolicyForward, Row, ScoredRows
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 
 PLAIN_LOGIT_BYTES = 64 * 1024 * 1024
 """Largest logits of a batch for the plain path. About 3.3 times as much is held at once: nothing a machine lacks. A

@@ -14,7 +14,7 @@ from p2prl.algorithms.guards import ema_update
 from p2prl.errors import ConfigError, require
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.policy_gradient import BatchLogprobs
-from p2prl.models.policy_forward import Row
+from p2prl.models.logprobs.policy_forward import Row
 
 _SHORT = (torch.bfloat16, torch.float16)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2prl.disk_full import write_error
-from p2prl.models.lora import ADAPTER_FOLDER, lora_of, save_adapters
+from p2prl.models.weights.lora import ADAPTER_FOLDER, lora_of, save_adapters
 
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _REFERENCE_FILE = "reference.safetensors"

@@ -15,9 +15,9 @@ from p2prl.errors import IntegrityError
 from p2prl.models.export.model_files import exported_files, read_model_files
 from p2prl.models.export.sharded_weights import WeightSource, WrittenWeights, size_of, write_weights
 from p2prl.models.export.weight_source import CheckpointWeights, MergedWeights, PublishedWeights
-from p2prl.models.lora import ADAPTER_FOLDER, adapter_files
 from p2prl.models.run_model import read_run_model
-from p2prl.models.weight_layout import WeightLayout
+from p2prl.models.weights.layout import WeightLayout
+from p2prl.models.weights.lora import ADAPTER_FOLDER, adapter_files
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from p2prl.models.pretrained import read_json
+from p2prl.models.base_model.pretrained import read_json
 
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Every checkpoint has them; one that lacks any is being deleted."""

@@ -19,7 +19,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from p2prl.errors import ConfigError
-from p2prl.models.weight_layout import TORCH_DTYPES
+from p2prl.models.weights.layout import TORCH_DTYPES
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.manifests import DTYPE_BYTES
 

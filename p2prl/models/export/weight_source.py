@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from p2prl.errors import IntegrityError
-from p2prl.models.lora import read_adapters
-from p2prl.models.weight_layout import TORCH_DTYPES, WeightLayout
+from p2prl.models.weights.layout import TORCH_DTYPES, WeightLayout
+from p2prl.models.weights.lora import read_adapters
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import DTYPE_BYTES
 

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from p2prl.models.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2, noise_of
 from p2prl.models.seeded_draw import every_token
+from p2prl.models.seeded_draw.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2, noise_of
 from p2prl.models.seeded_draw.known_rows import KnownRows, critical_hashes
 
 _BLOCK = 1024

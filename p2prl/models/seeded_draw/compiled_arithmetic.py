@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from p2prl.models.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2
+from p2prl.models.seeded_draw.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 """All bits of a float32 but the sign."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from p2prl.models.gumbel_noise import Hashes, hashes, noise_of, scrambled
+from p2prl.models.seeded_draw.gumbel_noise import Hashes, hashes, noise_of, scrambled
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
 
 _ELEMENTS = 1 << 20

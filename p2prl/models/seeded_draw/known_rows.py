@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2prl.models.gumbel_noise import Hashes, Indices, row_states
+from p2prl.models.seeded_draw.gumbel_noise import Hashes, Indices, row_states
 from p2prl.models.seeded_draw.rows import Floats, RowSettings
 
 _VOCABULARY = 5000

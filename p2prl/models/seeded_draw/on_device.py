@@ -11,7 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2prl.models.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2, Indices, noise_of
+from p2prl.models.seeded_draw.gumbel_noise import (
+    ADDED,
+    BYTES_HASHED,
+    FACTOR_1,
+    FACTOR_2,
+    FINAL_1,
+    FINAL_2,
+    Indices,
+    noise_of,
+)
 from p2prl.models.seeded_draw.known_rows import critical_hashes
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
 

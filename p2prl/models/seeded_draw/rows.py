@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from p2prl.models.gumbel_noise import Hashes, Indices
+from p2prl.models.seeded_draw.gumbel_noise import Hashes, Indices
 
 Floats = NDArray[np.float32]
 

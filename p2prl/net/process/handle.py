@@ -23,8 +23,7 @@ from p2prl import errors
 from p2prl.confinement.children import Launch
 from p2prl.net.listen_addresses import port_of, with_port
 from p2prl.net.process import control
-from p2prl.net.process.control_channel import ControlChannel
-from p2prl.net.process.inbox import Inbox
+from p2prl.net.process.control_channel import ControlChannel, Inbox
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.patch_decoder import PatchDecoder
 from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
@@ -153,11 +152,10 @@ class NetworkHandle:
             return messages or self._presume_alone()
 
     def wake(self) -> None:
-        """See `NetworkPort.wake`."""
         self._inbox.put(_Wake())
 
     def suspend(self) -> None:
-        """See `Suspendable`: end the network process."""
+        """End the network process."""
         if self._suspended:
             return
         self._suspended = True
@@ -173,7 +171,7 @@ class NetworkHandle:
             self._inbox.put(msgspec.structs.replace(left, **dict.fromkeys(_COUNTED, 0)))
 
     def resume(self) -> None:
-        """See `Suspendable`: start another network process."""
+        """Start another network process."""
         if not self._suspended:
             return
         for message in self._unread():

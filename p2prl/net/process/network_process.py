@@ -27,11 +27,9 @@ from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.link_keeper import LinkKeeper
 from p2prl.net.process.nearby_search import NearbySearch
 from p2prl.net.process.network_config import NetworkConfig
-from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.node_driver import NodeDriver, NodeGuard
 from p2prl.net.process.open_files import links_for, raise_open_files
-from p2prl.net.process.peer_guard import NodeGuard
 from p2prl.net.process.program import NEW_RELAYS_STATUS
-from p2prl.net.process.relay_choice import relays_among
 from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
@@ -40,7 +38,7 @@ from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
 from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks
 from p2prl.net.transports.multiaddrs import split_peer
-from p2prl.net.transports.tcp_trial import outcome_of
+from p2prl.net.transports.tcp_trial import outcome_of, relays_among
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest

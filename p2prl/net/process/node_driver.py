@@ -17,13 +17,55 @@ from p2prl.net.ports import MeetingTransport, Transport
 from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.key_use import KeyUse
-from p2prl.net.process.run_directory import RunDirectory
 from p2prl.net.process.send_queues import SendQueues
+from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.events import Dial, Event, LookUp, Meet, Register, Send
 from p2prl.swarm.node import Node
 
 log = logging.getLogger("p2prl.net")
+
+
+class RunDirectory:
+    """A run's peer records in the directory: one read at a time, and writes wait for it."""
+
+    def __init__(self, transport: Transport, run: bytes, key_use: KeyUse | None = None) -> None:
+        """`key_use` detects a record that another process wrote with our key."""
+        self._transport = transport
+        self._key = digest("p2prl/directory/v1", run)
+        self._key_use = key_use
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def begin_read(self) -> bool:
+        """Reserve the next `read`. False while another one is in progress."""
+        if not self._idle.is_set():
+            return False
+        self._idle.clear()
+        return True
+
+    async def read(self) -> list[bytes] | None:
+        """The records of all peers; None when the directory does not answer."""
+        try:
+            records = await self._transport.get_records(self._key)
+        except TransportError as error:
+            log.debug("directory lookup failed: %s", error)
+            return None
+        finally:
+            self._idle.set()
+        if self._key_use is not None:
+            self._key_use.read(records)
+        return list(records.values())
+
+    async def write(self, record: bytes, expires_at: float) -> None:
+        """Store our record after any read in progress: it would overwrite evidence that another process uses our
+        key."""
+        await self._idle.wait()
+        try:
+            await self._transport.put_record(self._key, record, expires_at)
+        except TransportError as error:
+            log.debug("directory record not stored: %s", error)
+
 
 _HEAD_START_S = 2.0
 """How long a dial is alone before the next address of the peer is tried too: a SYN and its first repetition, so that
@@ -201,3 +243,28 @@ class NodeDriver:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
             self._failure.set_exception(error)
+
+
+class NodeGuard:
+    """`PeerGuard` of one node."""
+
+    def __init__(self, node: Node, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self.on_fault: Callable[[], None] = lambda: None
+        """Called after a fault: the node may have something to report."""
+
+    def note_address(self, peer: PeerId, address: str) -> None:
+        self._node.note_address(peer, address)
+
+    def is_banned(self, peer: PeerId) -> bool:
+        return self._node.is_banned(peer, self._clock.now())
+
+    def importance(self, peer: PeerId) -> int:
+        """0 without a link, otherwise 1 and more by the link's class."""
+        kind = self._node.link_class(peer, self._clock.now())
+        return 0 if kind is None else 1 + kind
+
+    def fault(self, peer: PeerId, reason: str) -> None:
+        self._node.fault(peer, reason, self._clock.now())
+        self.on_fault()

@@ -42,7 +42,7 @@ class ChainBlobs(DiskBlobStore):
         self._thread = None if on_ready is None else ReadingThread(self._checked, on_ready)
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
-        """See `BlobStore.begin`. Versions of the chain and complete files are not hashed here: each chunk is when it is
+        """Versions of the chain and complete files are not hashed here: each chunk is when it is
         read."""
         everything = frozenset(range(ref.total))
         path = self.path(ref.root)
@@ -58,25 +58,23 @@ class ChainBlobs(DiskBlobStore):
         return everything
 
     def ready(self, ref: BlobRef, index: int) -> bool:
-        """See `BlobStore.ready`."""
         if self._thread is None or not (ref.root in self._versions or ref.root in self._made):
             return True
         return self._thread.ready(ref, index)
 
     def read(self, ref: BlobRef, index: int) -> bytes:
-        """See `BlobStore.read`. `IntegrityError` when the files are damaged."""
+        """`IntegrityError` when the files are damaged."""
         if not (ref.root in self._versions or ref.root in self._made):
             return super().read(ref, index)
         data = None if self._thread is None else self._thread.take(ref, index)
         return self._checked(ref, index) if data is None else data
 
     def finish(self, ref: BlobRef) -> None:
-        """See `BlobStore.finish`."""
         if ref.root not in self._versions:
             super().finish(ref)
 
     def drop(self, root: Digest) -> None:
-        """See `BlobStore.drop`. The learner itself forgets versions of the chain."""
+        """The learner itself forgets versions of the chain."""
         if self._thread is not None:
             self._thread.forget(root)
         self._made.discard(root)
@@ -86,7 +84,6 @@ class ChainBlobs(DiskBlobStore):
             self.trees.drop(root)
 
     def close(self) -> None:
-        """See `DiskBlobStore.close`."""
         if self._thread is not None:
             self._thread.close()
         super().close()
@@ -142,14 +139,14 @@ class WorkerBlobs(ChainBlobs):
     """
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
-        """See `BlobStore.begin`. Files are hashed, versions of the chain are when they are read."""
+        """Files are hashed, versions of the chain are when they are read."""
         if self.path(ref.root).exists() or not self._serve_version(ref):
             return DiskBlobStore.begin(self, ref)
         self._need_tree(ref)
         return frozenset(range(ref.total))
 
     def room(self, ref: BlobRef) -> int:
-        """See `BlobStore.room`. The newest version of the chain has the file, each other one its inverse patches."""
+        """The newest version of the chain has the file, each other one its inverse patches."""
         state = self._chain.state
         version = None if state is None or self.path(ref.root).exists() else state.version_of(ref.root)
         if state is None or version is None or version in (state.newest, max(self._versions.values(), default=-1)):
@@ -157,12 +154,11 @@ class WorkerBlobs(ChainBlobs):
         return min(ref.size_bytes, sum(each.size_bytes for each in state.inverses if each.older == version))
 
     def ready(self, ref: BlobRef, index: int) -> bool:
-        """See `BlobStore.ready`."""
         self._follow(ref)
         return super().ready(ref, index)
 
     def read(self, ref: BlobRef, index: int) -> bytes:
-        """See `BlobStore.read`. `IntegrityError` when the chain is damaged."""
+        """`IntegrityError` when the chain is damaged."""
         root = ref.root
         if root in self._files:
             data = DiskBlobStore.read(self, ref, index)

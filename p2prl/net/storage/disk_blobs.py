@@ -120,7 +120,6 @@ class DiskBlobStore:
                 raise write_error(error, f"in {self.directory}") from error
 
     def begin(self, ref: BlobRef) -> AbstractSet[int]:
-        """See `BlobStore.begin`."""
         path = self.path(ref.root)
         part = path.with_suffix(".part")
         empty = not path.exists() and not part.exists()
@@ -165,7 +164,6 @@ class DiskBlobStore:
             raise write_error(error, f"in {self.directory}") from error
 
     def write(self, ref: BlobRef, index: int, data: bytes, proof: bytes) -> None:
-        """See `BlobStore.write`."""
         try:
             os.pwrite(self._files[ref.root], data, ref.span(index)[0])
             self.trees.note(ref, index, proof)
@@ -173,24 +171,19 @@ class DiskBlobStore:
             raise write_error(error, f"in {self.directory}") from error
 
     def ready(self, ref: BlobRef, index: int) -> bool:  # noqa: ARG002 - a file
-        """See `BlobStore.ready`."""
         return True
 
     def read(self, ref: BlobRef, index: int) -> bytes:
-        """See `BlobStore.read`."""
         offset, length = ref.span(index)
         return os.pread(self._files[ref.root], length, offset)
 
     def proof(self, ref: BlobRef, index: int) -> bytes:
-        """See `BlobStore.proof`."""
         return self.trees.proof(ref, index)
 
     def room(self, ref: BlobRef) -> int:
-        """See `BlobStore.room`."""
         return ref.size_bytes
 
     def finish(self, ref: BlobRef) -> None:
-        """See `BlobStore.finish`."""
         path = self.path(ref.root)
         part = path.with_suffix(".part")
         if part.exists():
@@ -201,7 +194,6 @@ class DiskBlobStore:
                 raise write_error(error, f"in {self.directory}") from error
 
     def drop(self, root: Digest) -> None:
-        """See `BlobStore.drop`."""
         file = self._files.pop(root, None)
         if file is not None:
             os.close(file)

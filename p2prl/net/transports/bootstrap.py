@@ -18,13 +18,9 @@ class Dialer(Protocol):
     """The part of a transport that is needed here."""
 
     @property
-    def peer_id(self) -> PeerId:
-        """See `Transport`."""
-        ...
+    def peer_id(self) -> PeerId: ...
 
-    async def connect(self, address: str) -> PeerId:
-        """See `Transport`."""
-        ...
+    async def connect(self, address: str) -> PeerId: ...
 
 
 _GRACE_S = 2.0

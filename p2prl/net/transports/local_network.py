@@ -40,7 +40,6 @@ class MulticastDns:
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, [service], handlers=[self._on_change])
 
     async def announce(self, name: str, properties: Mapping[bytes, bytes], hosts: Sequence[str], port: int) -> None:
-        """See `LocalNetwork`."""
         from zeroconf.asyncio import AsyncServiceInfo
 
         packed = [socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in hosts]
@@ -55,7 +54,6 @@ class MulticastDns:
         self._announced = True
 
     async def close(self) -> None:
-        """See `LocalNetwork`."""
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)

@@ -26,7 +26,6 @@ class OutboundStreams:
         self._streams: OrderedDict[tuple[PeerId, bool], FrameStream] = OrderedDict()
 
     async def send(self, peer: PeerId, frame: bytes, *, timeout_s: float) -> None:
-        """See `Transport.send`."""
         stream = self._stream(peer, bulk=framing.is_bulk(frame))
         try:
             async with asyncio.timeout(timeout_s):

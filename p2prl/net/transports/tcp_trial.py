@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from enum import StrEnum
 
 _TRIAL_S = 3.0
@@ -106,3 +106,27 @@ async def _connected(
     finally:
         if streams is not None:
             streams[1].transport.abort()
+
+
+MOST_RELAYS = 3
+"""Relays at which a node reserves a circuit: two may end."""
+
+_MOST_TRIED = 16
+
+
+async def relays_among(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Relay candidates: the first address that answers of each of the first `MOST_RELAYS` peers that answer; the first
+    one if none does.
+
+    The daemon's candidates are fixed at its start, and it reserves no circuit for three minutes while one of them is
+    dead. So each is tried first.
+
+    `addresses` are multiaddrs ending in `/p2p/<peer id>`.
+    """
+    tried = tuple(addresses)[:_MOST_TRIED]
+    answers = await asyncio.gather(*map(accepts_connection, tried))
+    found: dict[str, str] = {}
+    for address, is_up in zip(tried, answers, strict=True):
+        if is_up:
+            found.setdefault(address.rpartition("/p2p/")[2], address)
+    return tuple(found.values())[:MOST_RELAYS] or tried[:1]

@@ -29,14 +29,38 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
-from p2prl.protocol.membership import Membership
-from p2prl.scoreboard.ledger.hourly_totals import Hours
+from p2prl.protocol.membership import Membership, TeamName
+from p2prl.protocol.teams import Teams
+from p2prl.scoreboard.ledger.hourly_totals import Hours, Work
 from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator, credit_of
 from p2prl.scoreboard.ledger.marks import RunMarks
 from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
-from p2prl.scoreboard.ledger.team_totals import Team, team_totals
 from p2prl.scoreboard.ledger.validator_shares import merged
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A team at one ledger height."""
+
+    name: TeamName
+    """The newest name that it signed, as a member passed it on."""
+    members: frozenset[bytes]
+    """Owners that are in it now."""
+    work: Mapping[bytes, Work]
+    """Credited work by owner, of those that have left too."""
+    tokens: int
+    groups: int
+
+
+def team_totals(teams: Teams, work: Mapping[bytes, Mapping[bytes, Work]]) -> dict[bytes, Team]:
+    """Every team that has or had a member, by its public key; `work` by team, then by owner."""
+    found = {}
+    for team, members in teams.members().items():
+        of_team = work.get(team, {})
+        tokens, groups = (sum(each[place] for each in of_team.values()) for place in (0, 1))
+        found[team] = Team(teams.name_of(team), members, MappingProxyType(dict(of_team)), tokens, groups)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,12 +15,11 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import page_of
 from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.protocol.run_end import RunEnd
-from p2prl.scoreboard.ledger.countersigner import Countersigner
 from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from p2prl.scoreboard.ledger.plain_chain import Chain
-from p2prl.scoreboard.ledger.signed_head import Witness
+from p2prl.scoreboard.ledger.signed_head import Countersigner, Witness
 from p2prl.scoreboard.ledger.verified_ledger import VerifiedLedger
 from p2prl.swarm import signals
 

@@ -1,4 +1,4 @@
-"""The learner's signed head of a ledger: opened, and compared with a chain of entries.
+"""The learner's signed head of a ledger: opened, compared with a chain of entries, and countersigned. Pure.
 
 An entry proves who signed it, not that it belongs to the learner's history: a stranger's verdict fits any chain, and a
 chain that was cut short is a chain. Only a head says how long the history is, and what it ends with.
@@ -6,12 +6,14 @@ chain that was cut short is a chain. Only a head says how long the history is, a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.countersignature import countersigned_head
-from p2prl.protocol.envelope import Opened, body_of, open_envelope
-from p2prl.protocol.ledger_messages import LedgerHead
+from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
+from p2prl.protocol.identity import Identity
+from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.scoreboard.ledger.known_run import KnownRun
 
 
@@ -70,3 +72,25 @@ def signed_head_of(run: KnownRun, opened: Opened) -> SignedHead:
         who = "the validator that was named" if run.validator else "this run's learner"
         raise RemoteProtocolError(f"ledger head: not signed by {who}")
     return SignedHead(body.height, body.head, opened.raw, opened.sent_ms, body.finished, run.signer)
+
+
+PERIOD_S = 60.0
+"""Between two countersignatures: one covers all entries before, and peers take one of an author in 20 s."""
+
+
+class Countersigner:
+    """Countersigns for one key."""
+
+    def __init__(self, identity: Identity, run: bytes) -> None:
+        self._identity = identity
+        self._run = run
+        self._signed = (0, False)
+        self._next_at = -math.inf
+
+    def sign(self, head: SignedHead, now: float) -> bytes:
+        """The envelope of a countersignature if one is due, else nothing. The caller has verified the entries."""
+        grown = (head.height, head.finished) > self._signed
+        if head.height < 1 or not grown or (now < self._next_at and not head.finished):
+            return b""
+        self._signed, self._next_at = (head.height, head.finished), now + PERIOD_S
+        return seal(self._identity, Countersignature(head.raw), run=self._run, now=now)

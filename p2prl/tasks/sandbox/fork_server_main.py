@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -29,7 +30,6 @@ from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
-from p2prl.tasks.sandbox.plotting_library import prepare_plotting_library
 from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
 
 COMMAND = struct.Struct("<cQ")
@@ -199,3 +199,25 @@ def _build_and_serve(control: socket.socket, settings: dict[str, Any]) -> None:
     gc.freeze()  # a worker's collector must not copy the pages that all of them share
     control.sendall(frames.frame(frames.json_bytes(state)))
     _ForkServer(control, settings, scorers, confinement).serve()
+
+
+_FOLDER = "MPLCONFIGDIR"
+"""Where matplotlib keeps settings and caches. Libraries of scorers import it, and without a folder that it may write it
+refuses to be imported."""
+
+
+def prepare_plotting_library() -> None:
+    """Import matplotlib, where it is installed, with a folder that is gone afterwards. Before this process is confined.
+
+    The library looks for its folder once and remembers the name; a folder that is gone later is one without settings.
+    """
+    with tempfile.TemporaryDirectory(prefix="p2prl-scorers-") as folder:
+        os.environ[_FOLDER] = folder
+        try:
+            library = importlib.import_module("matplotlib")
+            library.get_configdir()
+            library.get_cachedir()
+        except ImportError:
+            return
+        finally:
+            del os.environ[_FOLDER]

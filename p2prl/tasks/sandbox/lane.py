@@ -47,9 +47,7 @@ class Dispatcher(Protocol):
         """Store the score of the job's first answer, and drop that answer from the job."""
         ...
 
-    def mark_slow(self, job: Job[Batch]) -> None:
-        """See `AnswerQueue.mark_slow`."""
-        ...
+    def mark_slow(self, job: Job[Batch]) -> None: ...
 
     def fail(self, job: Job[Batch], error: Exception) -> None:
         """End the job's call with an error of this machine."""

@@ -238,7 +238,6 @@ class ScorerPool:
     # For the lanes.
 
     def next_job(self) -> Job[Batch] | None:
-        """See `Dispatcher`."""
         with self._changed:
             while not self._closed:
                 job = self._queue.take(self._is_suspect)
@@ -251,12 +250,10 @@ class ScorerPool:
         return self._ledger.count(account, time.monotonic()) > 0
 
     def limit_s(self, account: bytes) -> float:
-        """See `Dispatcher`."""
         with self._changed:
             return self._ledger.limit_s(account, time.monotonic())
 
     def settle(self, job: Job[Batch], answer: ScoredAnswer, *, overrun: bool = False) -> None:
-        """See `Dispatcher`."""
         with self._changed:
             number, *rest = job.numbers
             job.numbers, job.attempts = tuple(rest), 0
@@ -266,19 +263,16 @@ class ScorerPool:
             self._store(job.batch, number, answer)
 
     def mark_slow(self, job: Job[Batch]) -> None:
-        """See `Dispatcher`."""
         with self._changed:
             self._queue.mark_slow(job)
             self._changed.notify()
 
     def fail(self, job: Job[Batch], error: Exception) -> None:
-        """See `Dispatcher`."""
         with self._changed:
             job.numbers = ()
             job.batch.fail(error)
 
     def finish(self, job: Job[Batch]) -> None:
-        """See `Dispatcher`."""
         with self._changed:
             self._queue.finish(job)
             if job.numbers and self._closed:

@@ -1,12 +1,15 @@
-"""The interface of built-in scorers, and their common frame: where the answer may stand and what truncation means."""
+"""The interface of built-in scorers, their common frame, and the weighted sum of a data set's scorers."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.answer_text import after_last
+from p2prl.tasks.scorers.spec import MAX_VALUE
 from p2prl.tasks.task import MAX_SCORED_CHARS
 
 
@@ -39,13 +42,51 @@ class AnswerScorer:
     """Also read completions without an end token."""
 
     def score(self, row: Row, completion: str, finished: bool) -> float:
-        """See `RowScorer.score`. Raises nothing but `UnusableRowError`."""
+        """Raises nothing but `UnusableRowError`."""
         if len(completion) > MAX_SCORED_CHARS or not (finished or self.truncated):
             return 0.0
         text = after_last(completion, self.after)
         return float(text is not None and self.judge.accepts(row, text))
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         answer = self.judge.right_answer(row)
         return None if answer is None else self.after + answer
+
+
+class ScorerValueError(ValueError):
+    """A scorer returned something that cannot be a reward."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weighted:
+    """One scorer in the sum."""
+
+    name: str
+    weight: float
+    scorer: RowScorer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composite:
+    """The row scorer of a whole spec. Terms are added in the spec's order, so that every machine rounds alike."""
+
+    terms: tuple[Weighted, ...]
+
+    def score(self, row: Row, completion: str, finished: bool) -> float | None:
+        """A term without a score adds nothing, and there is none where no term has one.
+
+        `ScorerValueError` when a result or the sum is not finite or outside ±100.
+        """
+        total, scored = 0.0, False
+        for term in self.terms:
+            value = term.scorer.score(row, completion, finished)
+            if value is not None:
+                total += term.weight * _checked(value, f"the scorer {term.name!r} returned")
+                scored = True
+        return _checked(total, "the weighted sum is") if scored else None
+
+
+def _checked(value: float, what: str) -> float:
+    if not math.isfinite(value) or abs(value) > MAX_VALUE:
+        raise ScorerValueError(f"{what} {value!r}; it must be a number from -{MAX_VALUE:g} to {MAX_VALUE:g}")
+    return value

@@ -8,16 +8,13 @@ from typing import cast
 from p2prl.errors import ConfigError
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.row_scorer import RowScorer
-from p2prl.tasks.scorers.answer_scorer import AnswerScorer, Judge
+from p2prl.tasks.scorers.answer_scorer import AnswerScorer, Composite, Judge, Weighted
 from p2prl.tasks.scorers.answer_text import UnusableRowError
 from p2prl.tasks.scorers.choice import Choice
-from p2prl.tasks.scorers.composite import Composite, Weighted
-from p2prl.tasks.scorers.exact import Contains, Exact
 from p2prl.tasks.scorers.json_answer import JsonAnswer, schema_check
+from p2prl.tasks.scorers.judges import Contains, Exact, Marked, Number
 from p2prl.tasks.scorers.linear_regex import Format, LinearPattern, RegexAnswer
-from p2prl.tasks.scorers.marked import Marked
 from p2prl.tasks.scorers.math_answer import MathAnswer
-from p2prl.tasks.scorers.number import Number
 from p2prl.tasks.scorers.reasoning_gym_scorer import ReasoningGymScorer
 from p2prl.tasks.scorers.spec import Reward, parse_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS, THIRD_PARTY

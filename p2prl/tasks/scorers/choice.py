@@ -36,11 +36,9 @@ class Choice:
     column: str
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`."""
         return stated_choice(text) == self._right(row)
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         return f"Answer: {self._right(row)}"
 
     def _right(self, row: Row) -> str:

@@ -36,7 +36,6 @@ class JsonAnswer:
     satisfied: Satisfied | None = None
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`."""
         right = self._right(row) if self.column else None
         try:
             value = bounded_json(text)
@@ -47,7 +46,6 @@ class JsonAnswer:
         return not self.column or same_json(value, right)
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         return json.dumps(self._right(row)) if self.column else None
 
     def _right(self, row: Row) -> Any:

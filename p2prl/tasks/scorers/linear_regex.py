@@ -70,13 +70,12 @@ class RegexAnswer:
     tolerance: float = 0.0
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`."""
         right = marked_answer(right_text(row, self.column))
         answer = self.pattern.first(text)
         return answer is not None and answers_equal(answer, right, self.tolerance)
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`. None: a pattern cannot be run backwards."""
+        """None: a pattern cannot be run backwards."""
         right_text(row, self.column)
         return None
 
@@ -91,9 +90,8 @@ class Format:
     pattern: LinearPattern
 
     def accepts(self, row: Row, text: str) -> bool:  # noqa: ARG002  # the interface of judges
-        """See `Judge.accepts`."""
         return self.pattern.found(text)
 
     def right_answer(self, row: Row) -> str | None:  # noqa: ARG002
-        """See `Judge.right_answer`. None: a pattern cannot be run backwards."""
+        """None: a pattern cannot be run backwards."""
         return None

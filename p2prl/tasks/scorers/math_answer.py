@@ -34,14 +34,13 @@ class MathAnswer:
             self._library.verify(self._parse(right), self._parse(answer), timeout_seconds=None)
 
     def accepts(self, row: Row, text: str) -> bool:
-        """See `Judge.accepts`. May take seconds."""
+        """May take seconds."""
         right = self._parse(_as_latex(marked_answer(right_text(row, self._column))))
         if not right:
             raise UnusableRowError(f"the column {self._column!r} holds no expression that math-verify reads")
         return bool(self._library.verify(right, self._parse(text), timeout_seconds=None))
 
     def right_answer(self, row: Row) -> str | None:
-        """See `Judge.right_answer`."""
         return _as_latex(marked_answer(right_text(row, self._column)))
 
     def _parse(self, text: str) -> list[Any]:

@@ -73,7 +73,7 @@ class ReasoningGymScorer:
         self._datasets: dict[str, Any] = {}
 
     def score(self, row: Row, completion: str, finished: bool) -> float:
-        """See `RowScorer.score`. May hang and may raise anything."""
+        """May hang and may raise anything."""
         entry = row.get(COLUMN)
         if not isinstance(entry, dict) or not isinstance(entry.get("dataset"), str):
             raise UnusableRowError(f"the column {COLUMN!r} is missing: the row does not come from reasoning-gym")

@@ -38,7 +38,7 @@ class TrlFunction:
         self._any_keyword = any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
 
     def score(self, row: Row, completion: str, finished: bool) -> float | None:
-        """See `RowScorer.score`. None stays None, as TRL leaves it out of the sum. Raises what the function raises."""
+        """None stays None, as TRL leaves it out of the sum. Raises what the function raises."""
         results = self._function(**self.arguments(row, completion, finished))
         try:
             values = [*results]

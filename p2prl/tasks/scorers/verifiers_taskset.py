@@ -134,7 +134,7 @@ class VerifiersScorer:
         self._tasksets: dict[str, Taskset] = {}
 
     def score(self, row: Row, completion: str, finished: bool) -> float:
-        """See `RowScorer.score`. Raises what a reward function raises, and `TypeError` when one waits."""
+        """Raises what a reward function raises, and `TypeError` when one waits."""
         entry = row.get(COLUMN)
         if not isinstance(entry, dict) or entry.get("taskset") != self._name:
             raise UnusableRowError(f"the row does not come from the taskset {self._name!r}")

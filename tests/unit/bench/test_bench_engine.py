@@ -11,10 +11,10 @@ import torch
 from p2prl.bench.engine.benchmark import EngineBenchConfig, run_engine_bench
 from p2prl.bench.engine.random_lengths import LengthsBenchConfig, slots_at_work
 from p2prl.errors import ConfigError
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import layout_of
 from tests.devices import DEVICES
 
 

@@ -21,7 +21,7 @@ from p2prl.bench.publish.benchmark import (
     run_publish_bench,
 )
 from p2prl.errors import ConfigError
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from tests.devices import DEVICES
 
 AT_THE_BOUNDS = PublishReport(

@@ -10,7 +10,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.run_plan import RunPlan
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 
 
 @pytest.fixture(scope="session")

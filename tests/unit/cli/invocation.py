@@ -35,7 +35,7 @@ def commands() -> dict[str, click.Command]:
             return
         context = click.Context(command)
         for child in command.list_commands(context):
-            walk(command.get_command(context, child), f"{name} {child}")
+            walk(command.resolve_command(context, [child])[1], f"{name} {child}")
 
     walk(_program(), "p2prl")
     return found

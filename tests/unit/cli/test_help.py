@@ -51,18 +51,18 @@ def processor_seconds(arguments: list[str]) -> float:
 
 
 LIGHT = (
-    "status_read",
-    "key_files",
+    "status",
+    "key",
     "key_owner",
-    "board_serve",
-    "ledger_check",
+    "board",
+    "ledger",
     "join_worker",
     "validate_worker",
     "seed_worker",
 )
 
 
-MODULES = [*LIGHT, "init_run", "learn_run", "eval_run", "export_run"]
+MODULES = [*LIGHT, "init", "learn", "eval", "export", "demo", "sim"]
 
 
 @pytest.fixture(scope="module")

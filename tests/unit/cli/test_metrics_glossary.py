@@ -17,13 +17,12 @@ from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replaying import Replayer
-from p2prl.learner.training.loss_diagnostics import BUCKETS
-from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
+from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit
 from tests.unit.learner.scripted_swarm import ScriptedSwarm, make_learner

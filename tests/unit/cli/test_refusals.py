@@ -55,7 +55,7 @@ def refusals() -> dict[tuple[str, ...], str]:
         "assert not heavy, heavy\n"
         for arguments in REFUSED_AT_ONCE
     ]
-    shells = ("join_worker", "validate_worker", "init_run", "learn_run", "export_run", "board_serve", "ledger_check")
+    shells = ("join_worker", "validate_worker", "init", "learn", "export", "board", "ledger")
     found = outcomes(programs, loaded=[f"p2prl.cli.commands.{shell}" for shell in shells])
     return dict(zip(REFUSED_AT_ONCE, found, strict=True))
 

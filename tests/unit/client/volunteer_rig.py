@@ -8,7 +8,7 @@ from typing import Any
 from p2prl.client.agent import AgentConfig
 from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
-from p2prl.models.group_work import SamplingTools
+from p2prl.models.groups.group_work import SamplingTools
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol import ledger_chain

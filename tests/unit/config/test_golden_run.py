@@ -12,8 +12,8 @@ from p2prl.config.roles import prepare_sampling
 from p2prl.config.run_settings import init_run
 from p2prl.errors import MachineError
 from p2prl.learner.run_plan import RunPlan
-from p2prl.models.engine_registry import ChosenEngine
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.engines.registry import ChosenEngine
+from p2prl.models.engines.transformers.policy_model import PolicyModel
 
 CPU = torch.device("cpu")
 ENGINE = ChosenEngine("transformers", "as asked")

@@ -15,7 +15,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.probe_verdict import ProbeFacts
 from tests.unit.learner.scripted_swarm import _warm_weights

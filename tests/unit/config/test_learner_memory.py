@@ -17,7 +17,7 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 
 CPU = torch.device("cpu")
 

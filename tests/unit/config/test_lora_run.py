@@ -21,17 +21,18 @@ from p2prl.config.run_settings import RunFolder, init_run, open_run, run_file_bl
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
+from p2prl.models.base_model.local_base import flatten_local_base
+from p2prl.models.base_model.policy_directory import load_policy
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.vllm.sampler import build_sampler
 from p2prl.models.export.model_directory import open_export, write_model
-from p2prl.models.local_base import flatten_local_base
-from p2prl.models.policy_directory import load_policy
-from p2prl.models.pretrained import LoadedModel
 from p2prl.models.run_model import RunModel, read_run_model
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.vllm_sampler import build_sampler
-from p2prl.models.weight_layout import copy_weights, flatten, is_adapter, layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import copy_weights, flatten, is_adapter, layout_of
 from p2prl.protocol.manifests import RunManifest
 
 CPU = torch.device("cpu")
@@ -84,7 +85,7 @@ def trainer(model: Any) -> Trainer:
 def batch(number: int) -> list[TrainingGroup]:
     completions = ((number, 2, 3), (4, number), (5,))
     behavior = tuple(tuple(-2.5 for _ in ids) for ids in completions)
-    return [TrainingGroup((14, number, 7), completions, behavior, (0.0, 1.0, 0.5), 1)]
+    return [training_group((14, number, 7), completions, behavior, (0.0, 1.0, 0.5), 1)]
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from p2prl.cli.commands.join_worker import _Screen
 from p2prl.cli.commands.owner_controls import plan_limits
 from p2prl.cli.commands.worker_start import WorkerRequest, WorkerStart
 from p2prl.cli.views.console import LiveView
-from p2prl.cli.views.event_lines import EventLines
+from p2prl.cli.views.volunteer_view import EventLines
 from p2prl.client.spool import SpoolConfig
 from p2prl.config import machine_limits
 from p2prl.config.machine_limits import (
@@ -36,7 +36,7 @@ from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role import Protection
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.engine_registry import ChosenEngine
+from p2prl.models.engines.registry import ChosenEngine
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink

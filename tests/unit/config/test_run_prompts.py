@@ -21,7 +21,7 @@ from p2prl.config.run_settings import RunFolder, init_run
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
-from p2prl.models.pretrained import load_pretrained
+from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.protocol.manifests import TaskShare
 from p2prl.protocol.wire_codec import encode
 from p2prl.tasks.data.packed_prompts import PackedPrompts

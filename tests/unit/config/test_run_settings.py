@@ -21,8 +21,8 @@ from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError, IdentityError, MachineError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.warm_start import WarmstartConfig
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.small_models.warm_start import WarmstartConfig
 from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.identity import Identity
 from tests.unit.uneven_task import install_uneven_task

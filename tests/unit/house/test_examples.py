@@ -20,11 +20,11 @@ from p2prl.config.roles import prepare_replay, prepare_sampling
 from p2prl.config.run_settings import RunFolder, init_run
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.training.probation import ProbationConfig
-from p2prl.models.engine_registry import ENGINES, ChosenEngine
-from p2prl.models.pretrained import load_pretrained
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.engines.registry import ENGINES, ChosenEngine
 from p2prl.models.sampling import sample_all
-from p2prl.models.warm_start import WarmstartConfig
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.small_models.warm_start import WarmstartConfig
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.protocol.manifests import Sampling
 from p2prl.tasks.task_registry import TASKS, task_by_name
 from p2prl.tasks.task_spec import TurnsDemonstration

@@ -12,10 +12,10 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.published_policies import chained_weights
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.signing_sender import SigningSender
-from p2prl.learner.stages import InlineStage
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.learner.timing.stages import InlineStage
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.net.process import control
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.manifests import PolicyManifest
@@ -95,7 +95,7 @@ class Publishing:
         for _ in range(versions):
             step = len(self.port.manifests())
             self.training.append(bytes(flatten(self.model, self.layout)))
-            self.publisher.begin(self.publisher.snapshot()(self.model), step=step)
+            self.publisher.begin(self.publisher.copy(self.model), step=step)
             assert self.publisher.finish() == step
             self.clock.time += 30.0
             with torch.no_grad():

@@ -17,23 +17,23 @@ from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
+from p2prl.learner.timing.schedule import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.micro_batch_log import DEFAULT_RULE
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.group_work import GroupWork, ReplayTools
-from p2prl.models.pass_evaluation import evaluation_sets
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.warm_start import WarmstartConfig, warm_start
-from p2prl.models.weight_layout import TORCH_DTYPES, flatten
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.evaluation.pass_evaluation import evaluation_sets
+from p2prl.models.groups.group_work import GroupWork, ReplayTools
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import TORCH_DTYPES, flatten
 from p2prl.net.process import control
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind
@@ -262,7 +262,7 @@ def run_through(
             def die(*_: object) -> None:
                 raise KilledError
 
-            swarm.learner._training.update_of = die  # type: ignore[method-assign,assignment]
+            swarm.learner._training.step_of = die  # type: ignore[method-assign,assignment]
             with suppress(KilledError):
                 swarm.turn()
             swarm.restart()

@@ -17,15 +17,15 @@ from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.storage import LearnerStorage
-from p2prl.models.group_work import GroupWork, ReplayTools
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.run_files import export_run_files
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.groups.group_work import GroupWork, ReplayTools
+from p2prl.models.run_files.export import export_run_files
 from p2prl.models.sampling import sample_all
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.weight_layout import flatten, layout_of, weights_digest
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import flatten, layout_of, weights_digest
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity

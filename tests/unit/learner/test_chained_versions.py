@@ -12,8 +12,8 @@ from p2prl.errors import IntegrityError, MachineError
 from p2prl.learner.published_policies import PublishedPolicies, versions_kept
 from p2prl.learner.publishing.patch_publishing import patch_bases
 from p2prl.learner.publishing.version_files import VersionJob, write_version
-from p2prl.learner.stages import InlineStage, Job
-from p2prl.models.weight_layout import flatten
+from p2prl.learner.timing.stages import InlineStage, Job
+from p2prl.models.weights.layout import flatten
 from p2prl.net.storage.chain_blobs import ChainBlobs
 from p2prl.patches.words import BF16
 from p2prl.protocol.digests import chunk_digest
@@ -271,7 +271,7 @@ def test_a_version_is_announced_when_its_files_are_durable(tmp_path: Path) -> No
     publishing.publish(2)
     stage = publishing.stage = HeldStage()
     publishing.start(publishing.small_run.storage)
-    weights = publishing.publisher.snapshot()(publishing.model)
+    weights = publishing.publisher.copy(publishing.model)
     copy = bytes(weights)
     publishing.publisher.begin(weights, step=2)
     with torch.no_grad():

@@ -14,13 +14,13 @@ import pytest
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.published_policies import chained_weights
-from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
+from p2prl.learner.timing.schedule import Action
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.probation import ProbationConfig
-from p2prl.models.weight_layout import flatten, weights_digest
+from p2prl.models.weights.layout import flatten, weights_digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import PolicyManifest

@@ -17,18 +17,19 @@ from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfi
 from p2prl.learner.training.memory_config import PURE_BF16, Precision, weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.device import repeat_exactly
-from p2prl.models.exact_arithmetic import use_exact_arithmetic
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.hardware.device import repeat_exactly
+from p2prl.models.hardware.exact_arithmetic import use_exact_arithmetic
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
+from tests.unit.models.engines.test_cuda import CARD, CPU, little_memory
 from tests.unit.models.small_decoders import wide_qwen2
-from tests.unit.models.test_cuda import CARD, CPU, little_memory
 
 if torch.cuda.is_available():
     # torch reads it once, at the first product on a card, which may be an earlier test's.
@@ -68,7 +69,7 @@ def batches(count: int, *, groups: int = 3, size: int = 4, longest: int = 24) ->
             logprobs, _ = completion_logprobs(model, [prompt] * size, completions, 1.0)
         rows = [row[: len(ids)] for row, ids in zip(logprobs, completions, strict=True)]
         behavior = tuple(tuple((row - 0.2 * torch.rand(len(row), generator=generator)).tolist()) for row in rows)
-        return TrainingGroup(prompt, completions, behavior, (0.0, 1.0, 0.5, *map(float, range(size - 3))), draw(0, 3))
+        return training_group(prompt, completions, behavior, (0.0, 1.0, 0.5, *map(float, range(size - 3))), draw(0, 3))
 
     return [[group() for _ in range(groups)] for _ in range(count)]
 

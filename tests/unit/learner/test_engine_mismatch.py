@@ -17,11 +17,11 @@ from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verification import Admission
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender
-from p2prl.learner.stages import InlineStage
-from p2prl.models.group_replay import replay_groups
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.kept_baselines import KeptBaselines
-from p2prl.models.noise_baselines import Pair
+from p2prl.learner.timing.stages import InlineStage
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.replay.group_replay import replay_groups
+from p2prl.models.replay_statistics.baselines import Pair
+from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.standing import Rank
@@ -63,7 +63,7 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
             storage=small_run.storage, buffer=buffer, prices=SlotPrices(small_run.journal, secret=bytes(32)),
             owners=Owners(small_run.journal, clock), sender=sender, clock=clock,
             verdicts=VerdictIntake(small_run.journal, sender, clock), baselines=tools.baselines,
-            on_verified=lambda _: None,
+            on_verified=lambda peer, version: None,
         ),
         standings=standings,
         stage=InlineStage(),

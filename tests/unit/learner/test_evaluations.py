@@ -14,7 +14,7 @@ import pytest
 from p2prl.errors import MachineError
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.service import Learner
-from p2prl.models.pass_evaluation import evaluate_prompts, evaluation_sets
+from p2prl.models.evaluation.pass_evaluation import evaluate_prompts, evaluation_sets
 from p2prl.tasks.evaluation_report import task_report
 from tests.unit.learner import scripted_swarm
 from tests.unit.learner.scripted_swarm import (

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import MachineError
-from p2prl.learner.journal import forgeries
+from p2prl.learner.journal import peers
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.journal.verdicts import OwnReplay, WaitingVerdict
-from p2prl.models.replay_probes import ReplayProbes
+from p2prl.models.replay.probes import ReplayProbes
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
@@ -307,8 +307,8 @@ def test_only_old_refused_groups_are_forgotten(path: Path) -> None:
 
 
 def test_evidence_of_forgeries_is_kept_within_its_bounds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgeries, "MAX_FORGERIES", 5)
-    monkeypatch.setattr(forgeries, "MAX_EVIDENCE_BYTES", 250)
+    monkeypatch.setattr(peers, "MAX_FORGERIES", 5)
+    monkeypatch.setattr(peers, "MAX_EVIDENCE_BYTES", 250)
     journal = Journal(path)
     for number in range(8):
         peer = bytes([number % 2]) * 32

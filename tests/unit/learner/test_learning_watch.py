@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.learner.learning_watch import SUMMARY, WINDOW_GROUPS, GroupSignal, LearningWatch, Trouble
+from p2prl.learner.training.learning_watch import SUMMARY, WINDOW_GROUPS, GroupSignal, LearningWatch, Trouble
 
 MIXED = GroupSignal((1.0, 0.0), 0)
 ZERO = GroupSignal((0.0, 0.0), 0)

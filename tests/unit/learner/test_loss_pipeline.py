@@ -15,14 +15,13 @@ from torch import Tensor
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.learner.training.loss_diagnostics import BUCKETS, STALENESS_EDGES
 from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
-from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.training.loss_pipeline import BUCKETS, STALENESS_EDGES, LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.small_models.tiny_models import tiny_model
 from tests.unit.learner.test_trainer import CONFIG, CPU, batches, state
 
 LENGTHS = ((3, 1, 5, 2), (4, 4, 4, 4), (1, 2, 3, 5))

@@ -15,8 +15,8 @@ from p2prl.learner.training.memory_config import MemoryConfig, Precision
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, memory_needs, shape_of, token_bytes
 from p2prl.learner.training.memory_plan import plan_memory
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.models.free_memory import container_room, free_memory
-from p2prl.models.policy_forward import PolicyForward
+from p2prl.models.hardware.free_memory import container_room, free_memory
+from p2prl.models.logprobs.policy_forward import PolicyForward
 
 QWEN_7B = ModelShape(
     parameters=7_615_616_512, vocabulary=152_064, hidden=3584, intermediate=18_944, layers=28, query=3584

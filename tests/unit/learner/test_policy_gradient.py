@@ -18,7 +18,7 @@ from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, LossPip
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.policy_gradient import BatchLogprobs
 from p2prl.learner.training.probation import ProbationConfig
-from p2prl.models.policy_logprobs import completion_logprobs
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from tests.unit.models.small_decoders import difference, gemma2, gradients, qwen2, rows_of
 
 GROUPS, SIZE = 3, 4

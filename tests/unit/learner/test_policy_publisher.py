@@ -13,7 +13,7 @@ import torch
 from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.learner.publishing.patch_publishing import PatchBase
 from p2prl.learner.publishing.version_files import VersionJob, write_version
-from p2prl.models.weight_layout import flatten
+from p2prl.models.weights.layout import flatten
 from p2prl.patches.words import BF16
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest
@@ -119,7 +119,7 @@ def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: in
     publishing.publish(5)
     own = {name: tensor.clone() for name, tensor in publishing.model.state_dict().items()}
     publishing.training.append(bytes(flatten(publishing.model, publishing.layout)))
-    publishing.publisher.begin(publishing.publisher.snapshot()(publishing.model), step=5)
+    publishing.publisher.begin(publishing.publisher.copy(publishing.model), step=5)
     publishing.publisher.finish()
     assert all(torch.equal(tensor, own[name]) for name, tensor in publishing.model.state_dict().items())
     published = publishing.published()

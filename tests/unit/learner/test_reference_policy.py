@@ -7,7 +7,7 @@ import torch
 
 from p2prl.errors import ConfigError
 from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 
 
 def test_a_moving_reference_is_refused_in_16_bits() -> None:

@@ -13,8 +13,8 @@ from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.verification import Admission, Candidate, Outcome
 from p2prl.learner.journal.groups import StoredGroup
-from p2prl.models import prefix_replay
-from p2prl.models.group_work import ReplayTools
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.replay import prefix_replay
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.scorer_port import Scored
 from p2prl.protocol.identity import Identity

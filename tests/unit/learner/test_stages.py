@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from p2prl.learner.stages import InlineStage, Stage, ThreadStage
-from p2prl.learner.training_time import Activity, TrainingTime
+from p2prl.learner.timing.stages import InlineStage, Stage, ThreadStage
+from p2prl.learner.timing.training_stage import Activity, TrainingTime
 
 
 @pytest.fixture(params=["inline", "thread"])

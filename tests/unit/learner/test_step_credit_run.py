@@ -17,7 +17,7 @@ from p2prl.learner.journal.journal import Journal
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.learner.training_steps import _training_group
+from p2prl.learner.update import _training_group
 from tests.unit.learner.scripted_swarm import fresh_runs, make_learner, metrics_lines, run_through
 from tests.unit.learner.small_run import NOW, SmallRun, identity
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -16,14 +17,15 @@ from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.checkpoints import complete_checkpoints, newest_checkpoint
+from p2prl.learner.training.checkpoints import complete_checkpoints, newest_checkpoint
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 
 CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
 CPU = torch.device("cpu")
@@ -45,7 +47,7 @@ def batches(count: int) -> Iterator[list[TrainingGroup]]:
             with torch.no_grad():
                 logprobs, _ = completion_logprobs(model, [prompt] * 3, completions, 1.0)
             behavior = tuple(tuple(row[: len(ids)].tolist()) for row, ids in zip(logprobs, completions, strict=True))
-            groups.append(TrainingGroup(prompt, completions, behavior, (0.0, 1.0, float(draw(0, 2))), draw(0, 3)))
+            groups.append(training_group(prompt, completions, behavior, (0.0, 1.0, float(draw(0, 2))), draw(0, 3)))
         yield groups
 
 
@@ -101,7 +103,7 @@ def test_small_gradients_take_small_steps_unless_the_run_says_otherwise() -> Non
     """Each batch is trained on with all its rewards a thousandth as far apart after the first: advantages of `mean`."""
     work = list(batches(6))
     work[1:] = [
-        [replace(group, rewards=tuple(r / 1000 for r in group.rewards)) for group in batch] for batch in work[1:]
+        [replace(group, rewards=np.divide(group.rewards, np.float32(1000))) for group in batch] for batch in work[1:]
     ]
     loss = build_loss("gepo_t", options={}, advantage=AdvantageConfig(kind="mean"))
     seen = {}

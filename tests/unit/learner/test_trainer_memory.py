@@ -15,13 +15,14 @@ from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfi
 from p2prl.learner.training.memory_config import PURE_BF16, Precision, weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.out_of_memory import is_out_of_memory
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import TORCH_DTYPES, flatten, layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.hardware.out_of_memory import is_out_of_memory
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
 
 CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
 
@@ -37,7 +38,7 @@ def batches(count: int) -> list[list[TrainingGroup]]:
         completions = tuple(tuple(draw(0, 10) for _ in range(draw(1, 7))) for _ in range(4))
         behavior = tuple(tuple(-0.1 * draw(10, 40) for _ in ids) for ids in completions)
         rewards = (0.0, 1.0, *(float(draw(0, 3)) for _ in range(2)))
-        return TrainingGroup((14, *(draw(0, 10) for _ in range(4))), completions, behavior, rewards, draw(0, 3))
+        return training_group((14, *(draw(0, 10) for _ in range(4))), completions, behavior, rewards, draw(0, 3))
 
     return [[group() for _ in range(3)] for _ in range(count)]
 

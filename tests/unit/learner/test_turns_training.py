@@ -16,13 +16,14 @@ from p2prl.learner.intake.receipt_signing import receipt_of
 from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.protocol.signed_group import read_group
 from p2prl.validator.verdicts import judge
 from tests.unit.learner.scripted_swarm import run_through
@@ -93,7 +94,7 @@ def groups(model: torch.nn.Module) -> list[TrainingGroup]:
             tuple(float("nan") if t in (2, 3) else float(row[t]) for t in range(len(ids)))
             for row, ids in zip(logprobs, completions, strict=True)
         )
-        made.append(TrainingGroup((14, 1), completions, behavior, (0.0, reward, 0.25), 1))
+        made.append(training_group((14, 1), completions, behavior, (0.0, reward, 0.25), 1))
     return made
 
 

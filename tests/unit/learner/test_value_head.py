@@ -15,14 +15,15 @@ from p2prl.algorithms.ppo import gae
 from p2prl.errors import ConfigError, LocalProtocolError, MachineError
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.optimizer_step import Trainer, TrainingGroup, step_rewards_of
+from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.policy_gradient import BatchLogprobs
+from p2prl.learner.training.training_group import TrainingGroup, step_rewards_of, training_group
 from p2prl.learner.training.value_head import TokenValues, ValueHead, ValueHeadConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.policy_logprobs import completion_logprobs
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.logprobs.policy_logprobs import completion_logprobs
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import layout_of
 from tests.unit.models.small_decoders import difference, gemma2, gradients, qwen2, rows_of
 
 CPU = torch.device("cpu")
@@ -69,17 +70,17 @@ def rollouts_of(logprobs: Tensor) -> Rollouts:
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row[1])) for row in ROWS], batch_first=True).bool()
     shape = (GROUPS, SIZE, mask.shape[1])
     groups = [
-        TrainingGroup((1,), tuple(tuple(row[1]) for row in ROWS[b * SIZE : (b + 1) * SIZE]), (), (0.0, 1.0, 0.5), 0)
+        training_group((1,), tuple(tuple(row[1]) for row in ROWS[b * SIZE : (b + 1) * SIZE]), (), (0.0, 1.0, 0.5), 0)
         for b in range(GROUPS)
     ]
     noise = 0.3 * torch.randn(logprobs.shape, generator=generator)
     return Rollouts(
         behavior_logprobs_BGT=(logprobs.detach() + noise).clamp(max=0.0).reshape(shape),
         mask_BGT=mask.reshape(shape),
-        rewards_BG=torch.tensor([group.rewards for group in groups]),
+        rewards_BG=torch.tensor([[0.0, 1.0, 0.5]] * GROUPS),
         staleness_BG=torch.zeros(GROUPS, SIZE),
         trust_B=torch.ones(GROUPS),
-        steps=step_rewards_of(groups, shape[2], CPU),
+        steps=step_rewards_of(groups, CPU),
     )
 
 
@@ -156,7 +157,7 @@ def batch_of(model: Any) -> list[TrainingGroup]:
     with torch.no_grad():
         logprobs, _ = completion_logprobs(model, [PROMPT] * 4, completions, 1.0)
     behavior = tuple(tuple(row[: len(ids)].tolist()) for row, ids in zip(logprobs, completions, strict=True))
-    return [TrainingGroup(PROMPT, completions, behavior, (1.0, 0.0, 1.0, 0.0), 0)]
+    return [training_group(PROMPT, completions, behavior, (1.0, 0.0, 1.0, 0.0), 0)]
 
 
 def test_values_come_to_explain_the_returns() -> None:

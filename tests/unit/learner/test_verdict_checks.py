@@ -19,9 +19,9 @@ from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.journal.verdicts import OwnReplay
 from p2prl.learner.signing_sender import SigningSender
-from p2prl.models.group_replay import Replay
-from p2prl.models.noise_baselines import NoiseEvidence
-from p2prl.models.replay_probes import ReplayProbes
+from p2prl.models.replay.group_replay import Replay
+from p2prl.models.replay.probes import ReplayProbes
+from p2prl.models.replay_statistics.baselines import NoiseEvidence
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import Opened, body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity

@@ -14,7 +14,7 @@ import pytest
 from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake.receipt_signing import receipt_of
 from p2prl.learner.journal.groups import GroupState, StoredGroup
-from p2prl.models.group_work import ReplayTools
+from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.scorer_port import Scored
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.ledger_messages import ReceiptState

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from p2prl.models.attention import exact_attention
+from p2prl.models.base_model.attention import exact_attention
 
 
 def small_model(kind: str) -> Any:

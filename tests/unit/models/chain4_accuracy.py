@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.sampling import sample_all
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import layout_of
 from p2prl.tasks.chain4 import CHAIN4
 
 

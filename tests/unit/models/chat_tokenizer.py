@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from p2prl.models.tiny_models import BOS, character_tokenizer
+from p2prl.models.small_models.tiny_models import BOS, character_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}"

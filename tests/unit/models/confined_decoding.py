@@ -23,13 +23,13 @@ def decode(device: str) -> dict[str, Any]:
     import torch
 
     from p2prl.bench.random_models import random_model
-    from p2prl.models.policy_model import PolicyModel
+    from p2prl.models.engines.transformers.policy_model import PolicyModel
+    from p2prl.models.engines.transformers.sampler import TransformersSampler
+    from p2prl.models.engines.transformers.slot_decoder import SlotDecoder
     from p2prl.models.sampler_port import GenerationRequest
     from p2prl.models.sampling import sample_all
     from p2prl.models.seeded_draw.draw import card_draw
-    from p2prl.models.slot_decoder import SlotDecoder
-    from p2prl.models.transformers_sampler import TransformersSampler
-    from p2prl.models.weight_layout import layout_of
+    from p2prl.models.weights.layout import layout_of
 
     place = torch.device(device)
     found: dict[str, Any] = {"card": torch.cuda.get_device_name(place), "draws_on_card": card_draw(place) is not None}
@@ -73,7 +73,7 @@ def main() -> None:
     kernels = kernels_for(home, device, said.append)
     found: dict[str, Any] = {"prepared_s": round(time.monotonic() - began, 2), "said": said, "kernels": str(kernels)}
     protection = confine_files(own, () if kernels is None else (kernels,))
-    from p2prl.models.device import open_device
+    from p2prl.models.hardware.device import open_device
 
     open_device(device)
     protection = confine_calls(protection)

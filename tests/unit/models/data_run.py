@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from p2prl.models.group_work import GroupWork
-from p2prl.models.text_codec import TextCodec
+from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
 from p2prl.tasks.data.packed_file import PackedWriter
 from p2prl.tasks.data.packed_prompts import PackedPrompts, prompt_record

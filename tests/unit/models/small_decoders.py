@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from p2prl.models.policy_forward import Row
+from p2prl.models.logprobs.policy_forward import Row
 
 VOCABULARY = 300
 

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from p2prl.models.evaluation import evaluate
-from p2prl.models.group_replay import Replay, replay_groups
-from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.pass_evaluation import evaluate_prompts, evaluation_sets
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.replay_statistics import MOST_MARGIN
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.evaluation.mean_reward import evaluate
+from p2prl.models.evaluation.pass_evaluation import evaluate_prompts, evaluation_sets
+from p2prl.models.replay.group_replay import Replay, replay_groups
+from p2prl.models.replay_statistics.judge import MOST_MARGIN
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
-from p2prl.models.sampling import sample_all
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.turn_sampling import TurnSampling
+from p2prl.models.sampling import TurnSampling, sample_all
+from p2prl.models.seeded_draw.gumbel_noise import gumbel
 from p2prl.models.turns import Episode
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.turns import Episode, Transcript, TurnRules
 from p2prl.tasks import environment
 from p2prl.tasks.environment import MAX_MESSAGE_CHARS, MAX_TURNS, next_message

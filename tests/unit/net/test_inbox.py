@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from p2prl.net.process import control
-from p2prl.net.process.inbox import MAX_UNREAD_BYTES, Inbox
+from p2prl.net.process.control_channel import MAX_UNREAD_BYTES, Inbox
 from p2prl.protocol.kinds import Kind
 from p2prl.swarm import signals
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from p2prl.net.process.relay_choice import MOST_RELAYS, relays_among
+from p2prl.net.transports.tcp_trial import MOST_RELAYS, relays_among
 
 
 def listening(count: int, check: Callable[[list[int], int], Awaitable[None]]) -> None:

@@ -10,7 +10,9 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from p2prl.learner.intake import slot_accounts
-from p2prl.models import noise_baselines, replay_noise, replay_statistics
+from p2prl.models.replay_statistics import baselines as noise_baselines
+from p2prl.models.replay_statistics import judge as replay_statistics
+from p2prl.models.replay_statistics import noise as replay_noise
 from p2prl.protocol import limits, manifests, policy_head, wire_version
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.kinds import Kind, Role

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from p2prl.models.gumbel_noise import gumbel
+from p2prl.models.seeded_draw.gumbel_noise import gumbel
 from p2prl.protocol.manifests import TaskShare
 from p2prl.protocol.row_order import RowOrderKey, row_of
 from p2prl.protocol.task_schedule import task_of_slot

@@ -19,8 +19,7 @@ from p2prl.quantity_text import credit, percent, quantity
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.web.learning_curve import HEIGHT, WIDTH, reward_chart
-from p2prl.scoreboard.web.page import STATIC, PageRequest, render_page
-from p2prl.scoreboard.web.text_format import quoted
+from p2prl.scoreboard.web.page import STATIC, PageRequest, quoted, render_page
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
 
 CORPUS = [

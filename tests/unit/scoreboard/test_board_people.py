@@ -25,10 +25,10 @@ from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.profile_view import profile_document
 from p2prl.scoreboard.ledger_dump import verify_dump, write_dump
 from p2prl.scoreboard.web.api import create_app
-from p2prl.scoreboard.web.cached_source import FRESH_S, CachedSource
 from p2prl.scoreboard.web.events import EventStreams, state_tag
 from p2prl.scoreboard.web.page import STATIC, PageRequest, render_contributor, render_feed, render_page
 from p2prl.scoreboard.web.qr_code import QUIET, drawn
+from p2prl.scoreboard.web.service import FRESH_S, CachedSource
 from p2prl.scoreboard.web.static_site import write_site
 from p2prl.time_text import time_text
 from p2prl_lab.testing.sample_ledgers import (

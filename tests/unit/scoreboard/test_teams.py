@@ -23,10 +23,9 @@ from p2prl.scoreboard.documents.leaderboard_view import contributor_document, le
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS, team_and_owner
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, ESCROW_VERDICTS
-from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
+from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold, team_totals
 from p2prl.scoreboard.ledger.owner_totals import CREDITED, CountedReceipt, OwnerTotals, reason_place
 from p2prl.scoreboard.ledger.receipt_totals import CountedGroup
-from p2prl.scoreboard.ledger.team_totals import team_totals
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
 from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, verdict_on
 

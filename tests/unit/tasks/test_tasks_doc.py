@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.models.rewards import RunReward
+from p2prl.models.rewards.run_reward import RunReward
 from p2prl.tasks.chain4 import Chain4
 from p2prl.tasks.countdown import Countdown
 from p2prl.tasks.task import Task

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.sampling import sample_all
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.sim.dishonest_samplers import WEIGHT_CHEATS, DishonestSampler
 from p2prl.testing.adversaries import ADVERSARIES
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.models.run_scoring import MACHINE_FAILURES, GroupRewards
+from p2prl.models.rewards.scoring import MACHINE_FAILURES, GroupRewards
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.tasks.sandbox.batch import ENDED, MEMORY, TIMEOUT
 from p2prl.validator import reward_checks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2prl.controls.rules import Order
-from p2prl.models.group_work import ReplayTools
+from p2prl.models.groups.group_work import ReplayTools
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.validator.service import Audit, Validator, ValidatorConfig

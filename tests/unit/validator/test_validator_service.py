@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError
-from p2prl.models.group_work import GroupWork
+from p2prl.models.groups.group_work import GroupWork
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2prl.models.group_work import ReplayTools
+from p2prl.models.groups.group_work import ReplayTools
 from p2prl.net.process import control
 from p2prl.net.process.run_bootstrap import RunBootstrap
 from p2prl.protocol.envelope import body_of, open_envelope, seal

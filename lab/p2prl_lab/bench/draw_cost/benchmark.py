@@ -17,8 +17,8 @@ from torch import Tensor
 
 from p2prl.bench.device_time import CPU, median, timed
 from p2prl.errors import require
-from p2prl.models.gumbel_noise import gumbel, row_states
 from p2prl.models.seeded_draw import draw, on_device
+from p2prl.models.seeded_draw.gumbel_noise import gumbel, row_states
 from p2prl.models.seeded_draw.rows import RowSettings
 
 _SPREAD = 2.0

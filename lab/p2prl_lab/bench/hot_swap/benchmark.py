@@ -22,11 +22,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from p2prl.bench.device_time import CPU
 from p2prl.errors import require
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights
 from p2prl.models.sampling import sample_all
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.net.process import control
 from p2prl.net.process.version_rebuild import rebuild
 from p2prl.net.storage.disk_blobs import DiskBlobStore

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from p2prl.bench.device_time import median, timed
-from p2prl.models.device_changes import Comparison, Pieces, write_pieces
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.weight_layout import WeightLayout, check_weights, copy_weights, held_digest
+from p2prl.models.engines.transformers.device_changes import Comparison, Pieces, write_pieces
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.weights.layout import WeightLayout, check_weights, copy_weights, held_digest
 from p2prl.patches.words import Words
 
 SHARES = (0.001, 0.01, 0.02, 0.03)

@@ -17,7 +17,7 @@ from typing import Literal
 from p2prl.errors import require
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
-from p2prl.learner.step_pace import SAMPLING_SHARE, pause_s
+from p2prl.learner.timing.schedule import SAMPLING_SHARE, pause_s
 from p2prl.protocol.digests import digest
 from p2prl.protocol.standing import Rank
 

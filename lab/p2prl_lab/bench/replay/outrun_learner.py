@@ -24,16 +24,16 @@ from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.published_policies import chained_weights
-from p2prl.learner.schedule import Action
 from p2prl.learner.service import Learner
+from p2prl.learner.timing.schedule import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.models.group_work import ReplayTools
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.pretrained import LoadedModel
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.sampling import sample_all
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.net.process import control
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import Identity

@@ -13,12 +13,12 @@ import torch
 
 from p2prl.bench.random_models import VOCABULARY, random_model
 from p2prl.errors import require
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.sampling import sample_all
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.weights.layout import layout_of
 
 REPLAY_BOUND = 0.35
 """Wanted: replay costs at most this part of generating."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from p2prl.errors import ConfigError
 
 _INITIAL_DEVIATION = 0.1
-"""As in `p2prl/models/tiny_models.py`: with the usual .02 such a narrow decoder hardly begins to learn."""
+"""As in `p2prl/models/small_models/tiny_models.py`: with the usual .02 such a narrow decoder hardly begins to learn."""
 
 
 @dataclass(frozen=True, kw_only=True)

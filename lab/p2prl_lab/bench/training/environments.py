@@ -254,8 +254,8 @@ def _environment_of(name: str, spec: TaskSpec) -> Environment:
         symbols=model.symbols,
         max_new_tokens=spec.max_new_tokens,
         demonstration=demonstration,
-        # One unused token makes the size equal to that of `p2prl/models/tiny_models.py`, whose alphabet has a padding
-        # token.
+        # One unused token makes the size equal to that of `p2prl/models/small_models/tiny_models.py`, whose alphabet
+        # has a padding token.
         shape=DecoderShape(
             vocabulary=len(model.symbols) + _SPECIAL_TOKENS + 1,
             context=model.context,

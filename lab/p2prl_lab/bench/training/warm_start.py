@@ -1,7 +1,7 @@
 """Warm starts of benchmarks: seeds learn flawed demonstrations side by side; results are cached on disk.
 
-The recipe of `p2prl/models/warm_start.py` on the stacked decoder. Each seed has its own initial weights and its own
-demonstrations, so that seeds cover all the variation between training runs.
+The recipe of `p2prl/models/small_models/warm_start.py` on the stacked decoder. Each seed has its own initial weights
+and its own demonstrations, so that seeds cover all the variation between training runs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from p2prl.models.replay_statistics import largest_margin
+from p2prl.models.replay_statistics.judge import largest_margin
 from p2prl_lab.bench.trust.attack_run import CLASS_NOISE, AttackRun, Entry
 from p2prl_lab.bench.trust.attacked_learner import AttackedLearner, Settled
 from p2prl_lab.bench.trust.forged_groups import ATTACKS, Attack

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.bench.trust.floods import FloodPlan, FloodRow, flood_row, trained_groups
 from p2prl_lab.bench.trust.network_floods import flood_directory, flood_links, flood_streams
 

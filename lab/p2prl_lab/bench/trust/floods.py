@@ -20,7 +20,7 @@ import numpy as np
 
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.models.pretrained import LoadedModel
+from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.sampling import sample_all
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol import frames, limits

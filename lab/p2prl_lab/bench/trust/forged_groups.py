@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from p2prl.models.gumbel_noise import gumbel
-from p2prl.models.transformers_sampler import TransformersSampler
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.seeded_draw.gumbel_noise import gumbel
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.sim.dishonest_samplers import CHEATS, WEIGHT_CHEATS, Cheat, DishonestSampler, repeating

@@ -22,18 +22,19 @@ from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.optimizer_step import StepMemory, Trainer, TrainingGroup
+from p2prl.learner.training.optimizer_step import StepMemory, Trainer
+from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.group_work import GroupWork, ReplayTools
-from p2prl.models.linear_head import find_linear_head
-from p2prl.models.policy_model import PolicyModel
-from p2prl.models.replay_head import ReplayHead
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.groups.group_work import GroupWork, ReplayTools
+from p2prl.models.logprobs.linear_head import find_linear_head
+from p2prl.models.logprobs.replay_head import ReplayHead
 from p2prl.models.sampling import sample_all
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.weight_layout import WeightLayout, flatten, layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.weights.layout import WeightLayout, flatten, layout_of
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import NO_RUN, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.ledger_messages import ReceiptState
@@ -265,7 +266,7 @@ def _training_group(outcome: Outcome) -> TrainingGroup:
     if outcome.replay is None:
         raise LocalProtocolError("a verified group without a replay")
     group, count = outcome.group, len(outcome.group.completions)
-    return TrainingGroup(
+    return training_group(
         prompt_ids=tuple(np.frombuffer(group.prompt, dtype="<u4").tolist()),
         completions=tuple(tuple(np.frombuffer(each.tokens, dtype="<u4").tolist()) for each in group.completions),
         behavior_logprobs=outcome.replay.behavior_logprobs,

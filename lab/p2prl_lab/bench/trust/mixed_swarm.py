@@ -31,10 +31,10 @@ from p2prl.errors import require
 from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.models.device import use_threads
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.warm_start import WarmstartConfig, warm_start
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.hardware.device import use_threads
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.hosts import identity_of

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from p2prl.models.group_replay import Replay, replay_groups
-from p2prl.models.group_work import Inspection, SlotAssignment
-from p2prl.models.policy_model import PolicyModel
+from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.sampler import TransformersSampler
+from p2prl.models.engines.transformers.scorer import TransformersScorer
+from p2prl.models.groups.group_work import Inspection, SlotAssignment
+from p2prl.models.replay.group_replay import Replay, replay_groups
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.sampling import sample_all
-from p2prl.models.tiny_models import tiny_model
-from p2prl.models.transformers_sampler import TransformersSampler
-from p2prl.models.transformers_scorer import TransformersScorer
-from p2prl.models.weight_layout import layout_of
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.weights.layout import layout_of
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2prl.models.noise_baselines import own_band
-from p2prl.models.replay_noise import NoiseScale, noise_scale, widest_scale
-from p2prl.models.replay_statistics import TokenScores, judge_group
+from p2prl.models.replay_statistics.baselines import own_band
+from p2prl.models.replay_statistics.judge import TokenScores, judge_group
+from p2prl.models.replay_statistics.noise import NoiseScale, noise_scale, widest_scale
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl_lab.bench.trust.synthetic_groups import Policy, drawn_tokens, policy, race, with_invented
 

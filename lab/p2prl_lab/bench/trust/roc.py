@@ -1,6 +1,6 @@
 """Curves of detection against false rejects, for each class of engines, size of a group, and way to cheat.
 
-A group's suspicion is the largest of the four rules' (`p2prl/models/replay_statistics.py`), each in units of the
+A group's suspicion is the largest of the four rules' (`p2prl/models/replay_statistics/judge.py`), each in units of the
 threshold at which the product rejects: at 1 a group fails. The band is that of the class: what its golden groups would
 have measured. Claimed log-probs are the scorer's own, as of a cheat that launders them, so that the tokens decide.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from p2prl.models.noise_baselines import SAFETY
-from p2prl.models.replay_noise import Floats, noise_scale
-from p2prl.models.replay_statistics import CREDITED_LOGITS, FALSE_REJECTS, TokenScores, rule_scores
+from p2prl.models.replay_statistics.baselines import SAFETY
+from p2prl.models.replay_statistics.judge import CREDITED_LOGITS, FALSE_REJECTS, TokenScores, rule_scores
+from p2prl.models.replay_statistics.noise import Floats, noise_scale
 from p2prl_lab.bench.trust.replay_power import LAYERS, made
 from p2prl_lab.bench.trust.synthetic_groups import CHEATS, Generator, Policy, honest_tokens, with_invented
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from p2prl.models.replay_noise import Floats
-from p2prl.models.replay_statistics import TokenScores
+from p2prl.models.replay_statistics.judge import TokenScores
+from p2prl.models.replay_statistics.noise import Floats
 
 Ints = npt.NDArray[np.int64]
 Generator = np.random.Generator

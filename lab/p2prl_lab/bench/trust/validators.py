@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import require
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.scoreboard.ledger.leaderboard_totals import Validator
 from p2prl.sim.swarm import SwarmConfig
 from p2prl_lab.sim.dishonest_validators import DISHONEST_JUDGES

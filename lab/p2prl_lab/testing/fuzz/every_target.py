@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.fuzz.file_targets import file_targets
 from p2prl_lab.testing.fuzz.group_targets import group_targets
 from p2prl_lab.testing.fuzz.target import Target

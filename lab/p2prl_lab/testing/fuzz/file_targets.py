@@ -12,16 +12,16 @@ import msgspec
 import numpy as np
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.golden_creation import golden_files
-from p2prl.models.golden_groups import GOLDEN_FILE, GoldenGroups, read_golden
-from p2prl.models.noise_baselines import NoiseBaselines, NoiseEvidence
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.run_file_checks import check_config, json_file, read_end_tokens
-from p2prl.models.run_files import export_run_files
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.replay_statistics.baselines import NoiseBaselines, NoiseEvidence
+from p2prl.models.run_files.checks import check_config, json_file, read_end_tokens
+from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import read_run_model
-from p2prl.models.text_codec import library_panics
-from p2prl.models.tokenizer_backend import read_backend, read_special_tokens
-from p2prl.models.weight_layout import check_weights, copy_weights, flatten, layout_of
+from p2prl.models.self_test.golden_creation import golden_files
+from p2prl.models.self_test.golden_groups import GOLDEN_FILE, GoldenGroups, read_golden
+from p2prl.models.tokenizer.backend import read_backend, read_special_tokens
+from p2prl.models.tokenizer.text_codec import library_panics
+from p2prl.models.weights.layout import check_weights, copy_weights, flatten, layout_of
 from p2prl.patches.decode import apply_route
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.replay_probes import ReplayProbes
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.replay.probes import ReplayProbes
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.rollout_group import RolloutGroup

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 from p2prl.errors import ConfigError, IdentityError
-from p2prl.models import tokenizer_messages
+from p2prl.models.tokenizer import messages as tokenizer_messages
 from p2prl.net.transports import multiaddrs
 from p2prl.net.transports.hivemind.dial_back import addresses_to_try
 from p2prl.net.transports.hivemind.dial_back_messages import asked_addresses

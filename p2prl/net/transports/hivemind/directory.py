@@ -56,7 +56,6 @@ class Directory:
         return statistics.median(least) if self._skews else 0.0
 
     async def put(self, key: bytes, value: bytes, expires_at: float) -> bool:
-        """See `Transport.put_record`."""
         if len(value) + SIGNATURE_BYTES + 8 > MAX_RECORD_BYTES:
             raise LocalProtocolError(f"a directory record of {len(value)} bytes is too large")
         if expires_at > self._clock.now() + MAX_RECORD_TTL_S:
@@ -68,7 +67,6 @@ class Directory:
             raise TransportError(f"the directory did not store the record in {TIMEOUT_S:.0f} s") from error
 
     async def get(self, key: bytes) -> dict[PeerId, bytes]:
-        """See `Transport.get_records`."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 found = await self._node.get(key, latest=True)

@@ -13,6 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from p2prl.clock import Clock, SystemClock
 from p2prl.errors import ConfigError, TransportError
@@ -21,17 +22,49 @@ from p2prl.net.pacing import Pacer
 from p2prl.net.ports import PeerGuard, Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
 from p2prl.net.transports.bootstrap import dial_bootstrap
-from p2prl.net.transports.hivemind import dial_back_messages
+from p2prl.net.transports.hivemind import dial_back_messages, light_import
 from p2prl.net.transports.hivemind.daemon import Daemon
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.dial_back import DialBack
 from p2prl.net.transports.hivemind.directory import Directory
-from p2prl.net.transports.hivemind.p2p_client import join_daemon, leave_daemon
 from p2prl.net.transports.inbound_streams import InboundStreams
 from p2prl.net.transports.interface_addresses import routable_families
 from p2prl.net.transports.outbound_streams import OutboundStreams
 from p2prl.net.transports.tcp_trial import accepts_connection, can_be_tried
 from p2prl.protocol.identity import Identity, PeerId
+
+
+class _LivePending(dict[Any, Any]):
+    """hivemind's table of calls in flight, without abandoned calls.
+
+    Its reader sets a result on every call listed. A call that timed out stays listed for one turn of the loop; an
+    answer in that turn would raise InvalidStateError and end the reader, and this peer would never receive another
+    answer.
+    """
+
+    def __contains__(self, call: object) -> bool:
+        future = self.get(call)
+        return future is not None and not future.done()
+
+
+async def join_daemon(daemon: Daemon) -> Any:
+    """hivemind's `P2P` on our daemon, with its sockets in our private folder. Raises `TransportError`."""
+    library = light_import.load()
+    private = type("PrivateP2P", (library.P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.folder}/"})
+    try:
+        p2p = await private.replicate(library.Multiaddr(f"/unix{daemon.control_path}"))  # type: ignore[attr-defined]
+    except (OSError, EOFError, library.P2PDaemonError) as error:
+        raise TransportError(f"the network daemon does not answer: {error}") from error
+    p2p._client.control._pending_calls = _LivePending(p2p._client.control._pending_calls)
+    return p2p
+
+
+async def leave_daemon(p2p: Any) -> None:
+    """Close the client's connections; the daemon itself keeps running."""
+    control = p2p._client.control
+    await p2p.shutdown()
+    await asyncio.gather(control._read_task, control._write_task, return_exceptions=True)
+
 
 logger = logging.getLogger(__name__)
 
@@ -172,17 +205,14 @@ class HivemindTransport:
         return peer
 
     async def knock(self, address: str) -> None:
-        """See `MeetingTransport`."""
         with contextlib.suppress(TransportError, ConfigError):
             await self._dial_anew(address, timeout_s=KNOCK_S)
 
     async def answer_knock(self, address: str) -> PeerId:
-        """See `MeetingTransport`."""
         await asyncio.sleep(KNOCK_S + _AFTER_KNOCK_S)
         return await self._link_anew(address)
 
     async def replace_circuit(self, address: str) -> PeerId:
-        """See `MeetingTransport`."""
         if not await accepts_connection(address):
             raise TransportError(f"{address} accepts no connection")
         return await self._link_anew(address)

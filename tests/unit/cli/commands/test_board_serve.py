@@ -20,7 +20,7 @@ from tests.unit.cli.invocation import invoke
 
 def test_a_port_in_use_is_refused_before_anything_starts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    monkeypatch.setattr("p2prl.cli.commands.board_serve.ledger_of", lambda *given: opened.append(given))
+    monkeypatch.setattr("p2prl.cli.commands.board.ledger_of", lambda *given: opened.append(given))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = invoke("board", run, "--port", taken.getsockname()[1])
     assert isinstance(result.exception, errors.MachineError)

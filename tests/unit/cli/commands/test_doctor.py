@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.cli.commands.doctor import finding_lines, repair, summary_line
 from p2prl.cli.commands.doctor_bundle import bundle_text, scrubbed
 from p2prl.cli.commands.doctor_checks import (
     FAILED,
@@ -25,8 +26,6 @@ from p2prl.cli.commands.doctor_checks import (
     findings,
 )
 from p2prl.cli.commands.doctor_facts import ahead, clock, dial, key_files
-from p2prl.cli.commands.doctor_run import repair
-from p2prl.cli.views.doctor_view import finding_lines, summary_line
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.errors import ConfigError, MachineError
 from tests.command_doc import json_keys

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2prl import errors
 from p2prl.cli.commands.export_folder import check_space, new_directory
+from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.export.model_directory import OpenedExport, open_export
-from p2prl.models.pretrained import load_pretrained
-from p2prl.models.weight_layout import flatten, layout_of
+from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.scoreboard.ledger_dump import verify_dump
 from tests.command_doc import json_keys
 from tests.unit.cli.commands.trained_run import CHAT_TEMPLATE, UPDATES, TrainedRun

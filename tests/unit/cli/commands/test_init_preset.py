@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.cli.commands.init import prepare_preset
 from p2prl.cli.commands.init_options import InitOptions
 from p2prl.cli.commands.init_plan import run_plan
-from p2prl.cli.commands.init_preset import prepare_preset
 from p2prl.config.presets import preset_by_name
 from p2prl.errors import ConfigError
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from p2prl.cli.commands.learn_run import learn_command
+from p2prl.cli.commands.learn import learn_command
+from p2prl.cli.options import NetworkOptions
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run
 from p2prl.errors import ConfigError, DeviceFailedError, P2PRLError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.learner.service import Learner
-from p2prl.models.tiny_models import tiny_model
-from p2prl.net.process.network_config import ReachOptions
+from p2prl.models.small_models.tiny_models import tiny_model
 
 REFUSED = "cumsum_cuda_kernel does not have a deterministic implementation"
 
@@ -34,18 +34,7 @@ def make_run(tmp_path: Path) -> Path:
 
 
 def learn(run: Path) -> None:
-    learn_command(
-        run,
-        listen=None,
-        peers="",
-        transport="hivemind",
-        updates=1,
-        upload_mbit=0.0,
-        monthly_gb=0.0,
-        track="none",
-        as_json=True,
-        reach=ReachOptions(),
-    )
+    learn_command(run, NetworkOptions(), updates=1, as_json=True)
 
 
 @pytest.mark.parametrize(

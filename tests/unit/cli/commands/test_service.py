@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.cli.commands.service_files import launchd_agent, planned_service, systemd_unit
+from p2prl.cli.commands.service import launchd_agent, planned_service, systemd_unit
 from p2prl.errors import ConfigError
 from tests.command_doc import json_keys
 from tests.unit.cli.invocation import invoke

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.cli.commands.status_read import status_command
+from p2prl.cli.commands.status import status
 from p2prl.cli.commands.worker_session import given_text, pending_text
 from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder, holder_of, try_lock, write_status
@@ -112,7 +112,7 @@ def test_ages_are_formatted(seconds: float, text: str) -> None:
 
 
 def worker(home: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    status_command(None, home=home, as_json=True)
+    status(None, home=home, as_json=True)
     (found,) = json.loads(capsys.readouterr().out)["workers"]
     assert isinstance(found, dict)
     return found
@@ -160,11 +160,11 @@ def test_reading_status_takes_no_worker_folder(tmp_path: Path) -> None:
 def test_an_empty_home_and_a_damaged_status_file_are_handled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status_command(None, home=tmp_path, as_json=False)
+    status(None, home=tmp_path, as_json=False)
     assert "p2prl join LINK" in capsys.readouterr().err
     (tmp_path / "seat-1" / "run").mkdir(parents=True)
     (tmp_path / "seat-1" / "run" / "status.json").write_text("[1, 2")
-    status_command(None, home=tmp_path, as_json=False)
+    status(None, home=tmp_path, as_json=False)
     assert "not running" in capsys.readouterr().out
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import p2prl
-from p2prl.cli.commands import update_check
-from p2prl.cli.commands.clone_remote import has_moved_on
-from p2prl.cli.commands.package_index import newest_release
+from p2prl.cli.commands import update as update_check
+from p2prl.cli.commands.update import has_moved_on, newest_release
 from p2prl.errors import ConfigError, MachineError, TransportError
 from p2prl.installation import Installation
 from tests.command_doc import json_keys

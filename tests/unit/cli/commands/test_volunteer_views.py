@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from p2prl.cli.views.contribution_view import contribution_lines
-from p2prl.cli.views.rollout_view import rollout_lines
-from p2prl.cli.views.top_view import TopView, command_of
+from p2prl.cli.commands.me import contribution_lines
+from p2prl.cli.commands.top import TopView, command_of
+from p2prl.cli.commands.watch import rollout_lines
 from p2prl.config.team_files import save_memberships
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.text_codec import TextCodec
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.membership import sign_membership, sign_team_name
 from p2prl.quantity_text import credit

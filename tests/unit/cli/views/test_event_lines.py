@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from p2prl.cli.views import event_lines
-from p2prl.cli.views.event_lines import EventLines
-from p2prl.cli.views.volunteer_view import progress_document
+from p2prl.cli.views import volunteer_view as event_lines
+from p2prl.cli.views.volunteer_view import EventLines, progress_document
 from tests.json_shapes import breaches, promised
 from tests.unit.cli.views.test_worker_views import BUSY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.cli.views.join_link_reach import link_addresses, reach_warning, shareable
+from p2prl.cli.commands.learn_link import link_addresses, reach_warning, shareable
 
 HERE = "/ip4/127.0.0.1/tcp/1/p2p/x"
 HERE6 = "/ip6/::1/tcp/1/p2p/x"

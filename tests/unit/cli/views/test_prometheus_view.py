@@ -10,9 +10,8 @@ import urllib.request
 
 import pytest
 
-from p2prl.cli.commands.metrics_serve import metrics_server
-from p2prl.cli.views.metric_families import DESCRIBED, family_of
-from p2prl.cli.views.prometheus_view import prometheus_text
+from p2prl.cli.commands.metrics import metrics_server
+from p2prl.cli.views.prometheus_view import DESCRIBED, family_of, prometheus_text
 from tests.unit.house.source_tree import ROOT
 
 WORKER = {

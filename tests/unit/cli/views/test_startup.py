@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from p2prl.cli.views import console as screen
-from p2prl.cli.views.startup import StartupPhases
+from p2prl.cli.views.console import StartupPhases
 
 
 def drawn(phases: StartupPhases) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 SHOWS = """
 import fcntl, termios
-from p2prl.cli.views.terminal_echo import without_control_echo
+from p2prl.cli.views.console import without_control_echo
 
 def shows() -> bool:
     return bool(termios.tcgetattr(0)[3] & termios.ECHOCTL)
@@ -42,8 +42,6 @@ def test_a_terminal_shows_control_characters_again() -> None:
 
 
 def test_what_is_no_terminal_is_left_alone() -> None:
-    program = (
-        "from p2prl.cli.views.terminal_echo import without_control_echo\nwith without_control_echo(): print('ran')"
-    )
+    program = "from p2prl.cli.views.console import without_control_echo\nwith without_control_echo(): print('ran')"
     result = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (result.returncode, result.stdout) == (0, b"ran\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.cli.views.visibility import visibility_line
+from p2prl.cli.reach import visibility_line
 
 
 @pytest.mark.parametrize(("is_seeder", "is_public"), [(False, True), (True, False), (True, True)])

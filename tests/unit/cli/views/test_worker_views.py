@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from p2prl.cli.views.validator_view import audit_line
+from p2prl.cli.commands.validate_worker import audit_line
 from p2prl.cli.views.volunteer_view import SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import seeder_introduction, validator_introduction, volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
-from p2prl.models.engine_registry import ChosenEngine
+from p2prl.models.engines.registry import ChosenEngine
 from p2prl.plain_text import wrapped
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, blob_of

@@ -67,7 +67,7 @@ def test_a_forged_group_that_is_credited_would_show(run: AttackRun, monkeypatch:
     """With a judge that looks at nothing, the rows count what was forged, and what was trained on."""
     honest = attack_row(run, "honest", 4)
     assert honest.credited == 4
-    monkeypatch.setattr("p2prl.models.group_replay.judge_group", _look_away)
+    monkeypatch.setattr("p2prl.models.replay.group_replay.judge_group", _look_away)
     monkeypatch.setattr("p2prl.learner.intake.replaying.is_worthwhile", lambda _: False)
     row = attack_row(run, "invented token", 4)
     assert row.credited == row.forged_credited == row.trained_on == 4
@@ -75,7 +75,7 @@ def test_a_forged_group_that_is_credited_would_show(run: AttackRun, monkeypatch:
 
 
 def _look_away(*_: object) -> object:
-    from p2prl.models.replay_statistics import Judgement
+    from p2prl.models.replay_statistics.judge import Judgement
 
     return Judgement("", 0, 0.0, 0.0)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from p2prl.algorithms.global_amsgrad import GlobalAmsgrad
 from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
-from p2prl.models.text_codec import TextCodec
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl_lab.bench.staleness import delayed_training as training_module
 from p2prl_lab.bench.staleness import policy_evaluation
 from p2prl_lab.bench.staleness.delay_laws import parse_law

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2prl.models.pretrained import LoadedModel
-from p2prl.models.tiny_models import tiny_model
+from p2prl.models.base_model.pretrained import LoadedModel
+from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.sim import simulated_run
 from p2prl_lab.bench.trust import mixed_swarm
 from p2prl_lab.bench.trust.mixed_swarm import MixedConfig, MixedRow, run_mixed, summarize

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections import defaultdict
 from statistics import mean
 from typing import Any
 
@@ -23,15 +21,13 @@ Runs = dict[tuple[str, str, int], list[list[dict[str, Any]]]]
 @pytest.fixture(scope="module")
 def runs() -> Runs:
     """Evaluations of the default on reporting seeds in their order, by task, law and updates."""
-    found: dict[tuple[str, str, int], dict[int, list[dict[str, Any]]]] = defaultdict(dict)
-    for line in (BENCHMARKS / "staleness_runs.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        setting, seed = row["setting"], row["result"]["seed"]
-        if re.fullmatch(r"topr:sharpness=1\+amsgrad\+lr=[\de.-]+", setting["method"]) and 5 <= seed <= 9:
-            key = setting["task"], setting["delay"], setting["updates"]
-            assert seed not in found[key]
-            found[key][seed] = row["result"]["evaluations"]
-    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in found.items()}
+    summary = json.loads((BENCHMARKS / "staleness_delay_cost.json").read_text())
+    return {
+        (run["task"], run["law"], run["updates"]): [
+            [dict(zip(summary["point"], point, strict=True)) for point in seed] for seed in run["seeds"]
+        ]
+        for run in summary["runs"]
+    }
 
 
 def test_table_of_what_a_delay_costs(runs: Runs) -> None:

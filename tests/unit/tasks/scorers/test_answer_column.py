@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from p2prl.tasks.scorers.answer_text import UnusableRowError
-from p2prl.tasks.scorers.number import Number
+from p2prl.tasks.scorers.judges import Number
 
 SEVERAL, NONE = "several numbers", "holds no number"
 

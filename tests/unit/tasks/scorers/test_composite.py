@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.tasks.scorers.answer_scorer import Composite, ScorerValueError, Weighted
 from p2prl.tasks.scorers.build import RowCheck, build_scorer
-from p2prl.tasks.scorers.composite import Composite, ScorerValueError, Weighted
 
 
 @dataclass(frozen=True)

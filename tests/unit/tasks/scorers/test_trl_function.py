@@ -8,8 +8,8 @@ import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.tasks.row_scorer import RowScorer
+from p2prl.tasks.scorers.answer_scorer import Composite, Weighted
 from p2prl.tasks.scorers.build import build_scorer
-from p2prl.tasks.scorers.composite import Composite, Weighted
 from p2prl.tasks.scorers.trl_function import load_function
 
 FILE = """

@@ -1,0 +1,1 @@
+"""Sampling engines by name, one room for each inference library."""

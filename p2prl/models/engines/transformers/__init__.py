@@ -1,0 +1,1 @@
+"""The engine on Hugging Face transformers: sampler, scorer, continuous batching and CUDA graphs."""

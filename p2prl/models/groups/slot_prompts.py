@@ -1,0 +1,89 @@
+"""Prompts of work slots: made from a seed by a procedural task, or read from the rows of a data set.
+
+Every peer of a run agrees on them to the last token. A volunteer needs nothing else of a task, and evaluates no
+template: a procedural prompt stands between two fixed texts, and a row is token ids already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.models.tokenizer.text_codec import TextCodec
+from p2prl.models.turns import TurnRules
+from p2prl.protocol.row_order import RowOrderKey, row_of
+from p2prl.protocol.work_slots import Slot
+from p2prl.tasks.data.packed_prompts import PackedPrompts
+from p2prl.tasks.data.task_data import TaskData
+from p2prl.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPrompt:
+    """The prompt of one slot."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    """What a procedural task made, without the frame; empty for a row of data."""
+    row: int | None = None
+    """Row of the data set; None for a procedural prompt."""
+    held_out: bool = False
+    """Whether the row is one of those held out for evaluation."""
+    turns: TurnRules | None = None
+    """How an environment continues the completions; None in a task of one turn."""
+
+
+class PromptSource(Protocol):
+    """Where the prompts of one task of the mix come from."""
+
+    def prompt(self, work: Slot, peer: bytes, *, held_out: bool) -> SlotPrompt:
+        """The prompt of a slot of `peer`. With `held_out`, from the rows for evaluation, if there are any.
+
+        `RemoteProtocolError` when the run gives none that can be read.
+        """
+        ...
+
+
+class ProceduralPrompts:
+    """Prompts that a program makes from the slot's seed."""
+
+    def __init__(self, task: Task, frame: tuple[str, str], codec: TextCodec) -> None:
+        """`frame` is the text before and after each prompt (`RunManifest.prompt_frame`)."""
+        self._task = task
+        self._before, self._after = frame
+        self._codec = codec
+
+    def prompt(self, work: Slot, peer: bytes, *, held_out: bool) -> SlotPrompt:
+        """See `PromptSource`. Fresh seeds are held out by themselves."""
+        del peer, held_out
+        text = self._task.prompt(work.prompt_seed)
+        rendered = bool(self._before or self._after)
+        return SlotPrompt(self._codec.encode(self._before + text + self._after, rendered=rendered), text)
+
+
+class DataPrompts:
+    """Prompts that are rows of a data set: each once a pass, in an order of the peer's own."""
+
+    def __init__(self, run: bytes, task: str, data: TaskData) -> None:
+        self._run = run
+        self._task = task
+        self._data = data
+
+    def prompt(self, work: Slot, peer: bytes, *, held_out: bool) -> SlotPrompt:
+        """See `PromptSource`."""
+        prompts = self._data.split(held_out=held_out).prompts
+        row = row_of(RowOrderKey(self._run, peer, self._task), work.number, len(prompts))
+        return self.row(row, held_out=held_out)
+
+    def row(self, row: int, *, held_out: bool) -> SlotPrompt:
+        """The prompt of a row."""
+        split = self._data.split(held_out=held_out)
+        return SlotPrompt(_read(split.prompts, row), row=row, held_out=split is self._data.held_out)
+
+
+def _read(prompts: PackedPrompts, row: int) -> tuple[int, ...]:
+    try:
+        return prompts.token_ids(row)
+    except IntegrityError as error:  # the bytes are those of the manifest: the run's learner made them so
+        raise RemoteProtocolError(f"the run's data cannot be used: {error}") from error

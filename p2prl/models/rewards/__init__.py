@@ -1,0 +1,1 @@
+"""Rewards of completions, from procedural tasks, scorers of data and process scorers."""

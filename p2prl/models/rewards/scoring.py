@@ -1,0 +1,204 @@
+"""Rewards of a run's completions, on learner and validators: procedural tasks here, data tasks in a sandbox.
+
+The scorers of a data task may be the researcher's own code, and read what a stranger's machine sent. They run in a pool
+of confined processes, which this file knows as a port: answers are submitted first and gathered later, so that those of
+one author never hold up those of others. An answer that cannot be scored counts 0 and is counted; a scorer that can
+score nothing at all stops the run, because a run without rewards learns nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from p2prl.errors import ConfigError
+from p2prl.models.rewards.run_reward import Completion, JudgedSteps, RunReward
+from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.scorer_failures import failure_text
+from p2prl.tasks.scorers.spec import parse_spec
+
+_NO_SCORING: Mapping[str, str] = MappingProxyType({})
+
+_HOPELESS_GROUPS = 64
+"""Groups of a task scored without one answer that the scorer could read: it never will."""
+
+_HOPELESS_ACCOUNTS = 3
+"""Authors of those groups, at least: one who sends what no scorer can read must not stop a run."""
+
+_SCORER_FAILURES = frozenset({"error", "value"})
+"""Failures of the scorer itself. The others depend on the answer's length, the row, or the machine."""
+
+MACHINE_FAILURES = frozenset({"timeout", "memory", "ended"})
+"""Failures that another machine need not have."""
+
+
+def failure_kind(failure: str) -> str:
+    """The part of `ScoredAnswer.failure` before its colon; a stranger may have chosen the rest."""
+    return failure.partition(":")[0]
+
+
+class ScoredAnswer(Protocol):
+    """What became of one answer."""
+
+    @property
+    def value(self) -> float:
+        """Its score; 0 after a failure."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why it could not be scored (timeout, memory, error …); empty if it was."""
+        ...
+
+
+class PendingScores(Protocol):
+    """The scores of answers that were submitted."""
+
+    def result(self) -> Sequence[ScoredAnswer]:
+        """Wait until all are scored. `MachineError` when this machine cannot score."""
+        ...
+
+
+class AnswerScorer(Protocol):
+    """Scores answers to rows of data where they can do no harm (`p2prl/tasks/sandbox/pool.py`)."""
+
+    def submit(self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes) -> PendingScores:
+        """One score for each completion of a row. `account` is the public key that is charged for overruns."""
+        ...
+
+    def close(self) -> None:
+        """End the processes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRewards:
+    """The rewards of a group's completions, in their order."""
+
+    values: tuple[float, ...]
+    if_failed: tuple[float, ...]
+    """What each reward would be, had its answer failed: the same where no answer can fail."""
+    failures: tuple[str, ...] = ()
+    """Why answers could not be scored, one text for each that could not."""
+
+    @property
+    def depends_on_machine(self) -> bool:
+        """Whether another machine may well have scored an answer that failed here."""
+        return any(failure_kind(failure) in MACHINE_FAILURES for failure in self.failures)
+
+
+PendingRewards = Callable[[], GroupRewards]
+"""Waits for the rewards of a group whose scoring was started."""
+
+
+class RunScoring:
+    """The rewards of one run, as far as this machine can compute them."""
+
+    def __init__(
+        self, reward: RunReward, answers: AnswerScorer | None = None, scoring: Mapping[str, str] = _NO_SCORING
+    ) -> None:
+        """Without `answers` the rows of data have no reward: on a volunteer, and on a validator that runs no scorer.
+
+        `scoring` has the scoring spec of each data task by name. `RemoteProtocolError` when one cannot be read.
+        """
+        self._reward = reward
+        self._scoring = {task: parse_spec(spec) for task, spec in scoring.items()} if answers is not None else {}
+        self._answers = answers
+        self._hopeless: Counter[str] = Counter()
+        """Groups of a data task whose scorer failed on every answer, as long as it scored none."""
+        self._authors: dict[str, set[bytes]] = {}
+        """Some accounts that these groups are of, by task."""
+        self._scored: set[str] = set()
+        """Data tasks of which an answer has been scored."""
+        self.failures = 0
+        """Answers that could not be scored."""
+
+    @property
+    def scores_data(self) -> bool:
+        """Whether rows of data are scored here."""
+        return self._answers is not None
+
+    def close(self) -> None:
+        """End the processes that score."""
+        if self._answers is not None:
+            self._answers.close()
+
+    def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
+        """Rewards of completions of a procedural prompt."""
+        return self._reward.rewards(task, prompt, completions)
+
+    @property
+    def judges_steps(self) -> bool:
+        """Whether steps of completions have rewards of their own."""
+        return self._reward.judges_steps
+
+    def steps(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[JudgedSteps, ...]:
+        """The steps of completions of a procedural prompt, in a run whose reward judges steps."""
+        return self._reward.steps(task, prompt, completions)
+
+    def of_success(self, success: Sequence[float]) -> tuple[float, ...]:
+        """Rewards of completions whose steps nothing judges."""
+        return self._reward.of_success(success)
+
+    def success(self, task: str, prompt: str, completion: Completion) -> float:
+        """The verdict of a procedural task on one completion, without the reward's weights."""
+        return self._reward.score(task, prompt, completion).reward
+
+    def start_data_rewards(
+        self, task: str, row: Row, completions: Sequence[Completion], lengths: Sequence[int], *, account: bytes
+    ) -> PendingRewards:
+        """Begin to score completions of a row of data; their rewards include the scoring's penalty for their `tokens`.
+
+        `account` is the public key of their sampler; empty for a sample of our own. Waiting raises `ConfigError` when
+        the task's scorer has failed on everything that several accounts sent, and `MachineError` as the sandbox does.
+        """
+        penalties = [self._scoring[task].penalty(tokens) for tokens in lengths]
+        pending = self._submit(task, row, completions, account=account)
+
+        def gather() -> GroupRewards:
+            scored = self._gather(task, pending, account)
+            values = [answer.value + penalty for answer, penalty in zip(scored, penalties, strict=True)]
+            failures = tuple(answer.failure for answer in scored if answer.failure)
+            return GroupRewards(self._reward.of_success(values), self._reward.of_success(penalties), failures)
+
+        return gather
+
+    def data_success(
+        self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes
+    ) -> tuple[float, ...]:
+        """The scorers' values for completions of a row of data. Errors as above."""
+        pending = self._submit(task, row, completions, account=account)
+        return tuple(answer.value for answer in self._gather(task, pending, account))
+
+    def _submit(self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes) -> PendingScores:
+        assert self._answers is not None, "asked for rewards of data where nothing scores them"
+        return self._answers.submit(task, row, completions, account=account)
+
+    def _gather(self, task: str, pending: PendingScores, account: bytes) -> Sequence[ScoredAnswer]:
+        scored = pending.result()
+        failures = [answer.failure for answer in scored if answer.failure]
+        self.failures += len(failures)
+        if len(failures) < len(scored):
+            self._scored.add(task)
+        elif task not in self._scored and account:
+            self._watch(task, failures, account)
+        return scored
+
+    def _watch(self, task: str, failures: Sequence[str], account: bytes) -> None:
+        """Stop at a scorer that has failed by itself on every answer so far, of several authors."""
+        if not all(failure_kind(failure) in _SCORER_FAILURES for failure in failures):
+            return
+        self._hopeless[task] += 1
+        authors = self._authors.setdefault(task, set())
+        if len(authors) < _HOPELESS_ACCOUNTS:
+            authors.add(account)
+        if self._hopeless[task] >= _HOPELESS_GROUPS and len(authors) >= _HOPELESS_ACCOUNTS:
+            raise ConfigError(
+                f"the scorer of {task} failed on every answer of the first {self._hopeless[task]} groups: "
+                f"{failure_text(failures)}",
+                remedy="Try the scorer on a few answers of the model, correct it, and make a new run: a run's scoring "
+                "is part of its signed manifest. If only this machine fails, look for a missing package here.",
+            )

@@ -1,0 +1,1 @@
+"""Files of a run that describe its model: written by the learner's owner, checked by everybody else."""

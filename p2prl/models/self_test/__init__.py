@@ -1,0 +1,1 @@
+"""Self-test of an engine at join: known completions that it has to draw."""

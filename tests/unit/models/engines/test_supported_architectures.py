@@ -1,0 +1,40 @@
+"""The table of architectures: each is transformers' own causal model, the documentation has it, refusals name it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.models.base_model.architectures import ARCHITECTURES, architecture_table
+from p2prl.models.base_model.pretrained import check_architecture
+from p2prl.models.run_files.checks import check_config
+
+DOC = Path(__file__).parents[3] / "docs" / "researchers.md"
+
+
+def test_the_documentation_has_the_table() -> None:
+    assert f"\n\n{architecture_table()}\n\n" in DOC.read_text()
+
+
+def test_each_is_a_causal_model_of_transformers() -> None:
+    assert set(ARCHITECTURES) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert list(ARCHITECTURES) == sorted(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "mixtral"}, {"model_type": ["llama"]}, {}])
+def test_others_are_refused_with_the_list_before_any_weights_are_read(
+    tmp_path: Path, config: dict[str, object]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="is not supported") as caught:
+        check_architecture(tmp_path, "NAME")
+    assert all(kind in caught.value.remedy for kind in ARCHITECTURES)
+    with pytest.raises(RemoteProtocolError, match="is not supported"):
+        check_config(config)
+    for kind in ARCHITECTURES:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        check_architecture(tmp_path, "NAME")
