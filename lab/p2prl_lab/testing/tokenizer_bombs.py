@@ -18,8 +18,7 @@ VOCABULARY = 64
 
 _WORDS = {"<unk>": 0, "a": 1, "1": 2, "b": 3, "x": 4, " ": 5, "▁": 6, "<s>": 7}
 _NO_CHECKS = (
-    "from p2prl.models.tokenizer import backend, process; "
-    "tokenizer_backend.check_tokenizer = lambda rules: None; tokenizer_process.main()"
+    "from p2prl.models.tokenizer import backend, process; backend.check_tokenizer = lambda rules: None; process.main()"
 )
 
 

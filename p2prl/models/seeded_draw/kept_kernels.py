@@ -89,7 +89,7 @@ def _digest(home: Path, device: str) -> str:
     depends = [
         sys.version,
         *(version(name) for name in ("torch", "triton")),
-        *(path.read_text() for path in (source / "card_draw.py", source.parent / "gumbel_noise.py")),
+        *(path.read_text() for path in (source / "card_draw.py", source / "gumbel_noise.py")),
         *(path.read_text() for path in [_DRIVER / "version"] if path.exists()),
         models,
         "" if len(models) == 1 else [device, *map(os.environ.get, _CHOOSES_CARDS)],

@@ -41,7 +41,7 @@ _START = (
 
 def tokenizer_program() -> Program:
     """The program of the process. Nothing of the owner's environment is in its own."""
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     path = [package, *(entry for entry in sys.path if Path(entry).is_absolute())]
     return Program(
         command=(sys.executable, "-P", "-s", "-c", _START, json.dumps(path)),

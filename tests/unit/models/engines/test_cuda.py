@@ -140,7 +140,7 @@ def test_a_confined_worker_computes_on_the_card(tmp_path: Path) -> None:
         [sys.executable, "-c", _CONFINED, str(tmp_path), CARD.type],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         timeout=100,
         check=False,
     )

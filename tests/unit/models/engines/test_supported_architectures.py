@@ -13,7 +13,7 @@ from p2prl.models.base_model.architectures import ARCHITECTURES, architecture_ta
 from p2prl.models.base_model.pretrained import check_architecture
 from p2prl.models.run_files.checks import check_config
 
-DOC = Path(__file__).parents[3] / "docs" / "researchers.md"
+DOC = Path(__file__).parents[4] / "docs" / "researchers.md"
 
 
 def test_the_documentation_has_the_table() -> None:

@@ -48,9 +48,9 @@ def test_vllm_does_so_too() -> None:
     """It is an extra with an engine of its own, so the line itself is looked for."""
     from pathlib import Path
 
-    from p2prl.models.engines.transformers import sampler as transformers_sampler
+    from p2prl.models.engines import vllm
 
-    source = Path(transformers_sampler.__file__).with_name("vllm_sampler.py").read_text()
+    source = (Path(vllm.__file__).parent / "sampler.py").read_text()
     made = source.index("self._policy = VllmPolicy(")
     assert source.index("use_exact_arithmetic()", made) > made
 

@@ -21,7 +21,7 @@ def found() -> Found:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.unit.models.seeded_draw.interpreted_draw", "1"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         timeout=110,

@@ -47,7 +47,7 @@ def idle_card(*arguments: str | Path, library: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.models.seeded_draw.idle_card", *map(str, arguments)],
         env={**settings, "LD_LIBRARY_PATH": str(library), "TRITON_LIBCUDA_PATH": str(library)},
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         timeout=110,
@@ -87,7 +87,7 @@ def test_a_confined_worker_draws_with_kernels_that_it_cannot_change(home: Path, 
 
 @needs_landlock
 def test_without_its_kernels_a_confined_worker_goes_the_slower_way_at_once(home: Path, library: Path) -> None:
-    folder = kernel_folder(home)
+    folder = next(path for path in (home / kept_kernels.FOLDER).iterdir() if path.is_dir())
     kept = folder.with_name("kept")
     shutil.copytree(folder, kept)
     try:

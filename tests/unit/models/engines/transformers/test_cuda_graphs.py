@@ -165,7 +165,7 @@ def test_a_confined_worker_records_its_steps(tmp_path: Path) -> None:
             [sys.executable, "-m", "tests.unit.models.confined_decoding", str(tmp_path)],
             capture_output=True,
             text=True,
-            cwd=Path(__file__).parents[3],
+            cwd=Path(__file__).parents[5],
             timeout=100,
             check=False,
         )
