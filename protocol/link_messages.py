@@ -72,10 +72,10 @@ class Have(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class ChunkGrant(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Permission to request one chunk of a blob: one in the bitmap, or, if the bitmap is empty, any the sender has."""
+    """Permission to request one chunk of a blob: the one of this index, or, if it is −1, any the sender has."""
 
     root: bytes
-    bitmap: bytes
+    index: int
 
 
 class GrantDeclined(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -153,7 +153,7 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         ChunkRefused(BLOB.root, 0, 500),
         BlobQuery(BLOB.root),
         LinkRates(20_000, 100_000),
-        ChunkGrant(BLOB.root, b"\x02"),
+        ChunkGrant(BLOB.root, 1),
         GrantDeclined(BLOB.root, 500),
         ChunkCancel(BLOB.root, 0),
         LedgerQuery(2),

@@ -1,10 +1,12 @@
 """Budget for answers: bytes that other peers' questions may draw from this node's uplink.
 
 Keys are free, and a question of 50 bytes can ask for 256 KiB. So answers share a part of the owner's upload rate, which
-leaves the rest to weights; strangers have a smaller part than peers of standing, and when it is short each subnet has a
-share of that. Within it a stranger is answered with at most eight times the bytes that it sent, as QUIC does before an
-address is validated (RFC 9000, section 8.1): what it asks for costs its own uplink too. Who needs a large answer
-sends PADDING with the question. The learner's questions are counted, and always answered. Pure.
+leaves the rest to weights, and strangers have smaller parts than peers of standing. One part is for what the node has
+offered them and for the first copy of what everybody needs: no question of others delays a newcomer's start. From the
+other a stranger is answered with at most eight times the bytes that it sent, as QUIC does before an address is
+validated (RFC 9000, section 8.1): what it asks for costs its own uplink too. A peer that needs a large answer sends
+PADDING with the question. Half of either part is kept for subnets below an equal share of it. The learner's questions
+are always answered. Pure.
 """
 
 from __future__ import annotations
@@ -17,23 +19,26 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.limits import MAX_AMPLIFICATION
 from p2prl.swarm.peers.subnets import Subnet
 
-STRANGER_SHARE = 0.1
-"""Part of the upload rate for answers to strangers: with what answers cost besides, 80 % stay for weights."""
+PAID_SHARE = 0.06
+"""Part of the upload rate for answers that strangers pay for."""
+
+OFFERED_SHARE = 0.06
+"""The same for what was offered to them: with both, and with what links cost besides, 80 % stay for weights."""
 
 KNOWN_SHARE = 0.25
-"""The same for peers of standing, the learner's and those that this node chose."""
+"""The same for all answers to peers of standing and those that this node chose."""
 
-SUBNET_SHARE = 0.25
-"""Part of the strangers' share for one subnet, once half of it is spent."""
+UNKNOWN_RATE_BYTES_S = 2.5e6
+"""Upload rate that is assumed until one is set or measured: 20 Mbit/s."""
 
 _HELD_S = 1.0
 """Bytes of a full allowance, in seconds of the upload rate: the longest that answers delay a chunk."""
 
-_SUBNET_HELD_S = 0.25
-"""The same of one subnet."""
+_SUBNET_HELD_S = 1 / 64
+"""The same of one subnet: thirty that come at once do not use up the half that is kept for newcomers."""
 
-UNKNOWN_RATE_BYTES_S = 2.5e6
-"""Upload rate that is assumed until one is set or measured: 20 Mbit/s."""
+_ACTIVE_S = 60.0
+"""How long a subnet has a share after an answer: what it leaves is the others'."""
 
 _SUBNETS = 4_096
 """Subnets remembered; those that left are among them, so that reconnecting buys nothing."""
@@ -50,17 +55,77 @@ class Asker:
     is_learner: bool = False
 
 
-@dataclass(slots=True)
 class _Allowance:
-    """Bytes that may be sent; the last answer may overdraw it, since an envelope cannot be cut."""
+    """Bytes that may be sent, in seconds of the upload rate. The last answer may overdraw it: envelopes stay whole."""
 
-    level: float
+    def __init__(self, share: float, now: float) -> None:
+        """`share` is the part of the upload rate that comes back."""
+        self._share = share
+        self._left_s = _HELD_S
+        self._at = now
+
+    def left_s(self, now: float) -> float:
+        """What is left."""
+        self._left_s = min(_HELD_S, self._left_s + max(0.0, now - self._at) * self._share)
+        self._at = max(self._at, now)
+        return self._left_s
+
+    def take(self, seconds: float) -> None:
+        """Use some."""
+        self._left_s -= seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A subnet after its last answer."""
+
+    left_s: float
+    """Of its allowance, in seconds of the upload rate."""
+    dealt_s: float
+    """What each subnet had been dealt by then."""
     at: float
 
-    def fill(self, bytes_s: float, most: float, now: float) -> float:
-        self.level = min(most, self.level + max(0.0, now - self.at) * bytes_s)
-        self.at = max(self.at, now)
-        return self.level
+
+class _SharedAllowance:
+    """An allowance of strangers. While half of it is left anybody is answered, then subnets below an equal share."""
+
+    def __init__(self, share: float, now: float) -> None:
+        """`share` is the part of the upload rate that comes back."""
+        self._share = share
+        self._all = _Allowance(share, now)
+        self._drawn: OrderedDict[Subnet, _Drawn] = OrderedDict()
+        """The subnet answered last at the end."""
+        self._dealt_s = 0.0
+        """What each of these subnets was dealt since the start, in seconds of the upload rate."""
+        self._at = now
+
+    def is_left(self, subnet: Subnet, now: float, reserve: float) -> bool:
+        """Whether a subnet may draw, so that a part of each allowance is left in `reserve`."""
+        left_s, is_due = self._all.left_s(now), self._left_s(subnet, now) > reserve * _SUBNET_HELD_S
+        return left_s > (0.0 if is_due else 0.5 * _HELD_S)
+
+    def take(self, subnet: Subnet, seconds: float, now: float) -> None:
+        """Use some of a subnet's allowance."""
+        self._all.take(seconds)
+        self._drawn[subnet] = _Drawn(self._left_s(subnet, now) - seconds, self._dealt_s, now)
+        self._drawn.move_to_end(subnet)
+        if len(self._drawn) > _SUBNETS:
+            self._drawn.popitem(last=False)
+
+    def _left_s(self, subnet: Subnet, now: float) -> float:
+        """What a subnet may draw; a newcomer's allowance is full."""
+        self._deal(now)
+        drawn = self._drawn.get(subnet)
+        return _SUBNET_HELD_S if drawn is None else min(_SUBNET_HELD_S, drawn.left_s + self._dealt_s - drawn.dealt_s)
+
+    def _deal(self, now: float) -> None:
+        self._dealt_s += max(0.0, now - self._at) * self._share / max(1, len(self._drawn))
+        self._at = max(self._at, now)
+        while self._drawn:
+            subnet, drawn = next(iter(self._drawn.items()))
+            if now - drawn.at < _ACTIVE_S or drawn.left_s + self._dealt_s < drawn.dealt_s:
+                break
+            del self._drawn[subnet]
 
 
 class AnswerBudget:
@@ -70,9 +135,9 @@ class AnswerBudget:
         """`rate_bytes_s` is the upload rate; 0 while it is unknown."""
         self._asker = asker
         self._rate_bytes_s = rate_bytes_s or UNKNOWN_RATE_BYTES_S
-        full = _HELD_S * self._rate_bytes_s
-        self._strangers, self._known = _Allowance(full, now), _Allowance(full, now)
-        self._subnets: OrderedDict[Subnet, _Allowance] = OrderedDict()
+        self._known = _Allowance(KNOWN_SHARE, now)
+        self._paid = _SharedAllowance(PAID_SHARE, now)
+        self._offered = _SharedAllowance(OFFERED_SHARE, now)
         self._credit: dict[PeerId, int] = {}
         """Bytes that linked peers may be answered, for those that they sent."""
         self.is_open = True
@@ -91,43 +156,32 @@ class AnswerBudget:
         """Forget a peer whose link is gone; a new link begins without credit."""
         self._credit.pop(peer, None)
 
-    def room(self, peer: PeerId, now: float, *, offered: bool = False) -> int:
+    def room(self, peer: PeerId, now: float, *, offered: bool = False, may_wait: bool = False) -> int:
         """Bytes of the largest answer that may be sent to a peer now.
 
-        What this node has `offered` to a peer needs no credit, and uses up what there is: it is its own idea.
+        What this node has `offered` to a peer needs no credit, and uses up what there is: it is its own idea. What
+        `may_wait` leaves half of each allowance to the rest.
         """
-        asker = self._asker(peer, now)
+        asker, reserve = self._asker(peer, now), 0.5 * may_wait
         if asker.is_learner:
             return _MOST_CREDIT_BYTES
         if asker.is_known:
-            level = self._known.fill(KNOWN_SHARE * self._rate_bytes_s, _HELD_S * self._rate_bytes_s, now)
-            return _MOST_CREDIT_BYTES if level > 0 else 0
-        if not self.is_open:
-            return 0
-        most = _HELD_S * self._rate_bytes_s
-        level = self._strangers.fill(STRANGER_SHARE * self._rate_bytes_s, most, now)
-        if level <= 0 or (level < most / 2 and self._subnet(asker.subnet, now).level <= 0):
+            return _MOST_CREDIT_BYTES if self._known.left_s(now) > reserve * _HELD_S else 0
+        if not self.is_open or not self._shared(offered).is_left(asker.subnet, now, reserve):
             return 0
         return _MOST_CREDIT_BYTES if offered else self._credit.get(peer, 0)
 
-    def take(self, peer: PeerId, size_bytes: int, now: float, *, offered: bool = False) -> bool:
+    def take(self, peer: PeerId, size_bytes: int, now: float, *, offered: bool = False, may_wait: bool = False) -> bool:
         """Count an answer that is sent now, if there is room for it; False takes nothing."""
-        if self.room(peer, now, offered=offered) < size_bytes:
+        if self.room(peer, now, offered=offered, may_wait=may_wait) < size_bytes:
             return False
-        asker = self._asker(peer, now)
+        asker, seconds = self._asker(peer, now), size_bytes / self._rate_bytes_s
         if asker.is_known:
-            self._known.level -= size_bytes
+            self._known.take(seconds)
             return True
-        self._strangers.level -= size_bytes
-        self._subnet(asker.subnet, now).level -= size_bytes
+        self._shared(offered).take(asker.subnet, seconds, now)
         self._credit[peer] = max(0, self._credit.get(peer, 0) - size_bytes)
         return True
 
-    def _subnet(self, subnet: Subnet, now: float) -> _Allowance:
-        most = _SUBNET_HELD_S * self._rate_bytes_s
-        allowance = self._subnets.pop(subnet, None) or _Allowance(most, now)
-        self._subnets[subnet] = allowance
-        if len(self._subnets) > _SUBNETS:
-            self._subnets.popitem(last=False)
-        allowance.fill(SUBNET_SHARE * STRANGER_SHARE * self._rate_bytes_s, most, now)
-        return allowance
+    def _shared(self, offered: bool) -> _SharedAllowance:
+        return self._offered if offered else self._paid

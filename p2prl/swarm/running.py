@@ -103,8 +103,9 @@ class Running:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
         newest, head = self._policies.newest, self._policies.head
         if newest is not None and newest.manifest.version > newest_version and self._may_tell(peer, now):
-            news = (newest,) if head is None else (head, newest)  # the head lists the patches that lead to the version
-            self._core.gossip.tell(news, peer, partial(self._core.answers.take, peer, now=now))
+            first = () if head is None else (head.raw,)  # it lists the patches that lead to the version
+            may_answer = partial(self._core.answers.take, peer, now=now)
+            self._core.gossip.tell(newest.digest, (*first, newest.raw), peer, may_answer)
         if final_head := self._core.final_head.for_peer(peer, role, now):
             self._core.send(peer, Push(final_head))
         for envelope in self._core.witnesses.for_peer(peer, role):

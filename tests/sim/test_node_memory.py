@@ -134,7 +134,7 @@ class Crowd:
             BlobQuery(name),
             Have(name, b"\x01"),
             ChunkRequest(name, 0),
-            ChunkGrant(name, b"\x01"),
+            ChunkGrant(name, 0),
             GrantDeclined(name, 0),
             ChunkCancel(name, 0),
         )

@@ -22,7 +22,7 @@ _ALL = "all"
 
 def bench_trust(
     part: Annotated[
-        str, typer.Option("--part", help="Parts, comma-separated: attacks, false_rejects, floods, cost.")
+        str, typer.Option("--part", help="Parts, comma-separated: attacks, false_rejects, floods, answers, cost.")
     ] = _ALL,
     dtypes: Annotated[
         str, typer.Option("--dtypes", help="Number types that engines compute in, comma-separated.")

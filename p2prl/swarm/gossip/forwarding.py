@@ -9,7 +9,6 @@ Pure: the owner passes messages in and drains `outbox`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +26,7 @@ from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.gossip.audience import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore
+from p2prl.swarm.gossip.free_copies import FreeCopies
 from p2prl.swarm.gossip.offers import Offers
 from p2prl.swarm.gossip.receipt_cache import ReceiptCache
 from p2prl.swarm.ports import Randomness
@@ -41,7 +41,7 @@ _PUSH_OVERHEAD_BYTES = 16
 
 
 class MayAnswer(Protocol):
-    """Counts an answer of so many bytes to one peer; False when the budget has no room for it."""
+    """Counts an answer to one peer; False when the budget has no room for it."""
 
     def __call__(self, size_bytes: int, *, offered: bool = False) -> bool: ...
 
@@ -72,7 +72,10 @@ class GossipConfig:
 
 
 class Gossip:
-    """Forwards envelopes and answers offers and wants."""
+    """Forwards envelopes and answers offers and wants.
+
+    More than twelve attributes, because every table here is about the same envelopes and peers.
+    """
 
     def __init__(self, role: Role, rng: Randomness, config: GossipConfig) -> None:
         """`role` is this node's own role."""
@@ -88,10 +91,7 @@ class Gossip:
         self._sent_receipts: set[tuple[PeerId, bytes]] = set()
         """Cached receipts sent to a peer since the last drain: one names many of its groups."""
         self._announcements = Announcements(rng, OFFER_S)
-        self._owed: OrderedDict[tuple[PeerId, Digest], None] = OrderedDict()
-        """Envelopes that were offered to a peer, which it may ask for once."""
-        self._given: OrderedDict[tuple[PeerId, Digest], None] = OrderedDict()
-        """Pinned envelopes that a peer has got on this link: it pays for another copy."""
+        self.free = FreeCopies(config.due)
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def set_role(self, peer: PeerId, role: Role) -> None:
@@ -103,9 +103,7 @@ class Gossip:
         self._roles.pop(peer, None)
         self._announcements.remove_peer(peer)
         self._offers.remove_peer(peer)
-        for table in (self._owed, self._given):
-            for key in [key for key in table if key[0] == peer]:
-                del table[key]
+        self.free.remove_peer(peer)
 
     def pin(self, raw: bytes, name: Digest) -> None:
         """Keep an envelope until it is unpinned: the run manifest, the newest policy manifests."""
@@ -202,7 +200,7 @@ class Gossip:
         return bool(receipt)
 
     def _offer(self, peer: PeerId, name: Digest) -> None:
-        _note(self._owed, (peer, name), self._config.due)
+        self.free.offered(peer, name)
         self.outbox.append((peer, Offer((name,))))
 
     def _draw_carriers(self, peers: list[PeerId]) -> list[PeerId]:
@@ -220,12 +218,13 @@ class Gossip:
         if fresh:
             self.outbox.append((source, Want(tuple(fresh))))
 
-    def tell(self, news: Sequence[Opened], peer: PeerId, may_answer: MayAnswer) -> None:
-        """Push pinned envelopes that a peer seems to lack: the first time as an announcement, then for credit."""
-        first = (peer, news[-1].digest) not in self._given
-        if may_answer(sum(len(opened.raw) + _PUSH_OVERHEAD_BYTES for opened in news), offered=first):
-            _note(self._given, (peer, news[-1].digest), self._config.due)
-            self.outbox.extend((peer, Push(opened.raw)) for opened in news)
+    def tell(self, name: Digest, news: Sequence[bytes], peer: PeerId, may_answer: MayAnswer) -> None:
+        """Push envelopes that a peer seems to lack, of which the pinned one of this `name` is the last: the first time
+        as an announcement, then for credit."""
+        is_free = self.free.is_free(peer, name, is_pinned=True)
+        if may_answer(sum(len(raw) + _PUSH_OVERHEAD_BYTES for raw in news), offered=is_free):
+            self.free.sent(peer, name, is_pinned=True)
+            self.outbox.extend((peer, Push(raw)) for raw in news)
 
     def on_want(self, message: Want, source: PeerId, may_answer: MayAnswer = always) -> None:
         """Push the envelopes that are still kept, each once and within `answer_bytes` and the budget; ignore the rest.
@@ -236,16 +235,13 @@ class Gossip:
             self._announcements.mark_known(source, name)
             raw = self._store.get(name)
             answered = self._answered_bytes.get(source, 0) + len(raw)
-            key = source, name
             is_pinned = self._store.is_pinned(name)
-            is_due = key in self._owed or (is_pinned and key not in self._given)
+            is_free = self.free.is_free(source, name, is_pinned=is_pinned)
             if not raw or answered > self._config.answer_bytes:
                 continue
-            if may_answer(len(raw) + _PUSH_OVERHEAD_BYTES, offered=is_due):
+            if may_answer(len(raw) + _PUSH_OVERHEAD_BYTES, offered=is_free):
                 self._answered_bytes[source] = answered
-                self._owed.pop(key, None)
-                if is_pinned:
-                    _note(self._given, key, self._config.due)
+                self.free.sent(source, name, is_pinned=is_pinned)
                 self.outbox.append((source, Push(raw)))
 
     def flush(self, now: float) -> None:
@@ -253,7 +249,7 @@ class Gossip:
         for peer, message in self._announcements.take_due(now):
             self.outbox.append((peer, message))
             for name in message.digests:
-                _note(self._owed, (peer, Digest(name)), self._config.due)
+                self.free.offered(peer, Digest(name))
 
     def next_deadline(self) -> float:
         """When `flush` next has offers to send."""
@@ -269,13 +265,6 @@ class Gossip:
         step = limits.MAX_DIGESTS_PER_MESSAGE
         for peer, names in self._offers.next_to_ask(self._rng).items():
             self.outbox.extend((peer, Want(tuple(names[i : i + step]))) for i in range(0, len(names), step))
-
-
-def _note(table: OrderedDict[tuple[PeerId, Digest], None], key: tuple[PeerId, Digest], most: int) -> None:
-    table[key] = None
-    table.move_to_end(key)
-    if len(table) > most:
-        table.popitem(last=False)
 
 
 def _digests_of(digests: tuple[bytes, ...]) -> list[Digest]:

@@ -29,7 +29,7 @@ _FIRST_ENTRY_BYTES = 1_024
 """Size of an entry that is expected before the first page: receipts of some groups."""
 
 _MOST_DOUBLED = 3
-"""A question that was not answered may have been paid too little: the next one pays twice as much, so many times."""
+"""A question that was not answered may have paid too little: the next one pays twice as much, at most three times."""
 
 _PAGE_OVERHEAD_BYTES = 64
 _ENTRY_OVERHEAD_BYTES = 5
@@ -74,18 +74,16 @@ class LedgerSync:
         page_bytes = min(limits.MAX_CONTROL_FRAME_BYTES, expected + _PAGE_OVERHEAD_BYTES)
         self.outbox.append((peer, Padding(bytes(page_bytes // limits.MAX_AMPLIFICATION))))
 
-    def note_page(self, entries: Sequence[bytes]) -> None:
-        """A page has come: the next one is expected to have entries of its size."""
+    def on_page(self, peer: PeerId, from_height: int, entries: Sequence[bytes]) -> bool:
+        """Whether a page answers a question to a peer; it is answered then, and the next page is expected to have
+        entries of this size. Pages that nobody asked for would let a stranger outnumber those who are asked."""
+        if len(entries) > limits.MAX_LEDGER_ENTRIES_PER_REPLY or (peer, from_height) not in self._asked:
+            return False
+        del self._asked[peer, from_height]
         self._unanswered = 0
         if entries:
             self._entry_bytes = max(map(len, entries)) + _ENTRY_OVERHEAD_BYTES
-
-    def is_answer(self, peer: PeerId, from_height: int) -> bool:
-        """Whether a page answers a question to a peer; it is answered then. Pages that nobody asked for would let a
-        stranger outnumber those who are asked."""
-        is_awaited = (peer, from_height) in self._asked
-        self._asked.pop((peer, from_height), None)
-        return is_awaited
+        return True
 
     def may_query(self, peer: PeerId, now: float) -> bool:
         """Count a peer's query; False when it exceeds the rate limit and is ignored.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.limits import MAX_AMPLIFICATION
-from p2prl.swarm.answer_budget import KNOWN_SHARE, STRANGER_SHARE, AnswerBudget, Asker
+from p2prl.swarm.answer_budget import KNOWN_SHARE, OFFERED_SHARE, PAID_SHARE, AnswerBudget, Asker
 from p2prl.swarm.peers.subnets import Subnet
 
 RATE = 100_000.0
@@ -58,7 +60,7 @@ def test_a_new_link_begins_without_credit() -> None:
 def test_all_strangers_together_get_their_share_of_the_rate() -> None:
     peers = [f"stranger/{number}/0" for number in range(64)]
     got = sum(drawn(budget(), peers, until=100.0).values())
-    assert 0.9 * 100 * STRANGER_SHARE * RATE <= got <= 100 * STRANGER_SHARE * RATE + 1.1 * RATE
+    assert 0.9 * 100 * PAID_SHARE * RATE <= got <= 100 * PAID_SHARE * RATE + 1.1 * RATE
 
 
 def test_peers_of_standing_have_a_share_that_strangers_cannot_use_up() -> None:
@@ -68,12 +70,30 @@ def test_peers_of_standing_have_a_share_that_strangers_cannot_use_up() -> None:
     assert got["known/a/0"] >= 0.9 * min(100 * 10 * 1_000, 100 * KNOWN_SHARE * RATE)
 
 
-def test_keys_of_one_subnet_leave_room_for_a_newcomer_of_another() -> None:
+@pytest.mark.parametrize("subnets", [1, 16])
+def test_a_crowd_leaves_an_equal_share_to_a_newcomer(subnets: int) -> None:
     made = budget()
-    crowd = [f"stranger/crowd/{number}" for number in range(64)]
+    crowd = [f"stranger/crowd{number % subnets}/{number}" for number in range(64)]
     drawn(made, crowd, until=60.0)
     got = drawn(made, [*crowd, "stranger/home/0"], begin=60.0, until=80.0)
-    assert got["stranger/home/0"] >= 20 * STRANGER_SHARE * RATE / 8
+    assert got["stranger/home/0"] >= 0.8 * min(20 * 10 * 1_000, 20 * PAID_SHARE * RATE / (subnets + 1))
+
+
+@pytest.mark.parametrize("subnets", [1, 16])
+def test_the_first_question_of_a_newcomer_is_answered_at_once_amid_a_crowd(subnets: int) -> None:
+    made = budget()
+    crowd = [f"stranger/crowd{number % subnets}/{number}" for number in range(64)]
+    drawn(made, crowd, until=60.0)
+    assert all(made.take(PeerId(f"stranger/home{number}/0"), 4_000, 60.0, offered=True) for number in range(8))
+
+
+def test_what_may_wait_leaves_room_for_the_rest() -> None:
+    made = budget()
+    for peer in (PeerId("stranger/a/0"), PeerId("known/b/0")):
+        for tick in range(600):
+            while made.take(peer, 100, tick / 10, offered=True, may_wait=True):
+                pass
+        assert made.take(peer, 4_000, 60.0, offered=True)
 
 
 def test_an_answer_overdraws_by_no_more_than_itself() -> None:
@@ -81,9 +101,9 @@ def test_an_answer_overdraws_by_no_more_than_itself() -> None:
     largest = 250_000
     peers = [PeerId(f"stranger/{number}/0") for number in range(8)]
     assert sum(made.take(peer, largest, 0.0, offered=True) for peer in peers) == 1
-    settled_s = (largest - RATE) / (STRANGER_SHARE * RATE)
+    settled_s = (largest - RATE) / (OFFERED_SHARE * RATE)
     assert not made.take(peers[1], 1, 0.99 * settled_s, offered=True)
-    assert made.take(peers[1], 1, 1.01 * settled_s + 1, offered=True)
+    assert made.take(peers[1], 1, 1.01 * settled_s, offered=True), "its subnet has drawn nothing"
 
 
 def test_an_hour_of_questions_leaves_no_debt() -> None:

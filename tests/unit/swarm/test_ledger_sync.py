@@ -34,13 +34,13 @@ def test_any_peer_ahead_may_be_asked() -> None:
 
 def test_a_page_is_taken_once_from_the_peer_that_was_asked_for_it() -> None:
     subject = ledger_sync()
-    assert not subject.is_answer(A, 0), "nobody was asked"
+    assert not subject.on_page(A, 0, ()), "nobody was asked"
     subject.ask({A: 9}, 5)
-    assert [subject.is_answer(peer, height) for peer, height in ((B, 5), (A, 4), (A, 5), (A, 5))] == [0, 0, 1, 0]
+    assert [subject.on_page(peer, height, ()) for peer, height in ((B, 5), (A, 4), (A, 5), (A, 5))] == [0, 0, 1, 0]
     subject.ask({A: 9}, 5)
     subject.ask({A: 9}, 7)
-    assert subject.is_answer(A, 5), "a role and its mirror ask at once"
-    assert subject.is_answer(A, 7)
+    assert subject.on_page(A, 5, ()), "a role and its mirror ask at once"
+    assert subject.on_page(A, 7, ())
 
 
 def test_a_bounded_number_of_answers_is_awaited() -> None:
@@ -48,7 +48,7 @@ def test_a_bounded_number_of_answers_is_awaited() -> None:
     peers = [PeerId(f"peer {number}") for number in range(200)]
     for peer in peers:
         subject.ask({peer: 9}, 5)
-    taken = [subject.is_answer(peer, 5) for peer in peers]
+    taken = [subject.on_page(peer, 5, ()) for peer in peers]
     assert taken == [False] * 136 + [True] * 64
 
 
@@ -101,11 +101,12 @@ def paid(subject: LedgerSync, ahead: int) -> int:
 
 def test_a_question_pays_for_the_page_that_is_expected() -> None:
     subject = ledger_sync()
-    subject.note_page([bytes(4_000)])
+    subject.ask({A: 1}, 0)
+    assert subject.on_page(A, 0, [bytes(4_000)])
     one = paid(subject, 1)
     assert 4_000 / limits.MAX_AMPLIFICATION < one < 5_000 / limits.MAX_AMPLIFICATION
     assert paid(subject, 1) > 1.9 * one, "the last question had no answer: it may have paid too little"
     assert paid(subject, 10_000) == limits.MAX_CONTROL_FRAME_BYTES // limits.MAX_AMPLIFICATION, "no page is larger"
-    subject.note_page([bytes(40)])
+    assert subject.on_page(A, 0, [bytes(40)])
     assert paid(subject, 1) < one / 10
     assert max(paid(subject, 1) for _ in range(30)) < one, "what nobody answers is not paid for without bound"

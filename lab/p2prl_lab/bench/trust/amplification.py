@@ -1,17 +1,22 @@
 """Amplification: bytes that a node sends because of a stranger's messages, for each byte of them, by message kind.
 
-The node is the learner of a run with a version, a ledger, a large batch of receipts and a stored group, its own core
-on virtual time. A stranger links, sends the message of one kind that is answered with most, twice a second, and never
-sends anything else but what that needs first. What the node sends to a stranger that asks nothing is subtracted.
+The node is the learner of a run with a version of as many chunks as a blob may have, a ledger, a large batch of
+receipts and a stored group, on virtual time. A stranger links, sends the message of one kind that is answered with
+most, twice a second, and never sends anything else but what that needs first. What the node sends to a stranger that
+asks nothing is subtracted.
 
-Chunks are counted apart: they wait for their turn within the owner's upload rate, and are what it is lent for.
+Chunks are counted apart: they wait for their turn within the owner's upload rate, and are what it is lent for. What a
+node passes on is not counted: an envelope goes to each neighbor once, within the quotas of its kind.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 from p2prl.protocol import frames, limits, wire_version
@@ -20,7 +25,6 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
 from p2prl.protocol.link_messages import (
-    LINK_MESSAGES,
     BlobQuery,
     Chunk,
     ChunkCancel,
@@ -40,7 +44,7 @@ from p2prl.protocol.link_messages import (
     Push,
     Want,
 )
-from p2prl.protocol.manifests import PolicyManifest, blob_of
+from p2prl.protocol.manifests import BlobRef, PolicyManifest
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_run import run_manifest_of
@@ -55,7 +59,7 @@ from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from p2prl_lab.testing.protocol_swarm import group_of
 
 _EVERY_S = 0.5
-_CHUNKS = 1_024
+_CHUNKS = limits.MAX_CHUNKS
 _ENTRY = bytes(1_500)
 _VERSION = 512
 
@@ -71,6 +75,19 @@ class AmplificationRow:
     """Bytes of chunks, which wait for their turn in the upload rate, for each byte that the stranger sent."""
 
 
+class _AllChunks(MemoryBlobs):
+    """A disk that has each chunk of every blob, as zeros."""
+
+    def begin(self, ref: BlobRef) -> AbstractSet[int]:
+        return frozenset(range(ref.total))
+
+    def proof(self, ref: BlobRef, index: int) -> bytes:  # noqa: ARG002 - the stranger looks at none
+        return bytes(32 * (ref.total - 1).bit_length())
+
+    def read(self, ref: BlobRef, index: int) -> bytes:
+        return bytes(ref.span(index)[1])
+
+
 class Target:
     """A learner's node, and what a stranger can name to it."""
 
@@ -81,19 +98,14 @@ class Target:
         self.author = identity_of("volunteer")
         self.stranger = identity_of("stranger")
         self.other = identity_of("other stranger")
-        manifest = seal(
-            self._key,
-            run_manifest_of(self._key, weight_bytes=_CHUNKS * limits.MIN_CHUNK_BYTES),
-            run=bytes(32),
-            now=START,
-        )
+        self.weights = BlobRef(_CHUNKS * limits.MIN_CHUNK_BYTES, limits.MIN_CHUNK_BYTES, self.rng.randbytes(32))
+        body = run_manifest_of(self._key, weight_bytes=self.weights.size_bytes)
+        manifest = seal(self._key, body, run=bytes(32), now=START)
         self.run = envelope_digest(manifest)
-        store = MemoryBlobs()
-        self.node = Node(self._key, self.run, store, self.rng, NodeConfig(role=Role.LEARNER), START)
+        self.node = Node(self._key, self.run, _AllChunks(), self.rng, NodeConfig(role=Role.LEARNER), START)
         self.node.begin(manifest)
-        weights = self.rng.randbytes(_CHUNKS * limits.MIN_CHUNK_BYTES)
-        self.weights = blob_of(weights, limits.MIN_CHUNK_BYTES)
-        store.add(self.weights, weights)
+        self.grants: deque[int] = deque()
+        """Chunks that the stranger may request."""
         version = PolicyManifest(
             _VERSION, _VERSION, self.weights, bytes(32), bytes(32), bytes(32), int(START * 1000), ()
         )
@@ -121,6 +133,10 @@ class Target:
         self.node.publish(raw, START)
         return raw
 
+    def request(self) -> ChunkRequest:
+        """A request for a chunk that was granted, if any was."""
+        return ChunkRequest(self.weights.root, self.grants.popleft() if self.grants else 0)
+
     def hello(self, newest: int = _VERSION, role: Role = Role.SEEDER) -> Hello:
         """A hello of a peer that has this version."""
         return Hello(wire_version.WIRE_VERSION, self.run, int(role), int(self.now * 1000), newest, 0)
@@ -142,14 +158,14 @@ QUESTIONS: Mapping[Kind, Question] = MappingProxyType(
         Kind.WANT: lambda target, _: (Want((target.receipts,)),),
         Kind.PUSH: lambda target, _: (Push(target.group),),
         Kind.HAVE: lambda target, turn: (Have(target.weights.root, to_bitmap(1 << turn % _CHUNKS, _CHUNKS)),),
-        Kind.CHUNK_REQUEST: lambda target, turn: (ChunkRequest(target.weights.root, turn % _CHUNKS),),
+        Kind.CHUNK_REQUEST: lambda target, _: (target.request(),),
         Kind.CHUNK: lambda target, turn: (Chunk(target.weights.root, turn % _CHUNKS, b"", bytes(64)),),
         Kind.CHUNK_REFUSED: lambda target, turn: (ChunkRefused(target.weights.root, turn % _CHUNKS, 0),),
-        Kind.BLOB_QUERY: lambda target, _: (BlobQuery(target.weights.root),),
+        Kind.BLOB_QUERY: lambda target, _: (GrantDeclined(target.weights.root, 0), BlobQuery(target.weights.root)),
         Kind.LEDGER_QUERY: lambda _, turn: (LedgerQuery(turn),),
         Kind.LEDGER_PAGE: lambda _, turn: (LedgerPage(turn, (b"entry",)),),
         Kind.LINK_RATES: lambda _, turn: (LinkRates(turn, turn),),
-        Kind.CHUNK_GRANT: lambda target, _: (ChunkGrant(target.weights.root, b""),),
+        Kind.CHUNK_GRANT: lambda target, _: (ChunkGrant(target.weights.root, -1),),
         Kind.GRANT_DECLINED: lambda target, _: (GrantDeclined(target.weights.root, 1),),
         Kind.CHUNK_CANCEL: lambda target, turn: (ChunkCancel(target.weights.root, turn % _CHUNKS),),
         Kind.MEETING_REQUEST: lambda target, _: (MeetingRequest(target.other.public_key),),
@@ -163,13 +179,13 @@ QUESTIONS: Mapping[Kind, Question] = MappingProxyType(
 def amplification_of(kind: Kind, *, seed: int = 0, lasts_s: float = 120.0) -> AmplificationRow:
     """Measure one kind."""
     asked, sent, paced = _bytes_of(kind, seed, lasts_s)
-    _, quiet, quiet_paced = _bytes_of(None, seed, lasts_s)
+    _, quiet, quiet_paced = _quiet(seed, lasts_s)
     return AmplificationRow(kind.name, max(0, sent - quiet) / asked, max(0, paced - quiet_paced) / asked)
 
 
-def amplification_rows(*, seed: int = 0) -> list[AmplificationRow]:
-    """Measure every kind of link message."""
-    return [amplification_of(kind, seed=seed) for kind in LINK_MESSAGES]
+@cache
+def _quiet(seed: int, lasts_s: float) -> tuple[int, int, int]:
+    return _bytes_of(None, seed, lasts_s)
 
 
 def _bytes_of(kind: Kind | None, seed: int, lasts_s: float) -> tuple[int, int, int]:
@@ -202,6 +218,9 @@ def _bytes_of(kind: Kind | None, seed: int, lasts_s: float) -> tuple[int, int, i
                     target.node.upload_done(command.peer)
                 elif isinstance(command, Send):
                     sent += len(command.frame)
+                    for message in frames.unpack(command.frame):
+                        if isinstance(message, ChunkGrant) and command.peer == target.stranger.peer_id:
+                            target.grants.append(message.index)
             while (event := target.node.next_event()) is not None:
                 if isinstance(event, signals.LedgerWanted):
                     entries = (_ENTRY,) * limits.MAX_LEDGER_ENTRIES_PER_REPLY
