@@ -11,13 +11,14 @@ are always answered. Pure.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.limits import MAX_AMPLIFICATION
 from p2prl.swarm.peers.subnets import Subnet
+from p2prl.swarm.shared_allowance import Allowance, SharedAllowance
+from p2prl.swarm.token_buckets import Rate
 
 PAID_SHARE = 0.06
 """Part of the upload rate for answers that strangers pay for."""
@@ -37,12 +38,6 @@ _HELD_S = 1.0
 _SUBNET_HELD_S = 1 / 64
 """The same of one subnet: thirty that come at once do not use up the half that is kept for newcomers."""
 
-_ACTIVE_S = 60.0
-"""How long a subnet has a share after an answer: what it leaves is the others'."""
-
-_SUBNETS = 4_096
-"""Subnets remembered; those that left are among them, so that reconnecting buys nothing."""
-
 _MOST_CREDIT_BYTES = 64 * 1024 * 1024
 
 
@@ -55,89 +50,17 @@ class Asker:
     is_learner: bool = False
 
 
-class _Allowance:
-    """Bytes that may be sent, in seconds of the upload rate. The last answer may overdraw it: envelopes stay whole."""
-
-    def __init__(self, share: float, now: float) -> None:
-        """`share` is the part of the upload rate that comes back."""
-        self._share = share
-        self._left_s = _HELD_S
-        self._at = now
-
-    def left_s(self, now: float) -> float:
-        """What is left."""
-        self._left_s = min(_HELD_S, self._left_s + max(0.0, now - self._at) * self._share)
-        self._at = max(self._at, now)
-        return self._left_s
-
-    def take(self, seconds: float) -> None:
-        """Use some."""
-        self._left_s -= seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A subnet after its last answer."""
-
-    left_s: float
-    """Of its allowance, in seconds of the upload rate."""
-    dealt_s: float
-    """What each subnet had been dealt by then."""
-    at: float
-
-
-class _SharedAllowance:
-    """An allowance of strangers. While half of it is left anybody is answered, then subnets below an equal share."""
-
-    def __init__(self, share: float, now: float) -> None:
-        """`share` is the part of the upload rate that comes back."""
-        self._share = share
-        self._all = _Allowance(share, now)
-        self._drawn: OrderedDict[Subnet, _Drawn] = OrderedDict()
-        """The subnet answered last at the end."""
-        self._dealt_s = 0.0
-        """What each of these subnets was dealt since the start, in seconds of the upload rate."""
-        self._at = now
-
-    def is_left(self, subnet: Subnet, now: float, reserve: float) -> bool:
-        """Whether a subnet may draw, so that a part of each allowance is left in `reserve`."""
-        left_s, is_due = self._all.left_s(now), self._left_s(subnet, now) > reserve * _SUBNET_HELD_S
-        return left_s > (0.0 if is_due else 0.5 * _HELD_S)
-
-    def take(self, subnet: Subnet, seconds: float, now: float) -> None:
-        """Use some of a subnet's allowance."""
-        self._all.take(seconds)
-        self._drawn[subnet] = _Drawn(self._left_s(subnet, now) - seconds, self._dealt_s, now)
-        self._drawn.move_to_end(subnet)
-        if len(self._drawn) > _SUBNETS:
-            self._drawn.popitem(last=False)
-
-    def _left_s(self, subnet: Subnet, now: float) -> float:
-        """What a subnet may draw; a newcomer's allowance is full."""
-        self._deal(now)
-        drawn = self._drawn.get(subnet)
-        return _SUBNET_HELD_S if drawn is None else min(_SUBNET_HELD_S, drawn.left_s + self._dealt_s - drawn.dealt_s)
-
-    def _deal(self, now: float) -> None:
-        self._dealt_s += max(0.0, now - self._at) * self._share / max(1, len(self._drawn))
-        self._at = max(self._at, now)
-        while self._drawn:
-            subnet, drawn = next(iter(self._drawn.items()))
-            if now - drawn.at < _ACTIVE_S or drawn.left_s + self._dealt_s < drawn.dealt_s:
-                break
-            del self._drawn[subnet]
-
-
 class AnswerBudget:
     """Accounts of the answers that one node gives."""
 
-    def __init__(self, asker: Callable[[PeerId, float], Asker], rate_bytes_s: float, now: float) -> None:
+    def __init__(self, asker: Callable[[PeerId, float], Asker], rate_bytes_s: float) -> None:
         """`rate_bytes_s` is the upload rate; 0 while it is unknown."""
         self._asker = asker
         self._rate_bytes_s = rate_bytes_s or UNKNOWN_RATE_BYTES_S
-        self._known = _Allowance(KNOWN_SHARE, now)
-        self._paid = _SharedAllowance(PAID_SHARE, now)
-        self._offered = _SharedAllowance(OFFERED_SHARE, now)
+        # In seconds of the upload rate, which changes.
+        self._known = Allowance(Rate(KNOWN_SHARE, _HELD_S))
+        self._paid = SharedAllowance(Rate(PAID_SHARE, _HELD_S), _SUBNET_HELD_S)
+        self._offered = SharedAllowance(Rate(OFFERED_SHARE, _HELD_S), _SUBNET_HELD_S)
         self._credit: dict[PeerId, int] = {}
         """Bytes that linked peers may be answered, for those that they sent."""
         self.is_open = True
@@ -166,8 +89,10 @@ class AnswerBudget:
         if asker.is_learner:
             return _MOST_CREDIT_BYTES
         if asker.is_known:
-            return _MOST_CREDIT_BYTES if self._known.left_s(now) > reserve * _HELD_S else 0
-        if not self.is_open or not self._shared(offered).is_left(asker.subnet, now, reserve):
+            return _MOST_CREDIT_BYTES if self._known.left(now) > reserve * _HELD_S else 0
+        shared = self._shared(offered)
+        is_scarce = shared.left(now) <= 0.5 * _HELD_S
+        if not self.is_open or shared.left(now) <= 0 or (is_scarce and not shared.is_due(asker.subnet, now, reserve)):
             return 0
         return _MOST_CREDIT_BYTES if offered else self._credit.get(peer, 0)
 
@@ -179,9 +104,9 @@ class AnswerBudget:
         if asker.is_known:
             self._known.take(seconds)
             return True
-        self._shared(offered).take(asker.subnet, seconds, now)
+        self._shared(offered).use(asker.subnet, seconds, now)
         self._credit[peer] = max(0, self._credit.get(peer, 0) - size_bytes)
         return True
 
-    def _shared(self, offered: bool) -> _SharedAllowance:
+    def _shared(self, offered: bool) -> SharedAllowance:
         return self._offered if offered else self._paid

@@ -90,7 +90,7 @@ class NodeCore:
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
         self.entry = EntryLimits()
-        self.answers = AnswerBudget(self._asker, config.relay.upload_bytes_s, now)
+        self.answers = AnswerBudget(self._asker, config.relay.upload_bytes_s)
         self.final_head = FinalHead()
         self.witnesses = HeadWitnesses()
         self.verdicts = VerdictGate()

@@ -121,7 +121,7 @@ class Running:
         opened = open_envelope(raw, now=now)
         self._admit(opened, now)
         # After the check of the owner's signature: a forged statement must not use up the owner's places.
-        if isinstance(opened.body, OwnersStatement) and not self._statements.allows(opened, source, now):
+        if isinstance(opened.body, OwnersStatement) and not self._passes(opened, source, now):
             raise StaleWorkError("too many owners' statements; this one will be sent again")
         if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
             core.gossip.set_aside(name)
@@ -209,6 +209,13 @@ class Running:
     def file_progress(self) -> tuple[int, int]:
         """(bytes held, bytes in all) of the run's files and data."""
         return self._policies.file_progress()
+
+    def _passes(self, opened: Opened, source: PeerId, now: float) -> bool:
+        """Count an owner's statement, if the quota allows it."""
+        connections = self._core.connections
+        is_known = connections.is_known(source, now)
+        place = source if is_known else connections.subnets.of(source)
+        return self._statements.allows(opened, source, now, place=place)
 
     def _may_tell(self, peer: PeerId, now: float) -> bool:
         """Count an answer with the newest version, if the limits allow it."""

@@ -21,7 +21,7 @@ def asker(peer: PeerId, now: float) -> Asker:
 
 
 def budget() -> AnswerBudget:
-    return AnswerBudget(asker, RATE, 0.0)
+    return AnswerBudget(asker, RATE)
 
 
 def drawn(
