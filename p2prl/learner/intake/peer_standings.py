@@ -1,7 +1,8 @@
 """Standing of every peer that delivered a group, by identity: who is known, new, distrusted or excluded.
 
 The counts come from the journal at a start and from each settled group after it. All keys of one owner share one
-standing, and one share of everything that standing decides (`identity_of`).
+standing, and one share of everything that standing decides (`identity_of`). Forgeries are held against the key that
+signed them, which may be stolen, and against its owner only when several of the owner's keys forge.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PeerStandings:
         self._clock = clock
         self._identity_of = identity_of
         self._table = StandingTable(most, identity_of)
-        self._exclusions = Exclusions()
+        self._keys, self._owners = Exclusions(), Exclusions()
 
     def __len__(self) -> int:
         """Identities remembered."""
@@ -51,7 +52,7 @@ class PeerStandings:
         for peer, at, passed, failed in history:
             self._table.count(peer, min(at, now), passed, failed)
         for peer, at in forgeries:
-            self._exclusions.confirm(self._identity_of(peer), min(at, now))
+            self._confirm(peer, min(at, now))
 
     def note(self, receipts: Iterable[Receipt], at: float) -> None:
         """Count receipts that were signed at Unix time `at`."""
@@ -62,16 +63,18 @@ class PeerStandings:
         groups outweigh it."""
         if not counts_against(self.of(peer)):
             return False
-        self._exclusions.confirm(self._identity_of(peer), self._clock.now())
+        self._confirm(peer, self._clock.now())
         return True
 
     def is_excluded(self, peer: bytes) -> bool:
         """Whether a peer's groups are turned away unchecked, now."""
-        return self._exclusions.is_excluded(self._identity_of(peer), self._clock.now())
+        now = self._clock.now()
+        return self._keys.is_excluded(peer, now) or self._owners.is_excluded(self._identity_of(peer), now)
 
     def tells(self, peer: bytes) -> bool:
         """Whether to answer one more group of an excluded peer with a receipt."""
-        return self._exclusions.tells(self._identity_of(peer))
+        is_own = self._keys.is_excluded(peer, self._clock.now())
+        return self._keys.tells(peer) if is_own else self._owners.tells(self._identity_of(peer))
 
     def of(self, peer: bytes) -> Standing:
         """The standing of a peer's identity, now."""
@@ -88,3 +91,9 @@ class PeerStandings:
     def identity(self, peer: bytes) -> bytes:
         """The key that stands for a peer's owner."""
         return self._identity_of(peer)
+
+    def _confirm(self, peer: bytes, now: float) -> None:
+        owner = self._identity_of(peer)
+        if owner != peer and not self._keys.has_forged(peer, now):
+            self._owners.confirm(owner, now)  # for each of its keys once
+        self._keys.confirm(peer, now)
