@@ -46,6 +46,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.manifests import BlobRef, PolicyManifest
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
+from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
@@ -56,7 +57,6 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
-from p2prl_lab.testing.protocol_swarm import group_of
 
 _EVERY_S = 0.5
 _CHUNKS = limits.MAX_CHUNKS
@@ -122,7 +122,10 @@ class Target:
             for slot in range(limits.MAX_RECEIPTS_PER_MESSAGE)
         )
         self.receipts = envelope_digest(self._publish(Receipts(1, receipts)))
-        self.group = seal(self.author, group_of(1), run=self.run, now=START)
+        completions = (Completion(tokens=bytes(4), logprobs=bytes(2), finished=True, reward=0.0),) * 4
+        engine = EngineClass("none", "1", "float32", "cpu")
+        group = RolloutGroup(0, bytes(32), 1, "chain4", bytes(4), completions, engine, seconds=0.0)
+        self.group = seal(self.author, group, run=self.run, now=START)
         stored = (envelope_digest(self.group), *(Digest(self.rng.randbytes(32)) for _ in range(511)))
         self._publish(StorageReceipt(stored))
         self.node.order(signals.SetLedgerHeight(100_000), START)
