@@ -46,6 +46,7 @@ from p2prl.protocol.link_messages import (
     Meeting,
     MeetingRequest,
     Offer,
+    Padding,
     Push,
     Want,
 )
@@ -153,13 +154,14 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         ChunkRefused(BLOB.root, 0, 500),
         BlobQuery(BLOB.root),
         LinkRates(20_000, 100_000),
-        ChunkGrant(BLOB.root, b"\x02"),
+        ChunkGrant(BLOB.root, 1),
         GrantDeclined(BLOB.root, 500),
         ChunkCancel(BLOB.root, 0),
         LedgerQuery(2),
         LedgerPage(0, (b"one", b"two")),
         MeetingRequest(VOLUNTEER.public_key),
         Meeting(VOLUNTEER.public_key, "/ip4/44.131.7.1/tcp/4001", True),
+        Padding(bytes(3)),
     )
 
 

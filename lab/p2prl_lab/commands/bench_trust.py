@@ -24,7 +24,8 @@ def bench_trust(
     part: Annotated[
         str,
         typer.Option(
-            "--part", help="Parts, comma-separated: attacks, false_rejects, choosers, honest_bill, floods, cost."
+            "--part",
+            help="Parts, comma-separated: attacks, false_rejects, choosers, honest_bill, floods, answers, cost.",
         ),
     ] = _ALL,
     dtypes: Annotated[

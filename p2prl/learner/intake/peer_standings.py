@@ -8,6 +8,9 @@ and an owner may have any number of machines.
 What makes a peer known to everybody (`protocol/standing.py`), eight good groups, is soon had by any number of fresh
 keys. A learner trains on what it gives standing to, so it asks for more of its own: settled work in proportion to the
 run, and without gaps. Every missing slot takes back `SETTLED_PER_MISSING` settled groups until it is filled.
+
+Forgeries are held against the key that signed them, which may be stolen, and against its owner only when several of the
+owner's keys forge.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class PeerStandings:
         self._table = StandingTable(most, identity_of)
         self._machines = StandingTable(most, _own_identity)
         """Of the machines that work for an owner, what they did by themselves."""
-        self._exclusions = Exclusions()
+        self._keys, self._owners = Exclusions(), Exclusions()
 
     def __len__(self) -> int:
         """Identities remembered."""
@@ -81,7 +84,7 @@ class PeerStandings:
             self._count(peer, min(at, now), passed, failed)
         self._find_usual(now)
         for peer, at in forgeries:
-            self._exclusions.confirm(self._identity_of(peer), min(at, now))
+            self._confirm(peer, min(at, now))
 
     def note(self, receipts: Iterable[Receipt], at: float) -> None:
         """Count receipts that were signed at Unix time `at`."""
@@ -93,16 +96,18 @@ class PeerStandings:
         groups outweigh it."""
         if not counts_against(self.of(peer)):
             return False
-        self._exclusions.confirm(self._identity_of(peer), self._clock.now())
+        self._confirm(peer, self._clock.now())
         return True
 
     def is_excluded(self, peer: bytes) -> bool:
         """Whether a peer's groups are turned away unchecked, now."""
-        return self._exclusions.is_excluded(self._identity_of(peer), self._clock.now())
+        now = self._clock.now()
+        return self._keys.is_excluded(peer, now) or self._owners.is_excluded(self._identity_of(peer), now)
 
     def tells(self, peer: bytes) -> bool:
         """Whether to answer one more group of an excluded peer with a receipt."""
-        return self._exclusions.tells(self._identity_of(peer))
+        is_own = self._keys.is_excluded(peer, self._clock.now())
+        return self._keys.tells(peer) if is_own else self._owners.tells(self._identity_of(peer))
 
     def of(self, peer: bytes) -> Standing:
         """The standing of a peer's identity, now."""
@@ -147,6 +152,12 @@ class PeerStandings:
     def _find_usual(self, now: float) -> None:
         work = [standing.after(now).passed for standing in self._table.standings()]
         self._settled, self._settled_since, self._usual = sum(work), 0, usual_work(work)
+
+    def _confirm(self, peer: bytes, now: float) -> None:
+        owner = self._identity_of(peer)
+        if owner != peer and not self._keys.has_forged(peer, now):
+            self._owners.confirm(owner, now)  # for each of its keys once
+        self._keys.confirm(peer, now)
 
 
 def usual_work(settled: Iterable[float]) -> float:

@@ -119,11 +119,44 @@ def test_the_keys_of_an_owner_share_one_standing(clock: SetClock) -> None:
     assert standings.contributor(b"a") == standings.contributor(b"b")
     assert standings.identity(b"a") == b"owner"
     assert standings.rank(b"c") is Rank.NEWCOMER
+
+
+def owned(clock: SetClock) -> PeerStandings:
+    """Standings of machines that all have one owner, of whose groups many have failed."""
+    standings = PeerStandings(clock, identity_of=lambda peer: b"owner" if peer != b"stranger" else peer)
     for _ in range(9):
         standings.note([judged(b"a", RejectionReason.SEED_MISMATCH)], clock.time)
-    for _ in range(3):
-        assert standings.forged(b"b")
-    assert standings.is_excluded(b"a")
+    return standings
+
+
+def test_a_stolen_key_is_excluded_alone(clock: SetClock) -> None:
+    standings = owned(clock)
+    for _ in range(15):
+        assert standings.forged(b"stolen")
+        clock.time += 60.0
+    assert standings.forged(b"stolen too")
+    assert [standings.is_excluded(peer) for peer in (b"stolen", b"stolen too", b"a")] == [True, False, False]
+    assert [standings.tells(b"stolen") for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_an_owner_is_excluded_when_several_keys_forge(clock: SetClock) -> None:
+    standings = owned(clock)
+    for number in range(3):
+        assert not standings.is_excluded(b"a")
+        standings.forged(b"delegate %d" % number)
+    assert all(standings.is_excluded(peer) for peer in (b"a", b"delegate 9"))
+    assert not standings.is_excluded(b"stranger")
+    assert [standings.tells(b"a") for _ in range(5)] == [True] * 4 + [False]
+    clock.time += 3600.0
+    assert not standings.is_excluded(b"a")
+
+
+def test_keys_of_an_owner_that_forged_on_different_days_exclude_nobody(clock: SetClock) -> None:
+    standings = owned(clock)
+    for number in range(9):
+        standings.forged(b"delegate %d" % (number % 4))
+        clock.time += 13 * 3600.0
+    assert not any(standings.is_excluded(b"delegate %d" % number) for number in range(5))
 
 
 def test_a_journal_restores_standings_and_exclusions(clock: SetClock) -> None:

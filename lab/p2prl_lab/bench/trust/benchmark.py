@@ -1,4 +1,4 @@
-"""The trust benchmark: attacks on a learner, false rejects of honest groups, choosers, floods, and what checks cost.
+"""The trust benchmark: attacks on a learner, false rejects, choosers, floods, what questions and checks cost.
 
 It is made of cells that depend on their settings and the seed alone. Each is stored when it is done, so that a run that
 was stopped goes on where it was.
@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 
 from p2prl.errors import require
+from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl_lab.bench.results.result_version import result_version
 from p2prl_lab.bench.results.seed_file import Line, SeedFile
+from p2prl_lab.bench.trust.amplification import AmplificationRow, amplification_of
 from p2prl_lab.bench.trust.attack_run import CLASS_NOISE, SHAPES, AttackRun, RunSize
 from p2prl_lab.bench.trust.attacks import attack_row, groups_of
 from p2prl_lab.bench.trust.choosers import ATTACKS as ATTACKS_BY_CHOICE
@@ -29,12 +31,14 @@ from p2prl_lab.bench.trust.honest_bill import EVENTS, bill_row
 from p2prl_lab.bench.trust.model_groups import model_rows
 from p2prl_lab.bench.trust.replay_power import POLICIES, FalseRejects, cells
 from p2prl_lab.bench.trust.roc import roc_points
+from p2prl_lab.bench.trust.starvation import StarvationPlan, StarvedRow, starved_row
 from p2prl_lab.bench.trust.validators import ValidatorBenchConfig, run_validator_bench
 
-PARTS = ("attacks", "false_rejects", "choosers", "honest_bill", "floods", "cost")
+PARTS = ("attacks", "false_rejects", "choosers", "honest_bill", "floods", "answers", "cost")
 
 TABLES = (
-    "attacks", "false_rejects", "power", "roc", "choosers", "honest_bill", "floods", "tables", "validators", "cost",
+    "attacks", "false_rejects", "power", "roc", "choosers", "honest_bill", "floods", "tables", "validators",
+    "amplification", "starved", "cost",
 )  # fmt: skip
 """Keys of the result, each a list of rows; `cost` has one."""
 
@@ -142,6 +146,7 @@ def _jobs(config: TrustConfig, out: Path) -> Iterator[_Job]:
         "choosers": lambda: _choosers(config, out),
         "honest_bill": lambda: _honest_bill(config),
         "floods": lambda: _floods(config),
+        "answers": lambda: _answers(config.seed),
         "cost": _cost,
     }
     for part in PARTS:
@@ -265,7 +270,19 @@ def _floods(config: TrustConfig) -> Iterator[_Job]:
     )
 
 
-def _only_row(table: str, make: Callable[[], FloodRow | TableRow]) -> Rows:
+def _answers(seed: int) -> Iterator[_Job]:
+    for kind in LINK_MESSAGES:
+        yield _Job(
+            Setting(part="answers", case=f"message {kind.name}"),
+            partial(_only_row, "amplification", partial(amplification_of, kind, seed=seed)),
+        )
+    for upload_mbit, addresses in itertools.product((1.0, 5.0), (1, 16)):
+        plan = StarvationPlan(upload_mbit=upload_mbit, addresses=addresses, seed=seed)
+        case = f"{plan.keys} keys of {addresses} addresses ask, {upload_mbit:g} Mbit/s"
+        yield _Job(Setting(part="answers", case=case), partial(_only_row, "starved", partial(starved_row, plan)))
+
+
+def _only_row(table: str, make: Callable[[], FloodRow | TableRow | AmplificationRow | StarvedRow]) -> Rows:
     return {table: [asdict(make())]}
 
 

@@ -26,6 +26,8 @@ def as_markdown(rows: Rows) -> str:
         ("Floods: honest updates, of those without the flood", flood_table(rows["floods"])),
         ("Tables of a node", table_table(rows["tables"])),
         ("Validators", validator_table(rows["validators"])),
+        ("Bytes sent for each byte of a stranger's messages", amplification_table(rows["amplification"])),
+        ("Chunks of honest peers under a flood of questions, of those without it", starved_table(rows["starved"])),
         ("Cost", cost_table(rows["cost"])),
     )
     return "\n\n".join(f"{title}\n\n{table}" for title, table in made if table)
@@ -131,6 +133,16 @@ def table_table(rows: Sequence[Row]) -> str:
 def validator_table(rows: Sequence[Row]) -> str:
     """What each kind of validator is paid."""
     return _plain_table(rows, ("validator", "verdicts", "in_ledger", "paid_tokens", "credited_tokens"))
+
+
+def amplification_table(rows: Sequence[Row]) -> str:
+    """What a node sends for a stranger's messages, at once and in chunks."""
+    return _plain_table(rows, ("message", "ratio", "paced_ratio"))
+
+
+def starved_table(rows: Sequence[Row]) -> str:
+    """What questions of strangers leave of the chunks that honest peers get."""
+    return _plain_table(rows, ("upload_mbit", "keys", "addresses", "honest_share_during", "honest_share_after"))
 
 
 def cost_table(rows: Sequence[Row]) -> str:
