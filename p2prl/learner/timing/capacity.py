@@ -20,6 +20,7 @@ quarters of the time are counted as worth nothing. Pure.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -105,11 +106,16 @@ class Capacity:
 def capacity_of(machines: Sequence[SamplingMachine], demand: Demand) -> Capacity:
     """The pace that machines allow: the smallest interval in which they bring one update's groups in time."""
 
-    def suffices(interval_s: float) -> bool:
-        return useful_rate(machines, demand, interval_s) * interval_s >= demand.groups_per_update
+    kinds = Counter(machines)
 
-    sampled = math.fsum(each.groups_per_s for each in machines)
-    useful = useful_rate(machines, demand, demand.update_s)
+    def useful_at(interval_s: float) -> float:
+        return math.fsum(number * useful_rate([kind], demand, interval_s) for kind, number in kinds.items())
+
+    def suffices(interval_s: float) -> bool:
+        return useful_at(interval_s) * interval_s >= demand.groups_per_update
+
+    sampled = math.fsum(number * kind.groups_per_s for kind, number in kinds.items())
+    useful = useful_at(demand.update_s)
     least, most = demand.update_s, demand.update_s * _SLOWEST
     if suffices(least):
         return Capacity(interval_s=least, utilization=1.0, sampled_per_s=sampled, useful_per_s=useful)
