@@ -94,11 +94,10 @@ def simulate_run(machines: Sequence[SamplingMachine], demand: Demand, *, updates
 
 def utilization_of(result: QueueResult, demand: Demand) -> float:
     """Share of the time in which the learner was at work, from the end of the first quarter of its updates on."""
-    first = len(result.began_s) // 4
-    updates = len(result.began_s) - first
-    if not updates:
-        return 0.0
-    return min(1.0, updates * demand.update_s / (result.seconds - result.began_s[first]))
+    began_s = result.began_s
+    first = len(began_s) // 4
+    intervals = len(began_s) - 1 - first
+    return intervals * demand.update_s / (began_s[-1] - began_s[first]) if intervals > 0 else 0.0
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

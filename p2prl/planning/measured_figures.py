@@ -66,7 +66,7 @@ def _log_line(at: float, points: list[tuple[float, float]]) -> float:
     for (left, low), (right, high) in pairwise(points):
         if left <= at <= right:
             part = math.log(at / left) / math.log(right / left)
-            return low * (high / low) ** part
+            return low * math.pow(high / low, part)
     return points[0][1] if at < points[0][0] else points[-1][1]
 
 
