@@ -35,7 +35,7 @@ from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.swarm import answer_budget
+from p2prl.swarm import shared_allowance
 from p2prl.swarm.events import Dial, Send
 from p2prl.swarm.gossip import entry_limits, forwarding, ledger_sync, verdict_gate
 from p2prl.swarm.gossip.forwarding import GossipConfig
@@ -63,7 +63,7 @@ KEPT = 100
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (entry_limits, "_KEYS"),
-        (answer_budget, "_SUBNETS"),
+        (shared_allowance, "_PLACES"),
         (ledger_sync, "_REMEMBERED_PEERS"),
         (verdict_gate, "_GROUPS"),
         (dial_rules, "_SUBNETS"),

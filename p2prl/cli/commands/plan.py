@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def plan(
-    fleet: Annotated[Path, typer.Option("--fleet", help="TOML file of the learner and the machines.")],
+    fleet: Annotated[
+        Path, typer.Option("--fleet", help="TOML file of the learner and the machines. Default: none, give one.")
+    ],
     model: Annotated[
         str | None, typer.Option("--model", help="0.5b, 1.5b, 3b, 7b, 8b, 14b or 32b. Default: the file's, else 7b.")
     ] = None,

@@ -40,7 +40,7 @@ def test_assignment_depends_on_every_part_of_its_slot(world: SmallRun) -> None:
 
 
 def test_oversized_prompt_is_refused(world: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TextCodec, "encode", lambda self, text, rendered: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
+    monkeypatch.setattr(TextCodec, "encode", lambda self, text, frame, rendered: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
     with pytest.raises(RemoteProtocolError, match="prompt of 8193 tokens"):
         world.work.assign(beacon=bytes(32), peer=ME.public_key, slot=0)
 
