@@ -6,15 +6,13 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2prl.config.toml_tables import parse, read_toml
+from p2prl.config.toml_tables import parse, read_small, read_toml
 from p2prl.errors import ConfigError, require
 from p2prl.planning.model_shapes import KnownModel, model_named
 from p2prl.protocol import limits
 
 MOST_MACHINES = 5_000
 """Machines of a fleet. More would take minutes to simulate."""
-
-_MOST_FILE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,9 +155,7 @@ def measured_speed(path: Path, model: KnownModel) -> tuple[float, str]:
     """
     remedy = "Write it on such a machine: p2prl bench machine --models 494m --dtype bfloat16 --json > machine.json"
     try:
-        if path.stat().st_size > _MOST_FILE_BYTES:
-            raise ConfigError(f"{path} has more than {_MOST_FILE_BYTES:,} bytes", remedy=remedy)
-        rows = json.loads(path.read_bytes())["speed"]
+        rows = json.loads(read_small(path))["speed"]
         found = [(float(row["parameters"]), float(row["tokens_per_s"])) for row in rows]
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy=remedy) from error
