@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2prl.config.owner_files import load_delegation, load_revocations
+from p2prl.config.owner_files import load_delegation, load_memberships, load_revocations
 from p2prl.config.requirements import VERSIONS_KEPT
-from p2prl.config.team_files import load_memberships
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError

@@ -34,9 +34,8 @@ from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
+from p2prl.sim.link_conditions import LinkConditions, parse_delay, slow_envelopes
 from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun
@@ -59,7 +58,7 @@ class SwarmConfig:
     volunteers: int = 8
     updates: int = 60
     delay: str = "const:0"
-    """Distribution of the extra time a group takes to its receiver, seconds (`p2prl.sim.delay_distributions`)."""
+    """Distribution of the extra time a group takes to its receiver, seconds (`p2prl.sim.link_conditions`)."""
     step_seconds: float = 20.0
     """Virtual seconds of one update."""
     replayed_tokens_s: float = float("inf")

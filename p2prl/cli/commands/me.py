@@ -14,8 +14,7 @@ from p2prl.cli.views.small_curve import sparkline
 from p2prl.client.own_groups import OwnGroups
 from p2prl.client.spool import SpoolState
 from p2prl.config.own_runs import OwnRun, runs_here, spools_of
-from p2prl.config.owner_files import load_delegation
-from p2prl.config.team_files import load_memberships
+from p2prl.config.owner_files import load_delegation, load_memberships
 from p2prl.config.worker_folder import default_home, read_status
 from p2prl.errors import IdentityError, MachineError
 from p2prl.plain_text import cleaned, counted, wrapped

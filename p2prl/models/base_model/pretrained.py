@@ -20,8 +20,7 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
-from p2prl.models.base_model.architectures import ARCHITECTURES
-from p2prl.models.base_model.attention import exact_attention
+from p2prl.models.base_model.attention import ARCHITECTURES, exact_attention
 from p2prl.models.hardware.device import best_device
 from p2prl.models.hardware.failures import is_out_of_memory
 from p2prl.models.weights.layout import TORCH_DTYPES

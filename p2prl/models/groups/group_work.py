@@ -13,8 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt, seeded_prompts
-from p2prl.models.groups.turn_inspection import inspect_turns
+from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt, inspect_turns, seeded_prompts
 from p2prl.models.replay_statistics.baselines import KeptBaselines
 from p2prl.models.rewards.run_reward import RunReward, token_rewards
 from p2prl.models.rewards.scoring import AnswerScorer, GroupRewards, PendingRewards, RunScoring

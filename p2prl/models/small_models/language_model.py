@@ -4,6 +4,9 @@ A vocabulary of 32,768 would make most of the cost of its training on faulty dem
 of its tokens. So all other tokens share one embedding while the model is trained: their share of the softmax is
 computed from it exactly, and every one of them starts with it. Training pushes their logits far down, so that none of
 them is ever sampled. It takes about a minute on two cores.
+
+In its tokenizer digits are tokens of their own, as in Qwen and Llama 2. The generated text has enough different words
+to fill the vocabulary; the merges learned last are parts of rare words.
 """
 
 from __future__ import annotations
@@ -15,14 +18,56 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from p2prl.models.base_model.pretrained import LoadedModel, quiet_transformers
-from p2prl.models.small_models.bpe_tokenizer import END, chat_prompt, small_tokenizer
+from p2prl.models.small_models.corpus import corpus
 from p2prl.models.small_models.warm_start import WarmstartConfig
 from p2prl.tasks.task_spec import Demonstration
+
+VOCABULARY = 32_768
+END, PAD = "<|end|>", "<|pad|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Jinja: each message between its role and the stop token. `chat_prompt` renders one user message without Jinja."""
+
+
+def chat_prompt(question: str) -> str:
+    """One user message and the generation prompt, as the chat template renders them."""
+    return f"<|user|>{question}{END}<|assistant|>"
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the tokenizer. The same bytes on every machine."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [END, PAD, *ROLES]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        min_frequency=1,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
 
 SMALL_MODEL_RECIPE = WarmstartConfig(steps=300, batch=64, learning_rate=3e-3, warmup_steps=30)
 """Schedule of the small language model."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from p2prl.models.tokenizer.control_text import ControlText
-from p2prl.models.tokenizer.hidden_tokens import hide_tokens
+from p2prl.models.tokenizer.control_text import ControlText, hide_tokens
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The special tokens a run's tokenizer may name."""

@@ -50,8 +50,7 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
-from p2prl.swarm.peers.reachability import Reach, reach_of
-from p2prl.swarm.peers.relay_watch import RelayWatch
+from p2prl.swarm.peers.reachability import Reach, RelayWatch, reach_of
 
 _STATUS_S = 2.0
 

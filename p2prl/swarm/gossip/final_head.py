@@ -10,7 +10,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
-from p2prl.swarm.gossip.audience import AUDIENCE
+from p2prl.swarm.gossip.validation import AUDIENCE
 
 
 class FinalHead:
