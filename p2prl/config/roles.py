@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -140,7 +139,7 @@ def _read_model(manifest: RunManifest, files: Mapping[str, Path], launch_tokeniz
 
 
 def build_learner(
-    folder: RunFolder, *, on_metrics: Callable[[dict[str, Any]], None], on_notice: Callable[[str], None]
+    folder: RunFolder, *, on_metrics: Callable[[dict[str, object]], None], on_notice: Callable[[str], None]
 ) -> Learner:
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from p2prl.config.toml_tables import read_toml
 from p2prl.config.worker_folder import check_folder_name, try_lock
@@ -70,7 +70,7 @@ class Folder:
         """Settings that may change between starts."""
         return self.directory / "run.toml"
 
-    def settings_table(self) -> dict[str, Any]:
+    def settings_table(self) -> dict[str, object]:
         """The raw settings, unchecked. Raises `ConfigError` when the file is not TOML."""
         return read_toml(self.settings_file) if self.settings_file.exists() else {}
 

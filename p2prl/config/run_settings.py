@@ -359,7 +359,7 @@ def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
         ) from error
 
 
-def describe(manifest: RunManifest) -> dict[str, Any]:
+def describe(manifest: RunManifest) -> dict[str, object]:
     """Facts about a run to show before joining it."""
     return {
         "name": manifest.name,

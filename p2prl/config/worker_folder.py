@@ -212,7 +212,7 @@ def holder_of(directory: Path) -> int | None:
     return None
 
 
-def write_status(path: Path, status: dict[str, Any]) -> None:
+def write_status(path: Path, status: dict[str, object]) -> None:
     """Replace a status file atomically, so that a reader never sees half of it."""
     new = path.with_suffix(".new")
     memory = psutil.Process().memory_info().rss

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.learner.evaluation.config import EvaluationConfig
@@ -92,7 +91,7 @@ class LearnerParts:
     clock: Clock
     random_bytes: Callable[[int], bytes]
     """Draws beacons."""
-    on_metrics: Callable[[dict[str, Any]], None]
+    on_metrics: Callable[[dict[str, object]], None]
     """Gets the metrics of every update."""
     on_notice: Callable[[str], None]
     """Gets messages for the user."""

@@ -86,7 +86,7 @@ class Learner:
         """Number of groups by state."""
         return self._storage.journal.groups.counts()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """State of the run for `status.json`, beside the metrics of the newest update: the last version is published
         and measured after it."""
         share = self._publisher.written_share

@@ -73,7 +73,7 @@ class RunModel:
         layers: int = config.num_hidden_layers
         return 2 * layers * heads * width
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The checked settings of config.json and the name of the model's class, for an engine with its own loader."""
         raw = json_file(self.files, "config.json")
         named = {"model_type": raw["model_type"], "architectures": [type(self.skeleton).__name__]}
@@ -166,7 +166,7 @@ def read_run_model(
     return RunModel(files=files, layout=layout, tokenizer=tokenizer, skeleton=skeleton, lora=lora)
 
 
-def _skeleton(raw: dict[str, Any], lora: LoraSpec | None) -> Any:
+def _skeleton(raw: dict[str, object], lora: LoraSpec | None) -> Any:
     """The run's causal LM on the meta device."""
     try:
         config_class = transformers.CONFIG_MAPPING[raw["model_type"]]

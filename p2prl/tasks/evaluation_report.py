@@ -49,7 +49,7 @@ MAX_RECORDED_CHARS = 800
 """Characters recorded of a prompt and of an answer, so that a line of results stays small."""
 
 
-def recorded_answers(task: str, outcomes: Sequence[PromptOutcome], *, pass_above: float) -> list[dict[str, Any]]:
+def recorded_answers(task: str, outcomes: Sequence[PromptOutcome], *, pass_above: float) -> list[dict[str, object]]:
     """The greedy answers to a task's first prompts, which are the same at every version."""
     return [
         {

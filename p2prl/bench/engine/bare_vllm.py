@@ -46,7 +46,7 @@ class BareVllm:
 
         self._kind = RequestOutputKind.FINAL_ONLY  # as `LLM.generate`: the cheapest
         self._names = itertools.count()
-        settings: dict[str, Any] = {"gpu_memory_utilization": _GPU_SHARE}
+        settings: dict[str, object] = {"gpu_memory_utilization": _GPU_SHARE}
         if device.type == "cpu":
             settings = {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES, "block_size": 32}
         with TemporaryDirectory() as directory, bars_as_stages():

@@ -29,7 +29,7 @@ def me(home: Home = None, as_json: AsJson = False) -> None:
     """Show what this machine has contributed to all its runs."""
     base = home or default_home()
     runs = [run for run in runs_here(base) if run.spool.is_file()]
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, object]] = []
     days: dict[str, int] = {}
     if runs:
         with spools_of(runs) as spools:
@@ -47,7 +47,7 @@ def me(home: Home = None, as_json: AsJson = False) -> None:
             sys.stdout.write(f"{line}\n")
 
 
-def run_part(run: OwnRun, groups: OwnGroups) -> dict[str, Any]:
+def run_part(run: OwnRun, groups: OwnGroups) -> dict[str, object]:
     """One worker's part in one run, as a JSON value."""
     counts: dict[str, int] = {}
     for (state, _), count in groups.counts().items():

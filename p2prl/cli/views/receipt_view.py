@@ -36,7 +36,7 @@ _STATES = {
 }
 
 
-def group_document(group: OwnGroup, seat: str, *, parameters: int, in_escrow: bool) -> dict[str, Any]:
+def group_document(group: OwnGroup, seat: str, *, parameters: int, in_escrow: bool) -> dict[str, object]:
     """One group as a JSON value."""
     receipt = group.receipt
     tokens = _credited(group)
@@ -106,7 +106,7 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
     return lines
 
 
-def record_document(record: GroupRecord) -> dict[str, Any]:
+def record_document(record: GroupRecord) -> dict[str, object]:
     """What a ledger says about a group, as a JSON value."""
     signed = record.receipt
     return {
@@ -158,7 +158,7 @@ def _credited(group: OwnGroup) -> int:
     return group.tokens if group.receipt is None else group.receipt.tokens
 
 
-def _verdict_document(signed: SignedVerdict) -> dict[str, Any]:
+def _verdict_document(signed: SignedVerdict) -> dict[str, object]:
     verdict = signed.verdict
     return {
         "entry": signed.entry,

@@ -210,7 +210,7 @@ def _check_directory(directory: Path, source: str) -> None:
         )
 
 
-def read_json(data: bytes, name: str) -> dict[str, Any]:
+def read_json(data: bytes, name: str) -> dict[str, object]:
     """A JSON object; `ConfigError` naming the file when it is anything else."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from p2prl.errors import IntegrityError
 from p2prl.models.base_model.pretrained import read_json
@@ -68,11 +67,11 @@ def exported_files(files: Mapping[str, bytes], *, dtype: str, stop_ids: Iterable
     }
 
 
-def _without_local(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_local(config: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key not in _LOCAL_KEYS}
 
 
-def _dump(value: Mapping[str, Any]) -> bytes:
+def _dump(value: Mapping[str, object]) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 

@@ -6,7 +6,6 @@ They contain no templates, no code and nothing local. Peers treat them as untrus
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -27,7 +26,7 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
 
     `ConfigError` when no run could use the model.
     """
-    config: dict[str, Any] = json.loads(loaded.model.config.to_json_string())
+    config: dict[str, object] = json.loads(loaded.model.config.to_json_string())
     tokens = {name: getattr(loaded.tokenizer, name) for name in SPECIAL_TOKENS}
     ends = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
@@ -49,5 +48,5 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
     return files
 
 
-def _dump(value: dict[str, Any]) -> bytes:
+def _dump(value: dict[str, object]) -> bytes:
     return json.dumps(value, indent=2, sort_keys=True).encode()

@@ -48,7 +48,7 @@ _INFINITE_BITS = np.int32(0x7F800000)
 @compiled_part(fastmath={"contract"})
 def _maxima(
     logits: Floats, scrambled: Hashes, state: np.uint32, inverse: np.float32
-) -> tuple[np.float32, np.float32, bool]:
+) -> tuple[np.float32, np.float32, np.bool]:
     """Of a block: upper bound of the noisy logits, largest logit, and whether one is not a number."""
     bound = np.int32(-(2**31))
     top = np.int32(-(2**31))

@@ -16,7 +16,7 @@ from p2prl.models.tokenizer.text_codec import library_panics
 from p2prl.protocol import limits
 
 
-def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def read_special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """The texts of the special tokens in a tokenizer_config.json."""
     special: dict[str, str] = {}
     for name, token in config.items():

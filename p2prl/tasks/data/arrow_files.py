@@ -43,7 +43,7 @@ class _ArrowSource(ABC):
         """Where row `number` is."""
         return f"{self._path}, row {number} (from 0)"
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, object]]:
         """Each row's columns. `ConfigError` naming the first row that has no JSON value."""
         number = 0
         try:
@@ -64,17 +64,17 @@ class _ArrowSource(ABC):
     def _batches(self) -> Iterator[Any]:
         """The record batches, in order."""
 
-    def _decoded(self, batch: Any, first: int) -> list[dict[str, Any]]:
+    def _decoded(self, batch: Any, first: int) -> list[dict[str, object]]:
         """The rows of a batch. Arrow checks no text, so a faulty one is found here."""
         try:
-            rows: list[dict[str, Any]] = batch.to_pylist()
+            rows: list[dict[str, object]] = batch.to_pylist()
         except UnicodeDecodeError as error:
             if batch.num_rows > 1:
                 return [row for i in range(batch.num_rows) for row in self._decoded(batch.slice(i, 1), first + i)]
             raise ConfigError(f"{self.place(first)}: a text is not UTF-8", remedy="Save the data as UTF-8.") from error
         return rows
 
-    def _json_row(self, row: dict[str, Any], number: int) -> dict[str, Any]:
+    def _json_row(self, row: dict[str, object], number: int) -> dict[str, object]:
         for name, value in row.items():
             try:
                 row[name] = _json_value(value)
@@ -140,7 +140,7 @@ def _arrow_files(path: Path) -> list[Path]:
     return files
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, object]:
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

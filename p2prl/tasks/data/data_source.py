@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.tasks.scorers.row_sources import GeneratedRows, is_generated
@@ -38,7 +38,7 @@ class JsonLinesSource:
         """Where row `number` is."""
         return f"{self._path}, line {number + 1}"
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, object]]:
         """Each row's columns. `ConfigError` naming the first line that is no JSON object."""
         self._read_bytes, number, blank = 0, 0, False
         with self._path.open("rb") as file:
@@ -52,7 +52,7 @@ class JsonLinesSource:
                 yield self._row(number, line)
                 number += 1
 
-    def _row(self, number: int, line: bytes) -> dict[str, Any]:
+    def _row(self, number: int, line: bytes) -> dict[str, object]:
         if len(line) > MAX_ROW_BYTES:
             raise self._unreadable(number, f"the line has more than {MAX_ROW_BYTES:,} bytes", "Write one row a line.")
         try:
@@ -103,7 +103,7 @@ class DataSource(Protocol):
         """Share of the file that has been read, 0..1."""
         ...
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, object]]:
         """Each row: its columns by name, JSON values. `ConfigError` naming the place of the first unreadable row."""
         ...
 

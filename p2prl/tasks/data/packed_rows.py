@@ -40,7 +40,7 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self._file)
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> dict[str, object]:
         """Columns of a row. `IntegrityError` when the record is no JSON object."""
         try:
             row = json.loads(self._file.record(number))

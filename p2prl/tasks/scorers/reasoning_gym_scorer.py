@@ -70,7 +70,7 @@ class ReasoningGymScorer:
         """Options as of every scorer. `ConfigError` when the library is not installed."""
         self._library = import_extra("reasoning_gym", "reasoning-gym", scorer="reasoning-gym")
         self._after, self._truncated = after, truncated
-        self._datasets: dict[str, Any] = {}
+        self._datasets: dict[str, object] = {}
 
     def score(self, row: Row, completion: str, finished: bool) -> float:
         """May hang and may raise anything."""

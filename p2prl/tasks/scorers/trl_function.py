@@ -56,7 +56,7 @@ class TrlFunction:
         except (TypeError, ValueError):
             raise TypeError(f"{self._name} returned {[value]!r:.80}, not a list of one number") from None
 
-    def arguments(self, row: Row, completion: str, finished: bool) -> Mapping[str, Any]:
+    def arguments(self, row: Row, completion: str, finished: bool) -> Mapping[str, object]:
         """Keyword arguments for one completion: what TRL passes and `truncated`, without what the function leaves out.
 
         `truncated` has whether the length limit cut the completion off, unless the data has a column of that name.
