@@ -10,7 +10,6 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -84,7 +83,7 @@ def _of_file(home: Path) -> dict[str, str]:
     return found
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     """A value of the file as the text of a limit. `ConfigError` for an unknown name or a wrong value."""
     spec = limit_spec(name)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -96,7 +95,7 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _flat(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(table: object, prefix: str = "") -> list[tuple[str, object]]:
     """Dotted keys of nested tables."""
     if not isinstance(table, Mapping):
         return [(prefix or "limits", table)]

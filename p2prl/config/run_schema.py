@@ -31,7 +31,7 @@ def run_schema() -> dict[str, object]:
     }
 
 
-def field_docs(kind: type[Any]) -> dict[str, str]:
+def field_docs(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, on one line."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
@@ -48,7 +48,7 @@ def field_docs(kind: type[Any]) -> dict[str, str]:
     return docs
 
 
-def _table(kind: type[Any]) -> dict[str, object]:
+def _table(kind: type) -> dict[str, object]:
     """A dataclass as an object whose unknown keys are refused."""
     hints, docs = typing.get_type_hints(kind), field_docs(kind)
     properties = {}

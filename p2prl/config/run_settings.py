@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.fitted_settings import fitted_settings
@@ -221,7 +221,7 @@ def _tell_all(tell: Callable[[str], None], notices: Iterable[str]) -> None:
         tell(notice)
 
 
-def _first_adapters(model: Any, plan: RunPlan, folder: Path) -> LoraSpec | None:
+def _first_adapters(model: PreTrainedModel, plan: RunPlan, folder: Path) -> LoraSpec | None:
     """Put the first adapters into the model and write them, if the plan has some."""
     if not plan.lora_rank:
         return None

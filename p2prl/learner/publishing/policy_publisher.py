@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+
+from torch import nn
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
@@ -99,7 +100,7 @@ class PolicyPublisher:
             self._send(raw)
         return raw is not None
 
-    def copy(self, model: Any) -> bytearray:
+    def copy(self, model: nn.Module) -> bytearray:
         """Copy the weights out of a model, on the training stage: all that training waits for."""
         assert not self.busy, "a version in progress is written from this memory"
         if self._copy is None:

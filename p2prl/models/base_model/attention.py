@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from p2prl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 ARCHITECTURES = {
     "gemma": "Gemma 1",
@@ -44,7 +47,7 @@ def architecture_table() -> str:
 Attention = Literal["sdpa", "flash_attention_2"]
 
 
-def exact_attention(config: Any) -> str:
+def exact_attention(config: PreTrainedConfig) -> str:
     """The kernels that compute a configuration's attention as defined: sdpa, or eager where scores are capped.
 
     torch's attention ignores `attn_logit_softcapping` (Gemma 2). Sampler, scorer and trainer must agree on it.
@@ -52,7 +55,7 @@ def exact_attention(config: Any) -> str:
     return "eager" if _caps_scores(config) else "sdpa"
 
 
-def use_attention(model: Any, attention: Attention) -> None:
+def use_attention(model: PreTrainedModel, attention: Attention) -> None:
     """Let the model use these kernels. `ConfigError` where they are not installed or the model cannot use them."""
     if attention == "sdpa":
         return  # as loaded: see `exact_attention`
@@ -80,5 +83,5 @@ def use_attention(model: Any, attention: Attention) -> None:
         ) from error
 
 
-def _caps_scores(config: Any) -> bool:
+def _caps_scores(config: PreTrainedConfig) -> bool:
     return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
+from torch import nn
 
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
@@ -59,7 +59,7 @@ def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Diges
     return Digest(digest.digest())
 
 
-def _add_adapters(loaded: Any, lora: LoraSpec, model: Path) -> None:
+def _add_adapters(loaded: nn.Module, lora: LoraSpec, model: Path) -> None:
     """Put the run's first adapters into the base. `ConfigError` when it has no such layers."""
     try:
         add_lora(loaded, lora)

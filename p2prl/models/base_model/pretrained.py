@@ -17,6 +17,7 @@ import huggingface_hub
 import msgspec
 import torch
 import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
@@ -42,8 +43,8 @@ _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 class LoadedModel:
     """A causal LM in evaluation mode and its fast tokenizer."""
 
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
 
 
 def default_dtype(device: torch.device) -> str:

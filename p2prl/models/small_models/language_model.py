@@ -126,7 +126,7 @@ def _examples(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[_Example
     return [_Example([*p, *c], len(p)) for p, c in zip(prompts, completions, strict=True)]
 
 
-def _loss(model: Any, words: Tensor, batch: Sequence[_Example], index: Tensor, others: float) -> Tensor:
+def _loss(model: Qwen3ForCausalLM, words: Tensor, batch: Sequence[_Example], index: Tensor, others: float) -> Tensor:
     """Mean negative log-prob of the completions' tokens over the complete vocabulary."""
     longest = max(len(example.token_ids) for example in batch)
     ids_NL = index[torch.tensor([e.token_ids + [0] * (longest - len(e.token_ids)) for e in batch])]

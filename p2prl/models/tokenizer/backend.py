@@ -30,7 +30,7 @@ def read_special_tokens(config: Mapping[str, object]) -> dict[str, str]:
 
 def read_backend(
     data: bytes | memoryview, special: Sequence[str], vocabulary: int, *, hidden: Collection[str] = ()
-) -> Any:
+) -> Tokenizer:
     """The library's tokenizer of a tokenizer.json, with `special` tokens found in texts and no truncation or padding.
 
     `vocabulary` is the number of the model's token ids; `hidden` tokens are known by their private names alone.

@@ -40,7 +40,7 @@ class ControlEncoding:
 class _LocalCopy:
     """A copy of transformers' tokenizer in this process."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
 
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:

@@ -8,10 +8,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.installation import install_command
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _BATCH_ROWS = 16
 """Rows decoded together. Few, because each may have a megabyte of columns."""
@@ -61,10 +64,10 @@ class _ArrowSource(ABC):
             raise ConfigError(f"{self._path} is damaged: {str(error)[:200]}", remedy="Save the data again.") from error
 
     @abstractmethod
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[pyarrow.RecordBatch]:
         """The record batches, in order."""
 
-    def _decoded(self, batch: Any, first: int) -> list[dict[str, object]]:
+    def _decoded(self, batch: pyarrow.RecordBatch, first: int) -> list[dict[str, object]]:
         """The rows of a batch. Arrow checks no text, so a faulty one is found here."""
         try:
             rows: list[dict[str, object]] = batch.to_pylist()
@@ -89,7 +92,7 @@ class _ArrowSource(ABC):
 class ParquetSource(_ArrowSource):
     """A parquet file."""
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[pyarrow.RecordBatch]:
         with self._arrow.parquet.ParquetFile(self._path, pre_buffer=False) as file:
             total, done = max(1, file.metadata.num_rows), 0
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
@@ -105,7 +108,7 @@ class SavedDatasetSource(_ArrowSource):
         self._files = _arrow_files(path)
         super().__init__(path)
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[pyarrow.RecordBatch]:
         total, done = max(1, sum(file.stat().st_size for file in self._files)), 0
         for path in self._files:
             # Read, not memory-mapped: pages of a map count as memory of this process.
@@ -148,7 +151,7 @@ def _document(path: Path) -> dict[str, object]:
     return document if isinstance(document, dict) else {}
 
 
-def _json_value(value: object) -> Any:
+def _json_value(value: object) -> object:
     """A JSON value for a value of Arrow; dates and decimals become text. `TypeError` naming any other kind."""
     if value is None or isinstance(value, str | int | float):
         return value

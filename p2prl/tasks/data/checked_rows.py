@@ -94,7 +94,7 @@ class CheckedRows:
                 remedy="Join the two into one column `prompt`; or leave `input` out: --prompt-column instruction.",
             )
 
-    def _answer(self, value: Any, place: str) -> Any:
+    def _answer(self, value: object, place: str) -> object:
         if not self._checks_answers:
             return value
         if value is None or (isinstance(value, str) and not value.strip()):

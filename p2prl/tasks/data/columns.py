@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from p2prl.errors import ConfigError
 
@@ -61,7 +60,7 @@ def has(row: Mapping[str, object], name: str) -> bool:
     return _find(row, name) is not _ABSENT
 
 
-def value_of(row: Mapping[str, object], name: str) -> Any:
+def value_of(row: Mapping[str, object], name: str) -> object:
     """Value of a column; None if the row lacks it."""
     found = _find(row, name)
     return None if found is _ABSENT else found
@@ -76,10 +75,10 @@ def missing_column(row: Mapping[str, object], name: str, *, place: str, option: 
     )
 
 
-def _find(row: Mapping[str, object], name: str) -> Any:
+def _find(row: Mapping[str, object], name: str) -> object:
     if name in row:
         return row[name]
-    value: Any = row
+    value: object = row
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             return _ABSENT

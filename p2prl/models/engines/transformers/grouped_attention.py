@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class _Deferred(ModuleType):
@@ -58,7 +61,7 @@ with deferred_import("scipy.optimize", "sklearn.metrics"):
 _NAME = "p2prl_grouped"
 
 
-def use_grouped_attention(model: Any) -> None:
+def use_grouped_attention(model: PreTrainedModel) -> None:
     """Switch a model that attends with torch's attention; others stay as they are."""
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(_NAME, _attend)
@@ -66,7 +69,7 @@ def use_grouped_attention(model: Any) -> None:
         model.set_attn_implementation(_NAME)
 
 
-def use_plain_attention(model: Any) -> None:
+def use_plain_attention(model: PreTrainedModel) -> None:
     """Undo `use_grouped_attention`."""
     if model.config._attn_implementation == _NAME:
         model.set_attn_implementation("sdpa")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
@@ -48,7 +49,7 @@ class PolicyModel:
     The model's facts are attributes beside it, because samplers and scorers read them with the weights.
     """
 
-    def __init__(self, model: Any, layout: WeightLayout) -> None:
+    def __init__(self, model: PreTrainedModel, layout: WeightLayout) -> None:
         """`MachineError` when the model's device does not reproduce the sampling noise."""
         quiet_transformers()
         self.model = model.eval()
