@@ -27,8 +27,7 @@ from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.models.base_model.attention import use_attention
-from p2prl.models.base_model.local_base import flatten_local_base
-from p2prl.models.base_model.policy_directory import load_policy
+from p2prl.models.base_model.local_base import flatten_local_base, load_policy
 from p2prl.models.engines.registry import ChosenEngine
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler

@@ -18,8 +18,7 @@ from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.timing.pacing import Pacing
-from p2prl.learner.timing.schedule import Action
+from p2prl.learner.timing.pacing import Action, Pacing
 from p2prl.learner.timing.training_stage import Activity, Work
 from p2prl.learner.update import Training
 from p2prl.net.process.bridge import NetworkPort

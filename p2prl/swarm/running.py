@@ -33,8 +33,8 @@ from p2prl.swarm.gossip.validation import AUDIENCE, check_envelope
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from p2prl.swarm.peers.topology import RELAYING, Candidate, Introductions, region_of
-from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.sync import PolicySync
+from p2prl.swarm.policies.version_download import DownloadStats
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _LOOPBACK = subnet_of("/ip4/127.0.0.1")

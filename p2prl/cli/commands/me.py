@@ -10,7 +10,7 @@ from typing import Any
 
 from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, output_width, say
-from p2prl.cli.views.small_curve import sparkline
+from p2prl.cli.views.worker_screen import sparkline
 from p2prl.client.own_groups import OwnGroups
 from p2prl.client.spool import SpoolState
 from p2prl.config.own_runs import OwnRun, runs_here, spools_of

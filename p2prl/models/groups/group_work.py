@@ -26,8 +26,7 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.work_slots import SEED_RULE, SlotKey, slot_work
-from p2prl.tasks.data.packed_rows import Row
-from p2prl.tasks.data.task_data import TaskData
+from p2prl.tasks.data.packed_data import Row, TaskData
 
 _TRIED_SLOTS = 8
 """Slots whose prompts are tried before work starts: a prompt takes a millisecond."""

@@ -22,8 +22,7 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion
 from p2prl.protocol.work_slots import RowOrderKey, Slot, row_of
-from p2prl.tasks.data.packed_prompts import PackedPrompts
-from p2prl.tasks.data.task_data import TaskData
+from p2prl.tasks.data.packed_data import PackedPrompts, TaskData
 from p2prl.tasks.environment import Environment, EnvironmentTask
 from p2prl.tasks.task import Task
 

@@ -10,8 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.tokenizer.checks import MAX_ADDED_TOKENS, check_tokenizer
-from p2prl.models.tokenizer.control_encoding import SPECIAL_TOKENS
-from p2prl.models.tokenizer.control_text import hide_tokens, private_name
+from p2prl.models.tokenizer.control_text import SPECIAL_TOKENS, hide_tokens, private_name
 from p2prl.models.tokenizer.text_codec import library_panics
 from p2prl.protocol import limits
 

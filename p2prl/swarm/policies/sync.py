@@ -36,9 +36,9 @@ from p2prl.swarm.policies.catalog import (
     blobs_of,
 )
 from p2prl.swarm.policies.disk_room import Retention
-from p2prl.swarm.policies.download_stats import DownloadStats
 from p2prl.swarm.policies.downloads import VersionDownloads
 from p2prl.swarm.policies.routing import LocalBase, RoutePlanner
+from p2prl.swarm.policies.version_download import DownloadStats
 from p2prl.swarm.relay.chunk_relay import Relay
 
 

@@ -11,7 +11,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.data.columns import ANSWER, NO_ANSWER, OWN_KEYS, Columns, choose_columns, has, missing_column, value_of
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import DataSource
-from p2prl.tasks.data.packed_rows import row_record
+from p2prl.tasks.data.packed_data import row_record
 from p2prl.tasks.data.prompts import Prompt, checked_prompt, kind_of
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError
 from p2prl.tasks.scorers.extras import import_extra
 

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError, after_last
 from p2prl.tasks.scorers.extras import import_extra
 from p2prl.tasks.task import MAX_SCORED_CHARS

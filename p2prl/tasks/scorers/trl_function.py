@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 
 _MODULE = "p2prl_scorer_file"
 _GIVEN = ("prompts", "completions")

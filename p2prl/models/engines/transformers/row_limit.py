@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from p2prl.errors import MachineError
-from p2prl.models.hardware.free_memory import free_memory
+from p2prl.models.hardware.device import free_memory
 from p2prl.models.run_model import RunModel
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 
