@@ -12,14 +12,13 @@ HOME/memberships     the newest membership of each member that works here, one a
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
-from p2prl.disk_full import write_error
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol.delegation import Delegation, Revocation, parse_statement, statement_text
@@ -53,18 +52,11 @@ def read_file(path: Path, *, remedy: str) -> str | None:
         raise damaged_file(path, error, remedy=remedy) from error
 
 
-def replace_file(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Replace a file in one step, readable by its owner alone. Raises `MachineError` when the disk refuses."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        replace_file(path, text.encode(), private=True)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise write_error(error, path) from error
 
 
@@ -116,7 +108,7 @@ def load_delegation(folder: Path, public_key: bytes) -> Delegation | None:
 
 def save_delegation(folder: Path, delegation: Delegation) -> None:
     """Install a delegation in a worker folder."""
-    replace_file(folder / "delegation", statement_text(delegation) + "\n")
+    write_file(folder / "delegation", statement_text(delegation) + "\n")
 
 
 def load_revocations(home: Path) -> tuple[Revocation, ...]:
@@ -131,7 +123,7 @@ def add_revocation(home: Path, revocation: Revocation) -> None:
     """Keep a revocation, to be passed on by the workers of this machine. The oldest make room."""
     others = [known for known in load_revocations(home) if known != revocation]
     kept = [*others, revocation][-MOST_REVOCATIONS:]
-    replace_file(home / "revocations", "".join(statement_text(each) + "\n" for each in kept))
+    write_file(home / "revocations", "".join(statement_text(each) + "\n" for each in kept))
 
 
 def load_machines(home: Path) -> dict[str, Machine]:
@@ -152,7 +144,7 @@ def save_machine(home: Path, machine: Machine) -> None:
     """Add a machine to the owner's list, or replace its entry."""
     machines = {**load_machines(home), machine.peer_id: machine}
     document = {"format": _FORMAT, "machines": [asdict(each) for each in machines.values()]}
-    replace_file(home / "owner" / "delegates.json", msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+    write_file(home / "owner" / "delegates.json", msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
 
 
 def _parse(text: str, path: Path) -> Delegation | Revocation:
@@ -213,7 +205,7 @@ def load_team_name(home: Path) -> TeamName | None:
 
 def save_team_name(home: Path, name: TeamName) -> None:
     """Keep the signed name of the team founded here."""
-    replace_file(home / "team" / "invite", invite_text(name) + "\n")
+    write_file(home / "team" / "invite", invite_text(name) + "\n")
 
 
 def load_memberships(home: Path) -> dict[bytes, Membership]:
@@ -230,4 +222,4 @@ def load_memberships(home: Path) -> dict[bytes, Membership]:
 def save_memberships(home: Path, memberships: list[Membership]) -> None:
     """Keep these, each in place of the earlier one of its member."""
     kept = load_memberships(home) | {membership.member: membership for membership in memberships}
-    replace_file(home / "memberships", "".join(membership_text(each) + "\n" for each in kept.values()))
+    write_file(home / "memberships", "".join(membership_text(each) + "\n" for each in kept.values()))

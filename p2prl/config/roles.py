@@ -41,7 +41,7 @@ from p2prl.models.self_test.trial import build_tested_sampler
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig, ReachOptions
-from p2prl.net.process.run_bootstrap import FindBase, Prepare, RunBootstrap
+from p2prl.net.process.run_bootstrap import FindBase, OnManifest, Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
@@ -265,19 +265,15 @@ def build_volunteer(
     the run and returns the disk for it, as `OnManifest`.
     """
     directory = worker_folder.run_directory(link.run)
-
-    def accept(manifest: RunManifest, raw: bytes) -> int | None:
-        disk_bytes = on_manifest(manifest)
-        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
-        return disk_bytes
-
     return Volunteer(
         identity=worker_folder.identity,
         run=link.run,
         spool_path=directory / "spool.db",
         config=replace(config, background=True),
         clock=SystemClock(),
-        bootstrap=RunBootstrap(prepare, accept, base_finder(base, link, worker_folder, on_notice)),
+        bootstrap=RunBootstrap(
+            prepare, _accepting(directory, on_manifest), base_finder(base, link, worker_folder, on_notice)
+        ),
         on_progress=on_progress,
         on_notice=on_notice,
     )
@@ -301,13 +297,6 @@ def build_validator(
 
     `runs_scorer` as in `prepare_replay`, `judge` and `own_ledger` as for `Validator`.
     """
-    directory = worker_folder.run_directory(link.run)
-
-    def accept(manifest: RunManifest, raw: bytes) -> int | None:
-        disk_bytes = on_manifest(manifest)
-        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
-        return disk_bytes
-
     return Validator(
         identity=worker_folder.identity,
         run=link.run,
@@ -315,7 +304,7 @@ def build_validator(
         clock=SystemClock(),
         bootstrap=RunBootstrap(
             prepare,
-            accept,
+            _accepting(worker_folder.run_directory(link.run), on_manifest),
             base_finder(base, link, worker_folder, on_notice),
             role=Role.VALIDATOR,
             runs_code=runs_scorer,
@@ -325,3 +314,14 @@ def build_validator(
         judge=judge,
         own_ledger=own_ledger,
     )
+
+
+def _accepting(directory: Path, on_manifest: Callable[[RunManifest], int | None]) -> OnManifest:
+    """Ask about a run, and remember it once it is accepted: a run that is refused leaves nothing."""
+
+    def accept(manifest: RunManifest, raw: bytes) -> int | None:
+        disk_bytes = on_manifest(manifest)
+        remember_run(directory, raw)
+        return disk_bytes
+
+    return accept

@@ -22,6 +22,7 @@ from p2prl.controls.limits import Limits
 from p2prl.controls.messages import Answer, LimitShown, Request
 from p2prl.controls.quantities import DAY_MINUTES, MOST_DURATION_S
 from p2prl.controls.rules import Order, Pause, Readings, Rules
+from p2prl.disk_full import replace_file
 from p2prl.errors import P2PRLError
 
 _MOST_BYTES = 4_096
@@ -56,11 +57,9 @@ def save_pause(folder: Path, pause: Pause | None) -> None:
         if pause is None:
             path.unlink(missing_ok=True)
             return
-        new = folder / ".pause.new"
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            length_s = None if pause.until is None else pause.length_s
-            file.write(msgspec.json.encode(_Document(pause.until, pause.keeps_relaying, length_s)))
-        new.replace(path)
+        length_s = None if pause.until is None else pause.length_s
+        document = _Document(pause.until, pause.keeps_relaying, length_s)
+        replace_file(path, msgspec.json.encode(document), private=True)
 
 
 log = logging.getLogger("p2prl.controls")

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from p2prl.disk_full import write_error
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.replay_statistics.judge import FLOAT16_ROUNDOFF, LEAST_DENSITY, TokenScores
 from p2prl.models.replay_statistics.noise import Floats
@@ -258,11 +258,8 @@ class KeptBaselines:
         """Write the file, if there is news."""
         if self._path is None or not self._unsaved:
             return
-        new = self._path.with_suffix(".new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(self._noise.encode())
-            new.replace(self._path)
+            replace_file(self._path, self._noise.encode())
         except OSError as error:
             raise write_error(error, self._path) from error
         self._unsaved = 0
