@@ -53,7 +53,7 @@ class GepoTConfig:
     cap: float = 2.0
     """Largest weight, > 0: upper bound for every completion at any staleness."""
     taper: Taper = "sequence"
-    """Bound on the weight of a negative: see `negative_taper.Taper`."""
+    """Bound on the weight of a negative: see `Taper`."""
     negatives: float = 1.0
     """ν in [0, 1]: factor on the weight of every negative after the taper. Below 1, successes count more than failures,
     and the policy stays closer to its samplers."""

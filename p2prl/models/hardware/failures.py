@@ -49,7 +49,7 @@ _ENGINE_ERRORS = ("EngineDeadError",)
 def device_failure(error: BaseException) -> str:
     """The first line of what the card or its driver reported, empty when this error is another.
 
-    Running out of memory is none (`out_of_memory`): the card works on.
+    Running out of memory is none (`is_out_of_memory`): the card works on.
     """
     named = type(error).__name__ in _ENGINE_ERRORS
     reported = isinstance(error, RuntimeError) and any(message in str(error) for message in _FAILURES)

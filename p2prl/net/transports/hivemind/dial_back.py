@@ -136,7 +136,7 @@ Trial = Callable[[str, float], Awaitable[bool]]
 
 
 class DialBack:
-    """Answers questions on streams of `dial_back_messages.PROTOCOL`."""
+    """Answers questions on streams of `PROTOCOL`."""
 
     def __init__(self, clock: Clock, *, rules: DialRules | None = None, trial: Trial = speaks_libp2p) -> None:
         """`rules` say which addresses may be dialed: by default public ones."""
