@@ -59,6 +59,8 @@ class ModelShape:
     """Parameters that are trained, if those of adapters alone."""
     own_logits: bool = False
     """Its logits are more than a linear layer, so those of a micro-batch are held at once."""
+    tied: bool = False
+    """Its output layer is the embedding, whose gradient from the output waits for the one from the input."""
 
     @property
     def trained(self) -> int:
@@ -93,6 +95,7 @@ def shape_of(config: Any, parameters: int, *, adapters: int = 0) -> ModelShape:
         layers=text.num_hidden_layers,
         query=heads * head,
         own_logits=any(getattr(text, name, None) for name in _LOGIT_SETTINGS),
+        tied=bool(getattr(text, "tie_word_embeddings", False)),
     )
 
 
@@ -129,7 +132,7 @@ class MemoryNeeds:
     publishing: int
     """A new version and its patch."""
     scratch: int
-    """The embedding's gradient from one micro-batch, and tiles."""
+    """The embedding's gradients from one micro-batch (two if tied), and tiles."""
     activations: int
 
     @property
@@ -153,7 +156,7 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
         value=_VALUE_COPIES * 4 * (shape.hidden + 1) + rule.tokens * value_bytes(shape) if setup.value_head else 0,
         replay=(shape.parameters + DEFAULT_BATCH_TOKENS * shape.replay_elements) * setup.replay_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
-        scratch=embedding + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
+        scratch=embedding * (2 if shape.tied else 1) + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
         activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),
     )
 

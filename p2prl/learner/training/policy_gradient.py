@@ -122,8 +122,8 @@ class BatchLogprobs:
         """Add the gradient of these tokens' log-probs and values to the parameters."""
         extra_MH = None
         if self._value is not None:
-            assert scored.graph is not None
-            extra_MH = self._value.backward(scored.graph, value_coefficients_M)
+            assert scored.hidden_MH is not None, "checked at the start"
+            extra_MH = self._value.backward(scored.hidden_MH, value_coefficients_M)
         self._forward.backward(scored, coefficients_M, extra_gradient_MH=extra_MH)
 
     def _fill_gradients(self) -> None:

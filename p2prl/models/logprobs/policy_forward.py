@@ -41,9 +41,9 @@ class ScoredRows:
     normalizers_M: Tensor
     """Log-normalizers, for `PolicyForward.backward`; zeros from a model's own logits."""
     graph: Tensor | None
-    """Hidden states or log-probs with their graph; None without a graph."""
+    """Log-probs with their graph; None without a graph."""
     hidden_MH: Tensor | None = None
-    """Hidden states that the tokens were chosen from, without a graph; None from a model's own logits."""
+    """Hidden states that the tokens were chosen from, in that graph; None from a model's own logits."""
 
 
 class PolicyForward:
@@ -84,7 +84,8 @@ class PolicyForward:
                 return ScoredRows(batch.tokens_M, logprobs_M.detach(), torch.zeros_like(logprobs_M), own)
             hidden_MH = self._hidden(batch)
         logprobs_M, normalizers_M = self._head.logprobs(hidden_MH.detach(), batch.tokens_M)
-        return ScoredRows(batch.tokens_M, logprobs_M, normalizers_M, hidden_MH if graph else None, hidden_MH.detach())
+        attached_M = self._head.attach(hidden_MH, batch.tokens_M, logprobs_M, normalizers_M) if graph else None
+        return ScoredRows(batch.tokens_M, logprobs_M, normalizers_M, attached_M, hidden_MH)
 
     def backward(self, scored: ScoredRows, coefficients_M: Tensor, *, extra_gradient_MH: Tensor | None = None) -> None:
         """Add the gradient of Σ coefficient · log-prob to the parameters. `scored` must hold a graph.
@@ -92,14 +93,12 @@ class PolicyForward:
         `extra_gradient_MH` is another term's gradient towards the hidden states.
         """
         assert scored.graph is not None
-        if self._head is None:
+        if extra_gradient_MH is None:
             torch.autograd.backward(scored.graph, coefficients_M)
             return
-        hidden_MH = scored.graph.detach()
-        gradient_MH = self._head.backward(hidden_MH, scored.tokens_M, scored.normalizers_M, coefficients_M)
-        if extra_gradient_MH is not None:
-            gradient_MH = gradient_MH + extra_gradient_MH.to(gradient_MH.dtype)
-        torch.autograd.backward(scored.graph, gradient_MH)
+        assert scored.hidden_MH is not None
+        extra_MH = extra_gradient_MH.to(scored.hidden_MH.dtype)
+        torch.autograd.backward((scored.graph, scored.hidden_MH), (coefficients_M, extra_MH))
 
     def regraph(self, rows: Sequence[Row], normalizers_M: Tensor, *, checkpointing: bool = False) -> ScoredRows:
         """The graph of rows scored before, without scoring them again."""
@@ -108,7 +107,9 @@ class PolicyForward:
         batch = self._batch(rows)
         with torch.enable_grad(), self.autocast(), _checkpointed(self._layers if checkpointing else ()):
             hidden_MH = self._hidden(batch)
-        return ScoredRows(batch.tokens_M, torch.zeros_like(normalizers_M), normalizers_M, hidden_MH)
+        unknown_M = torch.zeros_like(normalizers_M)
+        attached_M = self._head.attach(hidden_MH, batch.tokens_M, unknown_M, normalizers_M)
+        return ScoredRows(batch.tokens_M, unknown_M, normalizers_M, attached_M, hidden_MH)
 
     def _hidden(self, batch: _Batch) -> Tensor:
         """Hidden states that predict the completion tokens, (M, H)."""

@@ -92,6 +92,8 @@ def test_shapes_are_read_from_configurations() -> None:
     assert shape_of(gpt2().config, 1).intermediate == 4 * 128
     config.final_logit_softcapping = 30.0
     assert shape_of(config, 1).own_logits
+    config.tie_word_embeddings = True
+    assert shape_of(config, 1).tied
 
 
 def test_needs_of_a_7b_model_are_those_on_paper() -> None:
@@ -111,6 +113,8 @@ def test_needs_of_a_7b_model_are_those_on_paper() -> None:
     kahan = memory_needs(QWEN_7B, replace(CUDA, precision="bf16_kahan"), rule)
     assert kahan.weights + kahan.gradients + kahan.optimizer == 10 * parameters
     assert memory_needs(QWEN_7B, replace(CUDA, reference=True), rule).reference == 4 * parameters
+    tied = memory_needs(replace(QWEN_7B, tied=True), CUDA, rule)
+    assert tied.total - needs.total == 4 * 152_064 * 3_584, "the output's gradient waits for the input's"
     capped = replace(QWEN_7B, own_logits=True)
     assert memory_needs(capped, CUDA, rule).activations - needs.activations == pytest.approx(
         1024 * 152_064 * 4 * 3.3, rel=1e-6
