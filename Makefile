@@ -9,26 +9,29 @@ EXTRAS = $(shell $(BIN)/python -c "import tomllib; all = tomllib.load(open('pypr
 TESTED_SYSTEM := $(filter linux-x86_64-3.11,$(shell $(PYTHON) -c "import platform, sys; print('%s-%s-%d.%d' % (sys.platform, platform.machine(), sys.version_info[0], sys.version_info[1]))"))
 # vLLM's packages, over those of .venv but apart from them: an engine that is there changes what other tests see.
 VLLM := .venv-vllm
-VLLM_TESTS := $(wildcard tests/unit/models/engines/vllm/test_*.py) \
-	tests/unit/models/engines/test_engine_registry.py tests/unit/house/test_constraints.py
+VLLM_TESTS := $(shell grep -rlE --include='test_*.py' 'pytest\.mark\.vllm|HAS_VLLM' tests/unit/models) \
+	tests/unit/house/test_constraints.py
 SITE_PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 PLAN = $(BIN)/python -m pip install --dry-run --ignore-installed --quiet --constraint constraints.txt --report
 
-.PHONY: demo test test-fast test-vllm check lint types tests fuzz docs figures floor-plan lock clean
+.PHONY: demo test beside-tests test-fast test-vllm check lint types tests fuzz docs figures floor-plan lock clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
-# The type checker uses one core for a minute: the tests begin beside it.
+# The type checker and the engine of vLLM use a core for minutes: the other tests begin beside them.
 test: lint
-	$(MAKE) --no-print-directory --jobs=2 types tests
+	$(MAKE) --no-print-directory --jobs=2 beside-tests tests
+
+beside-tests: types
+	$(MAKE) --no-print-directory test-vllm
 
 # Three workers on two cores: swarms of processes wait much of their time (tests/conftest.py).
 tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 3 --durations=20 --strict-skips $(PYTEST_ARGS)
 
-# The tests of the vLLM engine, on a CPU. There are packages for Linux on x86-64. Not a part of `make test`.
+# The tests of the vLLM engine, on a CPU, where requirements-vllm.lock knows the system's files.
 test-vllm: $(if $(TESTED_SYSTEM),$(VLLM)/.installed)
-	$(if $(TESTED_SYSTEM),$(VLLM)/bin/python -m pytest --strict-skips $(VLLM_TESTS))
+	$(if $(TESTED_SYSTEM),$(VLLM)/bin/python -m pytest --quiet --strict-skips $(VLLM_TESTS))
 
 # Linters, and the tests without processes, sockets and training runs.
 test-fast: $(VENV)/.installed-dev
@@ -80,10 +83,11 @@ $(VENV)/.installed-dev: pyproject.toml lab/pyproject.toml constraints.txt requir
 	touch $(VENV)/.installed $@
 
 $(VLLM)/.installed: requirements-vllm.lock $(VENV)/.installed-dev
-	$(BIN)/python -m venv --clear $(VLLM)
+	$(BIN)/python -m venv --clear --without-pip $(VLLM)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c "$(SITE_PACKAGES)")')" \
 		> "$$($(VLLM)/bin/python -c "$(SITE_PACKAGES)")/packages_below.pth"
-	$(VLLM)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-vllm.lock
+	$(BIN)/python -m pip --python $(VLLM)/bin/python install --quiet --require-hashes --no-deps \
+		--requirement requirements-vllm.lock
 	touch $@
 
 # Write the locks again after a change of constraints.txt; digests of other systems' files are kept.

@@ -26,7 +26,9 @@ PeerId = NewType("PeerId", str)
 ENTROPY_BYTES = 16
 _WORDS = 12
 PUBLIC_KEY_BYTES = 32
+
 SIGNATURE_BYTES = 64
+"""Length of an Ed25519 signature (RFC 8032, section 5.1.6)."""
 
 _SEED_DOMAIN = b"p2prl/identity/v1"
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"

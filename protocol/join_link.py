@@ -27,6 +27,7 @@ _DIGEST_CHARS = 52
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MULTIADDR = re.compile(r"(/[a-z0-9-]+/[^/\s]+)+/p2p/(\w+)(/p2p-circuit/p2p/(\w+))?", re.ASCII)
 _MOST_PORT = 65_535
+_IP6 = re.compile(r"/ip6/([^/]+)")
 _PEER = re.compile(r"/p2p/(\w+)", re.ASCII)
 _INCOMPLETE = "is not a complete multiaddr"
 _QUOTES = "'\""
@@ -99,7 +100,14 @@ def parse_link(text: str) -> JoinLink:
         addresses.append(value)
     if not addresses:
         raise ConfigError("the link names no peer to start from: its end was cut off", remedy=_REMEDY)
-    return JoinLink(name, Digest(run), tuple(addresses[: limits.MAX_ADDRESSES]))
+    usable = [address for address in addresses if not needs_zone(address)]
+    if not usable:
+        raise ConfigError(
+            f"the link's peer address {addresses[0][:80]!r} works on one local network alone, by a name of that "
+            "machine's interface",
+            remedy="Ask the run's owner for a link with another address; p2prl learn prints one.",
+        )
+    return JoinLink(name, Digest(run), tuple(usable[: limits.MAX_ADDRESSES]))
 
 
 def peers_of(address: str) -> frozenset[PeerId]:
@@ -107,8 +115,17 @@ def peers_of(address: str) -> frozenset[PeerId]:
     return frozenset(map(PeerId, _PEER.findall(address)))
 
 
+def needs_zone(address: str) -> bool:
+    """Whether a multiaddr can be dialed from its own local network alone, with the name of an interface of the dialing
+    machine: IPv6 link-local ones (`fe80::1%eth0`), with a zone or without. A link that carries one helps nobody."""
+    hosts = _IP6.findall(address)
+    return "/ip6zone/" in address or any("%" in host or ipaddress.ip_address(host).is_link_local for host in hosts)
+
+
 def reach_of(address: str) -> Reach:
     """From where a multiaddr can be dialed. A host name or a relay counts as internet, since its reach is unknown."""
+    if needs_zone(address):
+        return "network"
     parts = address.split("/")
     if "p2p-circuit" in parts or parts[1:2] not in (["ip4"], ["ip6"]):
         return "internet"

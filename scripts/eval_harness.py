@@ -5,8 +5,9 @@
 
 Writes a task folder for the harness (YAML, prompts as JSON lines, and a function that scores with the run's own
 scorers), runs it offline on the model directory, and compares. A checkpoint that any other program loads with the same
-results is what `p2prl export` promises. The folder stays and can be given to the harness by hand:
-`python -m lm_eval --model hf --model_args pretrained=DIR --tasks p2prl_TASK --include_path FOLDER`.
+results is what `p2prl export` promises. The prompts are the token ids that p2prl prompts with
+(`scripts/harness_model.py`). The folder stays and can be given to the harness by hand:
+`python -m scripts.harness_model --model p2prl --model_args pretrained=DIR --tasks p2prl_TASK --include_path FOLDER`.
 Exits 1 when the two differ by more than a few prompts in a hundred.
 """
 
@@ -35,6 +36,7 @@ from p2prl.tasks.pass_threshold import pass_threshold
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.build import build_scorer, runs_third_party_code
 from p2prl.tasks.task_registry import task_by_name
+from scripts.harness_model import prompt_text
 
 _TOLERANCE = 0.03
 """Largest difference of the two accuracies. The harness pads prompts of a batch on the left, which changes the last
@@ -48,7 +50,7 @@ dataset_kwargs:
     test: {prompts}
 test_split: test
 output_type: generate_until
-doc_to_text: "{{{{prompt}}}}"
+doc_to_text: "{{{{ids}}}}"
 doc_to_target: ""
 target_delimiter: ""
 generation_kwargs:
@@ -84,7 +86,22 @@ def _scorer(scoring: str) -> RowScorer:
     return build_scorer(scoring, None)
 
 
-def write_task(folder: Path, run: RunFolder, chosen: EvaluationSet, rows: Any) -> None:
+def write_tasks(folder: Path, run: RunFolder, model: Path, *, prompts: int) -> list[str]:
+    """Write the harness's tasks of all tasks of the run; returns their names. `model` is a directory."""
+    with ExitStack() as resources:
+        data = folder_data(run)
+        loaded = load_pretrained(str(model), dtype="float32")
+        codec = TextCodec(loaded.tokenizer, loaded.model)
+        work = GroupWork(run.manifest, run.run, codec, data.tasks, data.start_scorers())
+        resources.callback(work.close)
+        sets = evaluation_sets(work, run.manifest, run.run, prompts=prompts, samples=0)
+    for each in sets:
+        held_out = data.tasks[each.task].held_out if each.task in data.tasks else None
+        _write_task(folder, run, each, None if held_out is None else held_out.rows)
+    return [each.task for each in sets]
+
+
+def _write_task(folder: Path, run: RunFolder, chosen: EvaluationSet, rows: Any) -> None:
     """Write the harness's task of one task of the run. `rows` are its held-out rows; None for a procedural task."""
     manifest = run.manifest
     scoring = next((data.scoring for data in manifest.data_sets if data.task == chosen.task), "")
@@ -103,6 +120,7 @@ def write_task(folder: Path, run: RunFolder, chosen: EvaluationSet, rows: Any) -
             doc = {
                 "task": chosen.task,
                 "prompt": before + assignment.prompt + after if row is None else row["rendered"],
+                "ids": prompt_text(assignment.prompt_ids),
                 "raw": assignment.prompt,
                 "row": json.dumps(row),
                 "scoring": scoring,
@@ -113,14 +131,12 @@ def write_task(folder: Path, run: RunFolder, chosen: EvaluationSet, rows: Any) -
     (folder / "scoring.py").write_text(_SCORING)
 
 
-def harness_accuracy(
-    folder: Path, model: Path, tasks: Sequence[str], *, specials: bool, python: str
-) -> dict[str, float]:
-    """Accuracy by task, as the harness reports it. `specials`: the tokenizer's own special tokens begin each prompt."""
+def harness_accuracy(folder: Path, model: Path, tasks: Sequence[str], *, python: str) -> dict[str, float]:
+    """Accuracy by task, as the harness reports it."""
     results = folder / "results"
-    arguments = f"pretrained={model},dtype=float32,add_bos_token={specials}"
-    command = [python, "-m", "lm_eval", "--model", "hf", "--model_args", arguments, "--device", "cpu"]
-    command += ["--batch_size", "64", "--include_path", str(folder), "--output_path", str(results)]
+    command = [python, "-m", "scripts.harness_model", "--model", "p2prl"]
+    command += ["--model_args", f"pretrained={model},dtype=float32", "--device", "cpu", "--batch_size", "64"]
+    command += ["--include_path", str(folder), "--output_path", str(results)]
     command += ["--tasks", ",".join(f"p2prl_{task}" for task in tasks)]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -138,19 +154,8 @@ def main() -> int:
     folder = (arguments.out or arguments.run / "lm-eval").resolve()
     wanted = Measurement(prompts=arguments.prompts, samples=0)
     own = measure_checkpoint(run, model, wanted, on_progress=lambda *_: None, on_notice=print)
-    with ExitStack() as resources:
-        data = folder_data(run)
-        loaded = load_pretrained(str(model), dtype="float32")
-        codec = TextCodec(loaded.tokenizer, loaded.model)
-        work = GroupWork(run.manifest, run.run, codec, data.tasks, data.start_scorers())
-        resources.callback(work.close)
-        sets = evaluation_sets(work, run.manifest, run.run, prompts=arguments.prompts, samples=0)
-    for each in sets:
-        held_out = data.tasks[each.task].held_out if each.task in data.tasks else None
-        write_task(folder, run, each, None if held_out is None else held_out.rows)
-    specials = not run.manifest.data_sets and run.manifest.prompt_frame == ("", "")
-    tasks = [each.task for each in sets]
-    theirs = harness_accuracy(folder, model, tasks, specials=specials, python=arguments.python)
+    tasks = write_tasks(folder, run, model, prompts=arguments.prompts)
+    theirs = harness_accuracy(folder, model, tasks, python=arguments.python)
     for task, accuracy in theirs.items():
         print(f"{task}: lm-evaluation-harness {accuracy:.4f}, p2prl {own[task]['greedy_pass']['rate']:.4f}")
     return int(any(abs(theirs[task] - own[task]["greedy_pass"]["rate"]) > _TOLERANCE for task in tasks))

@@ -10,12 +10,11 @@ from _pytest.terminal import TerminalReporter
 
 EXPECTED = {
     r"no CUDA device|needs a CUDA card": "a graphics card",
-    r"vLLM is not installed": "the environment of `make test-vllm`, which runs them",
     r"needs (chromium on PATH|Xvfb|tmux)": "a program that pip does not install",
     r"this system (lacks|allows no|permits no|protects with)|this kernel has no|needs Landlock": "an able kernel",
     r"where nothing confines, every folder is open": "an able kernel",
     r"missing programs: |/dev/net/tun cannot be opened": "programs and a device for a network of its own",
-    r"the pins are of Linux x86-64 and CPython 3.11": "that system",
+    r"the pins are of Linux x86-64 and CPython 3.11": "the system of the locks",
     r"needs root, and a folder of somebody else": "root",
 }
 """Reasons of skips, and what the tests need that installing packages does not give."""

@@ -62,6 +62,7 @@ BUILTIN_LOSSES: Mapping[str, str] = MappingProxyType(
 """Every loss p2prl ships, by the name run.toml uses."""
 
 LOSSES: Registry[LossSpec] = Registry("p2prl.losses", kind="loss", builtin=BUILTIN_LOSSES, expected=LossSpec)
+"""Built-in and installed losses by name; `get` imports one when it is asked for."""
 
 
 def loss_by_name(name: str) -> LossSpec:

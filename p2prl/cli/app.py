@@ -77,6 +77,11 @@ COMMANDS = {
     "service": Listed(VOLUNTEER, "service:service_app", "A user's service that keeps a worker running."),
     "key": Listed(VOLUNTEER, "key:key_app", "Your keys: show, back up, restore; several machines."),
     "team": Listed(VOLUNTEER, "team:team_app", "Teams: your work counts for a team as well as for you."),
+    "rollouts": Listed(
+        INSPECT,
+        "rollouts:rollouts",
+        "Show rollouts that a run was trained on: prompt, completion, reward by part, advantage and staleness.",
+    ),
     "init": Listed(OPERATE, "init:init", "Create a run: model, tasks, key and signed manifest."),
     "learn": Listed(OPERATE, "learn:learn", "Train a run, and print its join link."),
     "demo": Listed(OPERATE, "demo:demo", "Run a whole swarm on this machine."),

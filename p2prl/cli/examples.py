@@ -53,6 +53,11 @@ _EXAMPLES = {
         "p2prl init my-run --model Qwen/Qwen3-4B --lora 16 --data train.jsonl --scorer number",
     ),
     "p2prl learn": ("p2prl learn runs/my-run", "p2prl learn runs/my-run --updates 0 --track tensorboard"),
+    "p2prl rollouts": (
+        "p2prl rollouts runs/my-run",
+        "p2prl rollouts runs/my-run --worst -n 20",
+        "p2prl rollouts runs/my-run --step 100 --random --json",
+    ),
     "p2prl board": (
         "p2prl board runs/my-run",
         "p2prl board LINK --port 0",

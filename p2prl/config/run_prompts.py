@@ -81,8 +81,7 @@ def make_prompts(
         notices += ("The chat template rewrites prompts, so that procedural tasks go without it.",)
 
     def encode_framed(texts: Sequence[str]) -> list[tuple[int, ...]]:
-        framed = [frame[0] + text + frame[1] for text in texts]
-        return [tuple(ids) for ids in (renderer if any(frame) else codec).encode_all(framed)]
+        return codec.encode_all(texts, frame=frame, rendered=any(frame))
 
     return RunPrompts(
         data_sets=data_sets,

@@ -20,6 +20,7 @@ import torch
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.fitted_settings import fitted_settings
 from p2prl.config.init_checks import InitChecks, NewRun, check_head, check_learnable, head_of
+from p2prl.config.listen_config import ListenConfig
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.new_folder import new_folder
 from p2prl.config.prompt_lengths import survey_prompts
@@ -57,9 +58,7 @@ from p2prl.models.weights.lora import (
     save_adapters,
     unreached_parameters,
 )
-from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.storage.key_file import create_identity
-from p2prl.net.transports import multiaddrs
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.envelope import NO_RUN, seal
@@ -68,28 +67,6 @@ from p2prl.protocol.limits import MAX_PROMPT_TOKENS
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
 from p2prl.tasks.task_registry import task_by_name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListenConfig:
-    """Addresses of the learner."""
-
-    listen: tuple[str, ...] = DEFAULT_LISTEN
-    """Multiaddrs to listen on; port 0 is replaced by a free port at the first start, which is kept."""
-    bootstrap: tuple[str, ...] = ()
-    """Multiaddrs of other peers to join the directory through; usually none."""
-    announce: tuple[str, ...] = ()
-    """Multiaddrs to name first in the join link, without a peer id: a DNS name that outlives this machine's address, as
-    `/dns4/run.example.org/tcp/4001`, or the outside of a port that a router forwards."""
-
-    def __post_init__(self) -> None:
-        for address in self.announce:
-            if "/p2p/" in address:
-                raise ConfigError(
-                    f"network.announce: {address[:80]!r} holds a peer id",
-                    remedy="Name the place alone; the learner's own id is added.",
-                )
-            multiaddrs.to_bytes(address)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
 
     until: float | None
     keeps_relaying: bool
-    length_s: float = MOST_DURATION_S
+    length_s: float | None = None
 
 
 def load_pause(folder: Path) -> Pause | None:
@@ -27,9 +27,13 @@ def load_pause(folder: Path) -> Pause | None:
     try:
         with (folder / "pause.json").open("rb") as file:
             found = msgspec.json.decode(file.read(_MOST_BYTES), type=_Document)
+            written = os.fstat(file.fileno()).st_mtime
     except (OSError, msgspec.DecodeError):
         return None
-    return Pause(found.until, found.keeps_relaying, min(MOST_DURATION_S, found.length_s))
+    length_s = found.length_s
+    if length_s is None:  # of an earlier release: the clock that gave the end also dated the file
+        length_s = MOST_DURATION_S if found.until is None else max(0.0, found.until - written)
+    return Pause(found.until, found.keeps_relaying, min(MOST_DURATION_S, length_s))
 
 
 def save_pause(folder: Path, pause: Pause | None) -> None:
@@ -41,5 +45,6 @@ def save_pause(folder: Path, pause: Pause | None) -> None:
             return
         new = folder / ".pause.new"
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(_Document(pause.until, pause.keeps_relaying, pause.length_s)))
+            length_s = None if pause.until is None else pause.length_s
+            file.write(msgspec.json.encode(_Document(pause.until, pause.keeps_relaying, length_s)))
         new.replace(path)

@@ -15,6 +15,7 @@ from p2prl.learner.intake.intake import TURNED_AWAY, turned_away_figures
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import FIGURES
 from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified
+from p2prl.learner.journal.groups import KEPT_ROLLOUT_BYTES
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.training_stage import Activity, TrainingStage, Work
@@ -102,7 +103,8 @@ class Training:
             yield from self.checkpoint()
 
     def checkpoint(self) -> Work:
-        """Write a checkpoint of this step unless there is one, then drop data needed only for earlier replays."""
+        """Write a checkpoint of this step unless there is one, then drop groups that neither a restart nor
+        `p2prl rollouts` needs."""
         paths = self._storage.paths
         target = paths.checkpoint(self.step)
         if target.exists():
@@ -111,7 +113,7 @@ class Training:
         yield Activity.CHECKPOINT, partial(self._trainer.save, target, self._tokenizer)
         oldest_kept = prune_checkpoints(paths.checkpoints)
         with self._storage.journal.transaction():
-            self._storage.journal.batches.forget_before(oldest_kept)
+            self._storage.journal.batches.forget_before(oldest_kept, keep_bytes=KEPT_ROLLOUT_BYTES)
 
     def resume(self, on_notice: Callable[[str], None]) -> None:
         """Bring the trainer to the exact step the run had reached, and load the policy versions of the window: restore

@@ -5,7 +5,8 @@ the model's next turn, and so on. Anybody with the seed and the tokens can tell 
 turns travels: messages are computed, compared, and left out of replay and training.
 
 A turn is decoded from its own tokens, and a message is encoded alone, without special tokens. Neither depends on how
-text around it would be tokenized.
+text around it would be tokenized. Control tokens in the text of a message are read as characters: an environment that
+repeats what the model said, or a page of the web, ends no turn and begins none.
 """
 
 from __future__ import annotations
@@ -106,6 +107,6 @@ class Episode:
             return None
         if len(self.turns) >= MAX_TURNS:
             return None
-        message = rules.codec.encode(rules.frame[0] + text + rules.frame[1], rendered=True)
+        message = rules.codec.encode(text, frame=rules.frame, rendered=True)
         self._size += len(message)
         return message if self._size < rules.max_new_tokens else None

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-TRUE_STEP, FALSE_STEP = 1.0, 0.0
+TRUE_STEP = 1.0
+"""Process reward of a step that leads to the answer."""
+
+FALSE_STEP = 0.0
+"""Process reward of a step that does not."""
 
 
 @dataclass(frozen=True, slots=True)

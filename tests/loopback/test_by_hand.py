@@ -1,4 +1,4 @@
-"""The commands as a person types them in separate terminals: init, learn, two joins from one home, board, Ctrl-C."""
+"""The commands of a run by hand, as forks: init, learn, two joins from one home, board, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AFTERWARDS = 8
 
 
 def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path) -> None:
-    swarm = SwarmProcesses(tmp_path / "terminals")
+    swarm = SwarmProcesses(tmp_path / "terminals", forks=True)
     home, run = tmp_path / "home", shutil.copytree(warm_run, tmp_path / "runs" / "mine")
     record_everything(run)
     with swarm.running():
@@ -60,7 +60,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path)
         assert lasting((run / "link").read_text()) == lasting(link)
         assert _contributors(port) == 2
         _ctrl_c(board, expected=0)
-        wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
+        swarm.await_end(15)
     files = spools(home)
     assert len(files) == 2, "two workers under one home take two seats"
     account = audit_run(run, files)

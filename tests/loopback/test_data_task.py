@@ -100,7 +100,7 @@ def test_own_data_and_scorer_from_init_to_receipts(tmp_path: Path, swarm: SwarmP
             if worker.is_alive:
                 worker.process.send_signal(signal.SIGINT)
             assert worker.wait(60) in (9, 130), worker.log[-3000:]
-        wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
+        swarm.await_end(15)
 
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["scorer_failures"] for line in metrics] == [0] * UPDATES

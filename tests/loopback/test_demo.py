@@ -58,7 +58,7 @@ def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
         # The cheat does not stay: it is excluded and ends.
         wait_until(lambda: every_process_came_up() or not demo.is_alive, seconds=180, what="six daemons")
         assert demo.wait(240) == 0, demo.log[-3000:]
-        wait_until(lambda: not swarm.survivors(), seconds=5, what="an end of every process")
+        swarm.await_end(5)
         assert not [folder for folder in folders if folder.exists()]
     document = json.loads(demo.log.splitlines()[-1])
     _check(document, run)

@@ -46,7 +46,7 @@ def test_an_interrupted_lab_leaves_nothing(tmp_path: Path, number: signal.Signal
             pytest.skip(json.loads(log.read_text())["reason"])
         process.send_signal(number)
         assert process.wait(20) == (130 if number == signal.SIGINT else -number), log.read_text()
-        wait_until(lambda: not lab.survivors(), seconds=10, what="an end of every process")
+        lab.await_end(10)
     if number == signal.SIGINT:
         assert not list(tmp_path.glob("nat-lab-*"))
 

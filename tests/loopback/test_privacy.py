@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.error
 import urllib.request
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,19 @@ from p2prl_lab.testing.address_scan import (
     run_folder_documents,
     strange_places,
 )
-from p2prl_lab.testing.swarm_processes import RoleProcess, SwarmProcesses, command, status_of, wait_until
+from p2prl_lab.testing.swarm_processes import (
+    RoleProcess,
+    SwarmProcesses,
+    command,
+    kill_tree,
+    status_of,
+    wait_until,
+)
 from tests.loopback.program import make_run
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
-LEARNER, HOME, VALIDATOR, SEEDER = (f"127.0.0.{number}" for number in range(1, 5))
+LEARNER, HOME, VALIDATOR, SEEDER, BOARD = (f"127.0.0.{number}" for number in range(1, 6))
 """Each role has an IPv4 address of its own, but for a volunteer that has IPv6 alone."""
 
 _NAMED_S = 12.0
@@ -132,14 +141,68 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
     assert "IP address" not in folder_board.log
 
 
+def test_who_starts_again_without_public_is_named_nowhere(tmp_path: Path) -> None:
+    """The key is the same, nobody saw the first process end, and links of its public days are in people's hands: a
+    board may be started with one."""
+    run, swarm = make_run(tmp_path / "runs"), SwarmProcesses(tmp_path / "terminals", forks=True)
+    home, board_home = tmp_path / "home", tmp_path / "board"
+    with swarm.running():
+        swarm.start("learner", "learn", str(run), "--updates", "0", *at(LEARNER))
+        link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=150, what="a link")
+        public = swarm.start("public", "join", link, "--threads", "1", "--public", *at(HOME), home=home)
+        peer = wait_until(lambda: status_of(home).get("peer"), seconds=150, what="the volunteer's id")
+        wait_until(lambda: peer in named_in((run / "link").read_text()), seconds=150, what="a link with the volunteer")
+        of_public_days = (run / "link").read_text()
+        boards = [
+            swarm.start("folder-board", "board", str(run), "--port", "0"),
+            swarm.start("board", "board", of_public_days, "--port", "0", *at(BOARD), home=board_home),
+        ]
+        urls = [board_url(board) for board in boards]
+        for url in urls:
+            wait_until(partial(shows, url, peer), seconds=150, what="a page with the volunteer")
+
+        kill_tree(public)
+        done = verified(home)
+        before = {name: len(role.log) for name, role in swarm.roles.items()}
+        again = swarm.start("again", "join", link, "--threads", "1", *at(HOME), home=home)
+        wait_until(lambda: verified(home) > done, seconds=150, what="a verified group of its second start")
+        assert status_of(home)["peer"] == peer, "the key is the same"
+        until = time.monotonic() + _NAMED_S
+        while time.monotonic() < until:
+            shown = {"file": (run / "link").read_text()} | {url: link_of(url) for url in urls}
+            assert [place for place, text in shown.items() if not text or peer in named_in(text)] == []
+        documents = [
+            *run_folder_documents(run),
+            *(document for url in urls for document in board_documents(url)),
+            *printed(swarm.environment(home), "status", str(run)),
+            *(
+                Document(f"{name}'s terminal", role.log[before.get(name, 0) :].encode())
+                for name, role in swarm.roles.items()
+            ),
+        ]
+    assert any(peer in document.text for document in documents), "the scan sees who works"
+    assert strange_places(documents, {Place(LEARNER)}) == []
+    assert "no new link, page or ledger joins the two" in again.log.replace("\n ", "")
+
+
 def verified(home: Path) -> int:
     return int(status_of(home).get("groups", {}).get("verified", 0))
 
 
+def link_of(url: str) -> str:
+    """The link on a board; empty before there is one."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/run", timeout=20) as answer:
+            return str(json.load(answer)["join_link"])
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # it has nothing of the run yet
+            raise
+        return ""
+
+
 def shows(url: str, peer: str) -> bool:
     """Whether the link on a board names a peer."""
-    with urllib.request.urlopen(f"{url}/api/v1/run", timeout=20) as answer:
-        text = json.load(answer)["join_link"]
+    text = link_of(url)
     return bool(text) and peer in named_in(text)
 
 

@@ -20,7 +20,9 @@ from p2prl_lab.testing.restless_owner import RestlessOwner
 from p2prl_lab.testing.run_audit import RunAudit, audit_run, record_everything, recorded_steps
 from p2prl_lab.testing.starved_time import StarvedTime, threads_of
 from p2prl_lab.testing.swarm_processes import (
+    EXACTLY,
     LISTEN,
+    PATIENCE,
     RoleProcess,
     SwarmProcesses,
     command,
@@ -249,7 +251,8 @@ class CrashRun:
 
     def _await_orphans(self, orphans: list[psutil.Process], killed_at: float, role: RoleProcess) -> None:
         if orphans:
-            self._wait(lambda: have_ended(orphans), seconds=_ORPHANS_END_S, what=f"the end of {role.name}'s orphans")
+            what = f"the end of {role.name}'s orphans"
+            self._wait(lambda: have_ended(orphans), seconds=_ORPHANS_END_S, what=what, patience=EXACTLY)
             self.report.orphans_ended_s.append(time.monotonic() - killed_at)
 
     def _last_learner_kill(self, learner: RoleProcess) -> None:
@@ -282,7 +285,7 @@ class CrashRun:
             elif role is not learner:
                 code = self._exit_code(role, 60)
                 assert code == 9, f"{role.name}: {code}\n{role.log[-2000:]}"
-        self._wait(lambda: not self._swarm.survivors(), seconds=15, what="an end of every process")
+        self._wait(lambda: not self._swarm.survivors(), seconds=15, what="an end of every process", patience=EXACTLY)
         left = [folder for folder in self._folders if folder.exists()]
         assert not left, f"left behind: {left}"
 
@@ -322,13 +325,13 @@ class CrashRun:
         assert result.returncode == 0, result.stderr
         self.report.reward = float(json.loads(result.stdout)["reward"])
 
-    def _wait(self, condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+    def _wait(self, condition: Callable[[], Any], *, seconds: float, what: str, patience: float = PATIENCE) -> Any:
         def holds() -> Any:
             self._revive()
             return condition()
 
         clock = StarvedTime(lambda: threads_of(process.pid for process in self._swarm.survivors()))
-        return wait_until(holds, seconds=seconds * self._plan.patience, what=what, clock=clock)
+        return wait_until(holds, seconds=seconds * self._plan.patience, what=what, patience=patience, clock=clock)
 
     def _revive(self) -> None:
         """Start again what gave up for a while, as its service does."""

@@ -92,7 +92,7 @@ def disconnect_volunteer(
     for role in (learner, stays, leaves):
         role.process.send_signal(signal.SIGINT)
         assert role.wait(60) == 130, role.log[-2000:]
-    wait_until(lambda: not swarm.survivors(), seconds=15, what="an end of every process")
+    swarm.await_end(15)
     audit = audit_run(run, [path for each in homes for path in spools(each)], has_ended=False)
     states = [ReceiptState(audit.receipts[digest][1].state) for digest in during if digest in audit.receipts]
     used = dict(rows(run / "journal.db", "SELECT digest, used_step FROM groups WHERE state = 'used'"))

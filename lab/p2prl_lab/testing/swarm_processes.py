@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from p2prl.protocol.join_link import parse_link
-from p2prl_lab.testing.forked_roles import ForkedRole, start_fork
+from p2prl_lab.testing.forked_roles import ForkedRole, run_fork, start_fork
 
 Process = subprocess.Popen[bytes] | ForkedRole
 
@@ -36,17 +36,25 @@ _PAUSE = threading.Event()
 
 
 PATIENCE = 4.0
-"""Machines differ by this much in speed. Limits here only end what hangs, so each is this many times the usual."""
+"""Machines differ by this much in speed. A limit that only ends what hangs is this many times the usual."""
+
+EXACTLY = 1.0
+"""Of a limit that is a promise to users, on any machine."""
 
 
 def wait_until(
-    condition: Callable[[], Any], *, seconds: float, what: str, clock: Callable[[], float] = time.monotonic
+    condition: Callable[[], Any],
+    *,
+    seconds: float,
+    what: str,
+    patience: float = PATIENCE,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Any:
     """Poll until `condition` is true and return its value.
 
-    AssertionError naming `what` after `PATIENCE` times `seconds`, by `clock`.
+    AssertionError naming `what` after `patience` times `seconds`, by `clock`.
     """
-    limit = PATIENCE * seconds
+    limit = patience * seconds
     until = clock() + limit
     while not (value := condition()):
         assert clock() < until, f"{what}: not within {limit:g} s"
@@ -168,6 +176,11 @@ class SwarmProcesses:
                     found.append(process)
         return found
 
+    def await_end(self, seconds: float) -> None:
+        """Wait until every process has ended; AssertionError after `seconds`, which users were promised."""
+        what = "an end of every process"
+        wait_until(lambda: not self.survivors(), seconds=seconds, what=what, patience=EXACTLY)
+
     def _launch(
         self, python: str, module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
     ) -> Process:
@@ -185,16 +198,8 @@ class SwarmProcesses:
 
 
 def command(*arguments: str, environment: dict[str, str], timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run `p2prl ARGUMENTS…` to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "p2prl", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=PATIENCE * timeout_s,
-        check=False,
-    )
+    """Run `p2prl ARGUMENTS…` to its end, in a fork: most commands need less time than their imports."""
+    return run_fork(arguments, environment, timeout_s=PATIENCE * timeout_s)
 
 
 def lasting(link: str) -> tuple[str, str]:

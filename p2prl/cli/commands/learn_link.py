@@ -10,7 +10,7 @@ from p2prl.net.listen_addresses import with_one_port, with_port
 from p2prl.net.process import control
 from p2prl.net.process.passing_port import PassingPort
 from p2prl.protocol import limits
-from p2prl.protocol.join_link import as_wide, peers_of, reach_of
+from p2prl.protocol.join_link import as_wide, needs_zone, peers_of, reach_of
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
@@ -121,8 +121,10 @@ _MOST_OWN = 4
 
 
 def shareable(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """`addresses` without loopback ones, which would mean the reader's own machine, unless there are no others."""
-    return tuple(address for address in addresses if reach_of(address) != "machine") or addresses
+    """`addresses` without those that need a zone, and without loopback ones, which would mean the reader's own machine,
+    unless there are no others."""
+    dialable = tuple(address for address in addresses if not needs_zone(address))
+    return tuple(address for address in dialable if reach_of(address) != "machine") or dialable
 
 
 def link_addresses(own: tuple[str, ...], peers: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,7 +145,9 @@ def link_addresses(own: tuple[str, ...], peers: tuple[str, ...]) -> tuple[str, .
 def reach_warning(addresses: tuple[str, ...]) -> str:
     """Warning for the operator when a link does not work everywhere; empty otherwise."""
     reaches = {reach_of(address) for address in addresses}
-    if not reaches or "internet" in reaches:
+    if not reaches:
+        return "This link works nowhere: none of the learner's addresses is one that others can dial."
+    if "internet" in reaches:
         return ""
     if "network" in reaches:
         return "This link works on this local network only: none of its addresses is public."

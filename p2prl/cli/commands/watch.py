@@ -7,7 +7,6 @@ removed before anything is printed.
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import msgspec
 import typer
 
 from p2prl.cli.options import AsJson, Home
-from p2prl.cli.views.console import emit, output_width, say
+from p2prl.cli.views.console import emit, labelled, output_width, say
 from p2prl.cli.views.quantities import reward_text
 from p2prl.cli.views.receipt_advice import advice
 from p2prl.client.own_groups import OwnGroup, OwnGroups
@@ -186,9 +185,6 @@ def _json(path: Path) -> dict[str, Any]:
 _MOST_SHOWN = 4
 """Answers shown: the best, the worst and others between them tell what the policy is rewarded for."""
 
-_MOST_LINES = 8
-"""Lines of a prompt or an answer on a terminal."""
-
 
 def rollout_lines(rollout: Mapping[str, Any], *, now: float, width: int | None) -> list[str]:
     """The rollout of `p2prl watch --json`; `now` is Unix seconds.
@@ -203,16 +199,16 @@ def rollout_lines(rollout: Mapping[str, Any], *, now: float, width: int | None) 
         f"{age_text(now - rollout['sampled_at'])} ago: "
         f"{counted(len(answers), 'answer')}, {counted(tokens, 'token')}{pace}"
     )
-    lines = [*_wrapped("", cleaned(heading), width), *_wrapped("prompt   ", rollout["prompt"], width)]
+    lines = [*labelled("", cleaned(heading), width), *labelled("prompt   ", rollout["prompt"], width)]
     shown = _chosen(answers)
     for place in shown:
         answer = answers[place]
         label = f"#{place + 1:<3}{reward_text(answer['reward']):>4} "
         end = "" if answer["finished"] else " … (cut off at the run's longest answer)"
-        lines += _wrapped(label, answer["text"] + end, width)
+        lines += labelled(label, answer["text"] + end, width)
     if len(shown) < len(answers):
         lines.append(f"         and {counted(len(answers) - len(shown), 'more answer')}: --json shows all")
-    return [*lines, *_wrapped("reward   ", _reward(rollout), width), *_wrapped("now      ", _state(rollout), width)]
+    return [*lines, *labelled("reward   ", _reward(rollout), width), *labelled("now      ", _state(rollout), width)]
 
 
 def _chosen(answers: list[Mapping[str, Any]]) -> list[int]:
@@ -236,14 +232,3 @@ def _reward(rollout: Mapping[str, Any]) -> str:
 def _state(rollout: Mapping[str, Any]) -> str:
     why, _ = advice(rollout["state"], rollout["reason"])
     return f"{rollout['state']}: {why}"
-
-
-def _wrapped(label: str, text: str, width: int | None) -> list[str]:
-    """Paragraphs of a stranger's text below one another, beside a label."""
-    lines: list[str] = []
-    for paragraph in text.splitlines() or [""]:
-        whole = cleaned(paragraph)
-        lines += [whole] if width is None else textwrap.wrap(whole, max(20, width - len(label))) or [""]
-    if width is not None and len(lines) > _MOST_LINES:
-        lines = [*lines[: _MOST_LINES - 1], "…"]
-    return [(label if place == 0 else " " * len(label)) + line for place, line in enumerate(lines)]

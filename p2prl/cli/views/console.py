@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -113,6 +114,22 @@ def show(line: str, *, unwrapped: bool = False) -> None:
 def output_width() -> int | None:
     """Columns of the terminal that standard output is; None for a pipe or a file, whose lines are not broken."""
     return _output.width if _output.is_terminal else None
+
+
+_MOST_LINES = 8
+"""Lines of a stranger's text on a terminal."""
+
+
+def labelled(label: str, text: str, width: int | None) -> list[str]:
+    """Paragraphs of a stranger's text below one another, beside a label; of a terminal's `width` the first few lines,
+    whole for a file (None)."""
+    lines: list[str] = []
+    for paragraph in text.splitlines() or [""]:
+        whole = cleaned(paragraph)
+        lines += [whole] if width is None else textwrap.wrap(whole, max(20, width - len(label))) or [""]
+    if width is not None and len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], "…"]
+    return [(label if place == 0 else " " * len(label)) + line for place, line in enumerate(lines)]
 
 
 def _print(where: Console, message: str, *, unwrapped: bool) -> None:

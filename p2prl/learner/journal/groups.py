@@ -1,9 +1,10 @@
 """Groups of the journal: every one the learner stored, with its state; the batches of updates; the signed policies.
 
 A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, and its row
-after a week (`forget_refused`); those of a trained group when a checkpoint covers its update, while its row stays, by
-which its slot is known to be taken and its author to have delivered. A group too large for one envelope has its body in
-a table of its own, dropped with the envelope, and so have the rewards of a group's steps.
+after a week (`forget_refused`); those of a trained group when a checkpoint covers its update and newer groups fill
+`KEPT_ROLLOUT_BYTES`, while its row stays, by which its slot is known to be taken and its author to have delivered. A
+group too large for one envelope has its body in a table of its own, dropped with the envelope, and so have the rewards
+of a group's steps.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ CREATE TRIGGER IF NOT EXISTS drop_group_steps AFTER UPDATE OF raw ON groups WHEN
 CREATE INDEX IF NOT EXISTS groups_state ON groups (state, arrived);
 CREATE INDEX IF NOT EXISTS groups_waiting ON groups (state, peer, arrived);
 CREATE INDEX IF NOT EXISTS groups_peer_slot ON groups (peer, slot);
+CREATE INDEX IF NOT EXISTS groups_kept ON groups (used_step) WHERE raw IS NOT NULL;
 CREATE TABLE IF NOT EXISTS batches (step INTEGER PRIMARY KEY, digests BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS policies (version INTEGER PRIMARY KEY, step INTEGER NOT NULL, raw BLOB NOT NULL);
 """
@@ -73,6 +75,11 @@ class GroupState(StrEnum):
 
 _FORGOTTEN_AT_ONCE = 4_096
 """Refused groups deleted in one go: more than arrive between two checkpoints, and no long wait."""
+
+
+KEPT_ROLLOUT_BYTES = 64_000_000
+"""Trained groups kept for `p2prl rollouts`: some 3,000 groups of 8 completions of 512 tokens, and little beside a run's
+weights. Groups that a restart needs are kept in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +306,27 @@ class BatchTable:
         ).fetchone()
         return int(row[0])
 
-    def forget_before(self, step: int) -> None:
-        """Drop the bytes of groups trained on before a checkpoint at `step`: those batches will not be replayed."""
+    def kept_steps(self) -> list[int]:
+        """Steps of the updates whose groups still have their bytes, in order."""
+        rows = self._db.execute(
+            "SELECT DISTINCT used_step FROM groups WHERE raw IS NOT NULL AND used_step IS NOT NULL ORDER BY used_step"
+        )
+        return [int(step) for (step,) in rows]
+
+    def forget_before(self, step: int, *, keep_bytes: int = 0) -> None:
+        """Drop the bytes of groups trained on before a checkpoint at `step`, whose batches will not be replayed; but
+        the newest updates', as many as fit in `keep_bytes`."""
+        rows = self._db.execute(
+            "SELECT g.used_step, SUM(LENGTH(g.raw) + COALESCE(LENGTH(g.behavior), 0) + COALESCE(b.size, 0))"
+            " FROM groups AS g LEFT JOIN group_bodies AS b ON b.digest = g.digest"
+            " WHERE g.raw IS NOT NULL AND g.used_step < ? GROUP BY g.used_step ORDER BY g.used_step DESC",
+            (step,),
+        ).fetchall()
+        for used_step, size in rows:
+            keep_bytes -= size
+            if keep_bytes < 0:
+                break
+            step = used_step
         self._db.execute(
             "UPDATE groups SET raw = NULL, behavior = NULL, rewards = NULL WHERE state = ? AND used_step < ?"
             " AND raw IS NOT NULL",
@@ -325,10 +351,15 @@ class PolicyTable:
         row = self._db.execute("SELECT raw FROM policies WHERE step = ?", (step,)).fetchone()
         return None if row is None else bytes(row[0])
 
+    def of_version(self, version: int) -> bytes | None:
+        """The manifest envelope published under a version, if any."""
+        row = self._db.execute("SELECT raw FROM policies WHERE version = ?", (version,)).fetchone()
+        return None if row is None else bytes(row[0])
+
     def was_published(self, version: int, digest: bytes) -> bool:
         """Whether this exact manifest was ever published under this version."""
-        row = self._db.execute("SELECT raw FROM policies WHERE version = ?", (version,)).fetchone()
-        return row is not None and envelope_digest(bytes(row[0])) == digest
+        raw = self.of_version(version)
+        return raw is not None and envelope_digest(raw) == digest
 
     def since_step(self, step: int) -> list[bytes]:
         """Manifest envelopes published at or after a step, and always the newest; oldest first.

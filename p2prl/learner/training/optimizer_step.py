@@ -228,8 +228,11 @@ def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float
     mask_BGT = rollouts.mask_BGT
     ratio_BGT = (policy_logprobs_BGT.detach() - rollouts.behavior_logprobs_BGT).masked_fill(~mask_BGT, 0.0)
     staleness = sorted(rollouts.staleness_BG[:, 0].tolist())
+    rewards_BG = widest(rollouts.rewards_BG)
     return {
-        "reward": float(widest(rollouts.rewards_BG).mean()),
+        "reward": float(rewards_BG.mean()),
+        "reward_std": float(rewards_BG.std(correction=0)),
+        "entropy_per_token": float(-rollouts.behavior_logprobs_BGT[mask_BGT].mean()),
         "kl_behavior_per_token": float(-ratio_BGT.sum() / mask_BGT.sum()),
         "completion_tokens_mean": float(mask_BGT.sum() / mask_BGT[..., 0].numel()),
         "staleness_p50": float(staleness[len(staleness) // 2]),

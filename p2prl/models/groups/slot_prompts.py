@@ -51,15 +51,14 @@ class ProceduralPrompts:
     def __init__(self, task: Task, frame: tuple[str, str], codec: TextCodec) -> None:
         """`frame` is the text before and after each prompt (`RunManifest.prompt_frame`)."""
         self._task = task
-        self._before, self._after = frame
+        self._frame = frame
         self._codec = codec
 
     def prompt(self, work: Slot, peer: bytes, *, held_out: bool) -> SlotPrompt:
         """See `PromptSource`. Fresh seeds are held out by themselves."""
         del peer, held_out
         text = self._task.prompt(work.prompt_seed)
-        rendered = bool(self._before or self._after)
-        return SlotPrompt(self._codec.encode(self._before + text + self._after, rendered=rendered), text)
+        return SlotPrompt(self._codec.encode(text, frame=self._frame, rendered=any(self._frame)), text)
 
 
 class DataPrompts:

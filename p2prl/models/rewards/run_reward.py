@@ -108,6 +108,28 @@ class RunReward:
         )
         return tuple(rewards_BG[0].tolist())
 
+    def parts(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[dict[str, float], ...]:
+        """What success, outcome and process add to the reward of each completion; those the reward names alone."""
+        config = self._config
+        parts = [
+            {"success": config.success_weight * self.score(task, prompt, completion).reward}
+            for completion in completions
+        ]
+        if self._judges_steps:
+            judgements = [self._scorers[task].judge(prompt, *completion) for completion in completions]
+            refined = refine_steps(*_padded(judgements), config).sum(dim=-1)[0].tolist()
+            for part, judgement, process in zip(parts, judgements, refined, strict=True):
+                part |= {
+                    "outcome": config.outcome_weight * judgement.outcome,
+                    "process": config.process_weight * process,
+                }
+        weights = {
+            "success": config.success_weight,
+            "outcome": config.outcome_weight,
+            "process": config.process_weight,
+        }
+        return tuple({name: value for name, value in part.items() if weights[name] != 0} for part in parts)
+
 
 def _padded(judgements: Sequence[Judgement]) -> tuple[Tensor, Tensor]:
     """Step scores of one group, (1, G, K) float64, and their mask."""

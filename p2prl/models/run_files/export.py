@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.run_files.checks import LABEL_KEYS, check_config, json_file
-from p2prl.models.tokenizer.backend import SPECIAL_TOKENS
 from p2prl.models.tokenizer.checks import check_tokenizer
+from p2prl.models.tokenizer.control_encoding import SPECIAL_TOKENS
 
 _LOCAL_KEYS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Keys of config.json that depend on the machine it was written on."""

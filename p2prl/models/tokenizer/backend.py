@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,11 +10,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.tokenizer.checks import MAX_ADDED_TOKENS, check_tokenizer
+from p2prl.models.tokenizer.control_encoding import SPECIAL_TOKENS
+from p2prl.models.tokenizer.hidden_tokens import hide_tokens, private_name
 from p2prl.models.tokenizer.text_codec import library_panics
 from p2prl.protocol import limits
-
-SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""The special tokens a run's tokenizer may name."""
 
 
 def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -29,10 +28,13 @@ def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return special
 
 
-def read_backend(data: bytes | memoryview, special: Sequence[str], vocabulary: int) -> Any:
+def read_backend(
+    data: bytes | memoryview, special: Sequence[str], vocabulary: int, *, hidden: Collection[str] = ()
+) -> Any:
     """The library's tokenizer of a tokenizer.json, with `special` tokens found in texts and no truncation or padding.
 
-    `vocabulary` is the number of the model's token ids. `RemoteProtocolError` for rules that are refused.
+    `vocabulary` is the number of the model's token ids; `hidden` tokens are known by their private names alone.
+    `RemoteProtocolError` for rules that are refused.
     """
     if len(data) > limits.MAX_RUN_FILE_BYTES:
         raise RemoteProtocolError(f"run files: tokenizer.json has {len(data)} bytes")
@@ -41,6 +43,9 @@ def read_backend(data: bytes | memoryview, special: Sequence[str], vocabulary: i
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"run files: tokenizer.json is not a JSON object: {str(error)[:200]}") from error
     check_tokenizer(rules)
+    if hidden:
+        rules = hide_tokens(rules, hidden)
+        special = [private_name(token) if token in hidden else token for token in special]
     # Encoded again, so that the library reads what was checked: a key written twice has one value here.
     checked = msgspec.json.encode(rules | {"truncation": None, "padding": None})
     del rules  # as large as what the library makes of it

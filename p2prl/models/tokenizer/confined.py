@@ -12,9 +12,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from p2prl.confinement.children import Child, Launch, Program
 from p2prl.errors import MachineError, RemoteProtocolError
@@ -60,6 +62,17 @@ def tokenizer_program() -> Program:
     )
 
 
+class _Added(msgspec.Struct):
+    content: str
+    special: bool = False
+
+
+class _Rules(msgspec.Struct):
+    """What is read of a tokenizer.json outside the process: the texts that it looks for."""
+
+    added_tokens: list[_Added] | None = None
+
+
 class _EndedError(Exception):
     """The process ended before it replied."""
 
@@ -68,15 +81,22 @@ class ConfinedTokenizer:
     """Encodes and decodes as the fast tokenizer of a run's files would. Any thread may use it; close it."""
 
     def __init__(
-        self, rules: bytes, special: Mapping[str, str], vocabulary: int, *, launch: Launch | None = None
+        self,
+        rules: bytes,
+        special: Mapping[str, str],
+        vocabulary: int,
+        *,
+        launch: Launch | None = None,
+        hidden: Sequence[str] = (),
     ) -> None:
         """`rules` is a tokenizer.json, `special` the texts of special tokens by name.
 
+        `hidden` tokens are known by their private names alone (`p2prl/models/tokenizer/hidden_tokens.py`).
         `RemoteProtocolError` when it is refused or too costly, `MachineError` when no process starts.
         """
         self._launch = launch or tokenizer_program().start
-        self._size_bytes = len(rules)
-        self._build = messages.message(messages.BUILD, messages.build_payload(dict(special), vocabulary, rules))
+        self._rules, self._special, self._vocabulary = rules, dict(special), vocabulary
+        self._hidden = tuple(hidden)
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._failures = 0
@@ -106,6 +126,22 @@ class ConfinedTokenizer:
         assert not any(options.values())
         request = messages.message(messages.DECODE, messages.ids_payload(token_ids))
         return self._ask(request, f"a completion of {len(token_ids):,} tokens").decode("utf-8", "replace")
+
+    def added_tokens(self) -> list[tuple[str, bool]]:
+        """The tokens that are looked for in texts, each with whether it is special."""
+        try:
+            added = msgspec.json.decode(self._rules, type=_Rules).added_tokens or []
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise RemoteProtocolError("the run's tokenizer has added tokens that cannot be read") from error
+        return [
+            *((token.content, token.special) for token in added),
+            *((text, True) for text in self._special.values()),
+        ]
+
+    def hiding(self, tokens: Collection[str]) -> ConfinedTokenizer:
+        """A second process with the same rules, in which these tokens have their private names."""
+        hidden = sorted(tokens)
+        return ConfinedTokenizer(self._rules, self._special, self._vocabulary, launch=self._launch, hidden=hidden)
 
     def close(self) -> None:
         """End the process."""
@@ -149,7 +185,7 @@ class ConfinedTokenizer:
                 remedy="Check that memory and processes are left on this machine (ulimit -a).",
             )
         self._failures += 1
-        seconds = REQUEST_S if subject else build_seconds(self._size_bytes)
+        seconds = REQUEST_S if subject else build_seconds(len(self._rules))
         raise RemoteProtocolError(
             f"the run's tokenizer needs more than {seconds:.1f} s or {MEMORY_BYTES / 1e6:.0f} MB "
             f"for {subject or 'its own rules'}",
@@ -161,7 +197,8 @@ class ConfinedTokenizer:
         self._connection = ours
         with theirs:
             self._child = self._launch(theirs.fileno())
-        reply = self._exchange(self._build, build_seconds(self._size_bytes))
+        payload = messages.build_payload(self._special, self._vocabulary, self._rules, self._hidden)
+        reply = self._exchange(messages.message(messages.BUILD, payload), build_seconds(len(self._rules)))
         self.eos_token_id, self.layers = messages.read_ready(reply)
 
     def _exchange(self, request: bytes, seconds: float) -> bytes:

@@ -35,17 +35,17 @@ def message(kind: bytes, payload: bytes) -> bytes:
     return HEADER.pack(kind, len(payload)) + payload
 
 
-def build_payload(special: dict[str, str], vocabulary: int, rules: bytes) -> bytes:
-    """Special tokens, the number of the model's token ids, and a tokenizer.json."""
-    head = json.dumps([special, vocabulary]).encode()
+def build_payload(special: dict[str, str], vocabulary: int, rules: bytes, hidden: Sequence[str] = ()) -> bytes:
+    """Special tokens, the number of the model's token ids, a tokenizer.json, and the tokens to hide."""
+    head = json.dumps([special, vocabulary, list(hidden)]).encode()
     return _COUNT.pack(len(head)) + head + rules
 
 
-def read_build(payload: bytes) -> tuple[dict[str, str], int, memoryview]:
+def read_build(payload: bytes) -> tuple[dict[str, str], int, memoryview, frozenset[str]]:
     """What `build_payload` packed."""
     (length,) = _COUNT.unpack_from(payload)
     head: Any = json.loads(payload[_COUNT.size : _COUNT.size + length])
-    return head[0], head[1], memoryview(payload)[_COUNT.size + length :]
+    return head[0], head[1], memoryview(payload)[_COUNT.size + length :], frozenset(head[2])
 
 
 def ready_payload(end: int | None, layers: Sequence[str]) -> bytes:

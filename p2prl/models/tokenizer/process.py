@@ -48,8 +48,8 @@ def main() -> None:
     backend: Any = None
     try:
         with _limited(build_seconds(length)):
-            special, vocabulary, rules = messages.read_build(read_exactly(descriptor, length))
-            backend = read_backend(rules, list(special.values()), vocabulary)
+            special, vocabulary, rules, hidden = messages.read_build(read_exactly(descriptor, length))
+            backend = read_backend(rules, list(special.values()), vocabulary, hidden=hidden)
             eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
             del rules
         _write(descriptor, messages.DONE, messages.ready_payload(eos, layers))

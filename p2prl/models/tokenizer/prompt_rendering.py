@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.models.tokenizer.control_encoding import ControlEncoding
 from p2prl.models.tokenizer.control_text import ControlText
 from p2prl.models.tokenizer.text_codec import library_panics
 from p2prl.protocol import limits
@@ -45,7 +46,7 @@ class PromptRenderer:
             )
         if template is not None:
             self._check_template(system)
-        self._control = None if keeps_control_tokens else ControlText(tokenizer, self._written())
+        self._encoding = None if keeps_control_tokens else ControlEncoding(tokenizer, written=self._written())
 
     @property
     def unknown_id(self) -> int | None:
@@ -54,26 +55,25 @@ class PromptRenderer:
         return token
 
     def render(self, prompt: Prompt) -> str:
-        """The text whose tokens are the prompt, with a `CUT` in each control token of the prompt's own text.
+        """The text whose tokens are the prompt, with a `CUT` before each control token of the prompt's own text.
 
         `ConfigError` when the template refuses the prompt, rewrites its control tokens, or there is none.
         """
         rendered = self._rendered(prompt)
-        found = "" if self._control is None else self._control.found(_texts(prompt))
-        if not found or self._control is None:
+        if self._encoding is None or not (found := self._encoding.control.found(_texts(prompt))):
             return rendered
-        if lone := self._control.lone(_texts(prompt)):
+        if lone := self._encoding.control.lone(_texts(prompt)):
             raise ConfigError(
                 f"the prompt has the control token {lone} in its text: of one character, it cannot be read as text",
                 remedy="Remove it from the row.",
             )
-        cut = self._rendered(_cut(prompt, self._control))
-        if cut.replace(CUT, "") != rendered:
+        guarded = self._rendered(_guarded(prompt, self._encoding.control))
+        if guarded.replace(CUT, "") != rendered:
             raise ConfigError(
                 f"the prompt has the control token {found} in its text, which the chat template rewrites",
                 remedy="Remove it from the row.",
             )
-        return cut
+        return guarded
 
     def _rendered(self, prompt: Prompt) -> str:
         return _plain(prompt) if self._template is None else self._applied(prompt, answered=False)
@@ -147,33 +147,25 @@ class PromptRenderer:
         return text
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of rendered texts, none of which spans a `CUT`.
+        """Tokens of rendered texts. No control token is read after a `CUT`.
 
         A template writes its special tokens itself, so that none is doubled.
         """
-        pieces = [text.split(CUT) for text in texts]
-        whole = [parts[0] for parts in pieces if len(parts) == 1]
-        encoded = iter(self._encoded(whole, special=self._template is None))
-        return [next(encoded) if len(parts) == 1 else self._joined(parts) for parts in pieces]
-
-    def _joined(self, parts: list[str]) -> list[int]:
-        """The tokens of a text in parts, between those that the tokenizer adds to a text."""
-        inner = [token for row in self._encoded(parts, special=False) for token in row]
-        if self._template is not None:
-            return inner
-        (framed,), (bare,) = self._encoded(["a"], special=True), self._encoded(["a"], special=False)
-        start = next(n for n in range(len(framed)) if framed[n : n + len(bare)] == bare)
-        return [*framed[:start], *inner, *framed[start + len(bare) :]]
-
-    def _encoded(self, texts: list[str], *, special: bool) -> list[list[int]]:
-        if not texts:
-            return []
+        special = self._template is None
+        held = [self._encoding is not None and CUT in text for text in texts]
+        whole = [text for text, has in zip(texts, held, strict=True) if not has]
+        cut = [text for text, has in zip(texts, held, strict=True) if has]
         try:
             with library_panics():
-                rows = self._tokenizer(texts, add_special_tokens=special)["input_ids"]
+                plain = self._tokenizer(whole, add_special_tokens=special)["input_ids"] if whole else []
+                guarded: list[list[int]] = []
+                if self._encoding is not None:
+                    unguarded = [self._encoding.control.unguarded(text) for text in cut]
+                    guarded = self._encoding.encode(unguarded, special=special)
         except RemoteProtocolError as error:
             raise ConfigError(str(error), remedy="Choose another model.") from error
-        return [list(row) for row in rows]
+        rows = iter(plain), iter(guarded)
+        return [list(next(rows[has])) for has in held]
 
     def frame(self) -> tuple[str, str]:
         """Texts before and after the prompt of one user message. Both empty if there is no template, or it rewrites
@@ -215,10 +207,10 @@ def _conversation(sentinel: str) -> list[Message]:
     return [{"role": role, "content": f"{sentinel}-{part}"} for role, part in turns]
 
 
-def _cut(prompt: Prompt, control: ControlText) -> Prompt:
+def _guarded(prompt: Prompt, control: ControlText) -> Prompt:
     if isinstance(prompt, str):
-        return control.cut(prompt)
-    return [{**message, "content": control.cut(message["content"])} for message in prompt]
+        return control.guarded(prompt)
+    return [{**message, "content": control.guarded(message["content"])} for message in prompt]
 
 
 def _texts(prompt: Prompt) -> list[str]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.models.tokenizer.control_encoding import ControlEncoding
 
 
 @contextmanager
@@ -41,9 +42,12 @@ class TextCodec:
         if tokenizer.eos_token_id is not None:
             stops.add(tokenizer.eos_token_id)
         self._stop_ids = frozenset(stops)
+        self._encodings: dict[str, ControlEncoding] = {}
 
     def close(self) -> None:
         """End the process of a tokenizer that has one."""
+        for encoding in self._encodings.values():
+            encoding.close()
         if close := getattr(self._tokenizer, "close", None):
             close()
 
@@ -62,18 +66,33 @@ class TextCodec:
         """Tokens that end a completion: the end tokens of the model and of the tokenizer."""
         return self._stop_ids
 
-    def encode(self, text: str, *, rendered: bool = False) -> tuple[int, ...]:
-        """Prompt text to token ids, with the special tokens that the tokenizer adds to a text.
+    def encode(self, text: str, *, frame: tuple[str, str] = ("", ""), rendered: bool = False) -> tuple[int, ...]:
+        """Token ids of one text, as `encode_all` gives them."""
+        return self.encode_all([text], frame=frame, rendered=rendered)[0]
 
-        A text `rendered` by a chat template has its special tokens already: none are added.
+    def encode_all(
+        self, texts: Sequence[str], *, frame: tuple[str, str] = ("", ""), rendered: bool = False
+    ) -> list[tuple[int, ...]]:
+        """Token ids of texts of tasks, each between the run's two texts of `frame`.
+
+        Control tokens are read as such in the frame, and as plain text in `texts`. The special tokens that the
+        tokenizer adds to a text are added, but not to `rendered` ones, which have theirs from a chat template.
         """
         with library_panics():
-            return tuple(self._tokenizer.encode(text, add_special_tokens=not rendered))
+            encoding = self._encoding(frame)
+            held = [bool(encoding.control.found([text])) for text in texts]
+            cut = [encoding.control.between(frame, text) for text, has in zip(texts, held, strict=True) if has]
+            whole = [frame[0] + text + frame[1] for text, has in zip(texts, held, strict=True) if not has]
+            plain = self._tokenizer(whole, add_special_tokens=not rendered)["input_ids"] if whole else []
+            rows = iter(plain), iter(encoding.encode(cut, special=not rendered))
+            return [tuple(next(rows[has])) for has in held]
 
-    def encode_all(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Encode several texts; much faster than `encode` for many short ones."""
-        with library_panics():
-            return [tuple(row) for row in self._tokenizer(list(texts), add_special_tokens=True)["input_ids"]]
+    def _encoding(self, frame: tuple[str, str]) -> ControlEncoding:
+        """What control tokens are between the texts of a run's frame. A run has two frames."""
+        written = "".join(frame)
+        if written not in self._encodings:
+            self._encodings[written] = ControlEncoding(self._tokenizer, written=written)
+        return self._encodings[written]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Completion token ids (without the stop token) to text.

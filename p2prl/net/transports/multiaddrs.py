@@ -115,6 +115,8 @@ def _encode(kind: ValueKind, value: str) -> bytes:
     if kind == "ip4":
         return ipaddress.IPv4Address(value).packed
     if kind == "ip6":
+        if "%" in value:  # `packed` would drop it
+            raise ValueError(f"{value[:60]!r} has a zone, which is written before it: /ip6zone/NAME/ip6/…")
         return ipaddress.IPv6Address(value).packed
     if kind == "port":
         if not (value.isascii() and value.isdigit() and int(value) < 1 << 16):

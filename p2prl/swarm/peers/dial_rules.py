@@ -92,7 +92,8 @@ class DialRules:
             ip = ipaddress.ip_address(parts[2])
         except ValueError:
             return False
-        return parts[1] == f"ip{ip.version}" and self.allows_ip(ip)
+        is_plain = "%" not in parts[2]  # a zone is a name on the machine that wrote it
+        return is_plain and parts[1] == f"ip{ip.version}" and self.allows_ip(ip)
 
     def chosen(self, addresses: Iterable[str], owner: PeerId) -> tuple[str, ...]:
         """The addresses of a record to dial, circuits last: they would win against a direct dial that takes longer."""

@@ -45,7 +45,7 @@ class PromptEncoder(Protocol):
         ...
 
     def render(self, prompt: Prompt) -> str:
-        """The text whose tokens are the prompt, with a `CUT` wherever no token may span.
+        """The text whose tokens are the prompt, with a `CUT` before each control token that is plain text.
 
         `ConfigError` when the template refuses it.
         """

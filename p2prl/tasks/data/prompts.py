@@ -13,7 +13,8 @@ Message = dict[str, str]
 Prompt = str | list[Message]
 
 CUT = "\ufdd0p2prl-cut\ufdd1"
-"""Stands in a rendered text where no token may span. Not in any data: the first and the last sign are no characters."""
+"""Stands in a rendered text before what looks like a control token and is none. Not in any data: the first and the last
+sign are no characters."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

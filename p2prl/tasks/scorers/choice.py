@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from p2prl.tasks.data.packed_rows import Row
@@ -11,6 +12,9 @@ from p2prl.tasks.scorers.answer_text import UnusableRowError, last_boxed, plain_
 
 LETTERS = "ABCDEFGHIJ"
 """Options of a question: MMLU-Pro has ten."""
+
+OPTION_COLUMNS = ("choices", "options")
+"""Usual names of the column of a question's options: MMLU and ARC; MMLU-Pro."""
 
 _LETTER = re.compile(r"\(?([A-Ja-j])[).:]?")
 _STATED = re.compile(
@@ -39,6 +43,11 @@ class Choice:
         return stated_choice(text) == self._right(row)
 
     def right_answer(self, row: Row) -> str | None:
+        if column := _unseen_options(row):
+            raise UnusableRowError(
+                f"the column {column!r} holds options that the prompt does not show; write them into it, as lines like"
+                " `A. Paris`"
+            )
         return f"Answer: {self._right(row)}"
 
     def _right(self, row: Row) -> str:
@@ -52,6 +61,18 @@ class Choice:
                 " it must hold a letter A..J, or a number 0..9 that is not written as text"
             )
         return letter
+
+
+def _unseen_options(row: Row) -> str:
+    """The column of options of which the prompt lacks one; empty if there is none."""
+    prompt = " ".join(str(row.get("prompt", "")).split())
+    for column in OPTION_COLUMNS:
+        found: object = row.get(column)
+        options: object = found.get("text") if isinstance(found, Mapping) else found  # ARC: texts beside labels
+        texts = options if isinstance(options, Sequence) and not isinstance(options, str) else ()
+        if any(" ".join(str(text).split()) not in prompt for text in texts):
+            return column
+    return ""
 
 
 def stated_choice(text: str) -> str | None:

@@ -123,6 +123,17 @@ def scoring_spec(scoring: Scoring) -> str:
     return text
 
 
+def scorers_alone(text: str) -> dict[str, str]:
+    """The spec of each scorer of a spec alone, with its weight, by its own or its function's name; the second of a name
+    is `NAME 2`. `RemoteProtocolError` as `parse_spec`."""
+    alone: dict[str, str] = {}
+    for reward in parse_spec(text).rewards:
+        name = str(reward.option("function")) if reward.scorer == "function" else reward.scorer
+        same = sum(known.partition(" ")[0] == name for known in alone)
+        alone[f"{name} {same + 1}" if same else name] = scoring_spec(Scoring(rewards=(reward,)))
+    return alone
+
+
 def parse_spec(text: str) -> Scoring:
     """Read the text of a manifest. `RemoteProtocolError` unless it is canonical and every value is in its range."""
     if len(text) > limits.MAX_SCORING_CHARS:

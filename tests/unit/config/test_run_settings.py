@@ -14,6 +14,7 @@ import torch
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config import run_settings
 from p2prl.config.learner_memory import plan_learner_memory
+from p2prl.config.listen_config import ListenConfig
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner, learner_network
@@ -198,6 +199,20 @@ def test_staleness_bound_below_the_publish_interval_is_refused() -> None:
     replace(PLAN, publish_every=4, staleness_bound=3)
     with pytest.raises(ConfigError, match="--staleness is 2"):
         replace(PLAN, publish_every=4, staleness_bound=2)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("/dns4/run.example.org/tcp/4001/p2p/12D3KooWx", "holds a peer id"),
+        ("/ip6zone/eth0/ip6/fe80::1/tcp/4001", "works on one local network alone"),
+        ("run.example.org:4001", "is not an address"),
+    ],
+)
+def test_an_address_that_helps_no_reader_of_the_link_is_not_announced(address: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ListenConfig(announce=(address,))
+    assert ListenConfig(announce=("/dns4/run.example.org/tcp/4001",)).announce
 
 
 def test_not_a_run_folder(tmp_path: Path) -> None:

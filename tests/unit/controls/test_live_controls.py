@@ -273,7 +273,8 @@ def test_a_pause_on_disk_is_read_by_later_and_earlier_releases(rig: Rig) -> None
     assert kept is not None
     assert kept.until is None
     path.write_text(json.dumps({"until": rig.time + 60, "keeps_relaying": True}))
-    assert load_pause(rig.folder) == Pause(rig.time + 60, keeps_relaying=True)
+    os.utime(path, (rig.time, rig.time))
+    assert load_pause(rig.folder) == Pause(rig.time + 60, keeps_relaying=True, length_s=60.0)
     for junk in ("", "[]", "{}", '{"until": "soon", "keeps_relaying": false}'):
         path.write_text(junk)
         assert load_pause(rig.folder) is None
@@ -291,3 +292,30 @@ def test_a_pause_of_a_wrong_clock_lasts_as_long_as_it_was_to(rig: Rig) -> None:
     rig.time += 1_800
     rig.start()  # a second start does not begin it again
     assert rig.ask(messages.StatusRequest()).until == rig.time + 1_800
+
+
+@pytest.mark.parametrize(
+    ("written_ahead_s", "for_s", "lasts_s"),
+    [
+        (0.0, 7_200.0, 5_400.0),
+        (-86_400.0, 90_000.0, 1_800.0),
+        (30 * 86_400.0, 7_200.0, 7_200.0),
+        (30 * 86_400.0, 1e9, 366 * 86_400.0),
+    ],
+)
+def test_a_pause_that_an_earlier_release_wrote_lasts_as_long_as_it_was_to(
+    rig: Rig, written_ahead_s: float, for_s: float, lasts_s: float
+) -> None:
+    """It kept the end alone, which a clock a month ahead put a month away: 721 hours for a pause of one."""
+    written = rig.time + written_ahead_s
+    path = rig.folder / "pause.json"
+    path.write_text(json.dumps({"until": written + for_s, "keeps_relaying": False}))
+    os.utime(path, (written, written))
+    if written_ahead_s <= 0.0:
+        rig.time += 1_800
+    rig.start()
+    assert rig.ask(messages.StatusRequest()).until == rig.time + lasts_s
+    rig.controls.tick()
+    rig.time += 600
+    rig.start()  # a second start does not begin it again
+    assert rig.ask(messages.StatusRequest()).until == rig.time + lasts_s - 600

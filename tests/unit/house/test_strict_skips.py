@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.strict_skips import unexpected
+from tests.strict_skips import EXPECTED, unexpected
 from tests.unit.house.source_tree import ROOT
 
 SKIPS = """
@@ -52,9 +52,17 @@ def test_what_no_package_can_give_is_expected(tmp_path: Path) -> None:
     assert unexpected(["no CUDA device", "needs tmux", "this kernel has no Landlock"]) == []
 
 
-def test_every_test_that_waits_for_vllm_runs_in_its_environment() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="make test is strict on Linux")
+def test_contributors_are_told_what_skipped_tests_need() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    told = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    assert told[0] == "a skipped test needs"
+    assert set(told[1:]) == set(EXPECTED.values())
+
+
+def test_every_test_of_vllm_runs_in_its_environment() -> None:
     shown = subprocess.run(["make", "-pn", "clean"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (named,) = (line.partition(":= ")[2].split() for line in shown.splitlines() if line.startswith("VLLM_TESTS :="))
-    waiting = [path for path in (ROOT / "tests").rglob("test_*.py") if "vLLM is not installed" in path.read_text()]
+    of_vllm = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.vllm" in path.read_text()]
     here = Path(__file__)
-    assert {str(path.relative_to(ROOT)) for path in waiting if path != here} <= set(named)
+    assert {str(path.relative_to(ROOT)) for path in of_vllm if path != here} <= set(named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +92,11 @@ def test_metrics_describe_the_batch() -> None:
     rewards = [reward for group in batch for reward in group.rewards]
     lengths = [len(ids) for group in batch for ids in group.completions]
     ages = sorted(group.staleness for group in batch)
+    logprobs = [float(logprob) for group in batch for row in group.behavior_logprobs for logprob in row]
     assert metrics["reward"] == pytest.approx(math.fsum(rewards) / 6)
+    assert metrics["reward_std"] == pytest.approx(statistics.pstdev(map(float, rewards)))
+    assert metrics["reward_std"] > 0.0
+    assert metrics["entropy_per_token"] == pytest.approx(-statistics.fmean(logprobs), rel=1e-5)
     assert metrics["completion_tokens_mean"] == pytest.approx(sum(lengths) / 6)
     assert (metrics["staleness_p50"], metrics["staleness_max"]) == (ages[1], ages[-1])
     assert metrics["kl_behavior_per_token"] == pytest.approx(0.0, abs=1e-6)  # the first update is on-policy

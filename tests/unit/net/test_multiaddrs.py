@@ -25,6 +25,7 @@ RELAY = Identity.generate(b"\x01" * 16).peer_id
         ("/ip6/::1/tcp/1", "29 00000000000000000000000000000001 06 0001"),
         ("/dns4/a.example/tcp/443/wss", "36 09 612e6578616d706c65 06 01bb de03"),
         ("/p2p-circuit", "a202"),
+        ("/ip6zone/eth0/ip6/fe80::1", "2a 04 65746830 29 fe800000000000000000000000000001"),
     ],
 )
 def test_known_vectors(text: str, encoded: str) -> None:
@@ -87,6 +88,11 @@ def test_any_text_is_encoded_or_refused_with_config_error(text: str) -> None:
 def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         multiaddrs.to_bytes(text)
+
+
+def test_a_zone_that_would_be_lost_is_refused_with_how_it_is_written() -> None:
+    with pytest.raises(ConfigError, match="'fe80::1%eth0' has a zone, which is written before it: /ip6zone/NAME/ip6/"):
+        multiaddrs.to_bytes("/ip6/fe80::1%eth0/tcp/4001")
 
 
 def test_an_address_without_a_peer_cannot_be_dialed() -> None:

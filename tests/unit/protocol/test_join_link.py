@@ -84,6 +84,29 @@ def test_only_the_first_addresses_are_used() -> None:
     assert len(parse_link(str(many)).bootstrap) == limits.MAX_ADDRESSES
 
 
+@pytest.mark.parametrize(
+    "where",
+    ["/ip6/fe80::1%eth0", "/ip6/fe80::1%12", "/ip6/fe80::1", "/ip6zone/eth0/ip6/fe80::1", "/ip6/2600::1%wlan0"],
+)
+def test_an_address_with_a_zone_is_passed_over_and_a_link_of_such_alone_is_refused(where: str) -> None:
+    """The zone is a name of an interface on the machine that wrote the link."""
+    zoned = f"{where}/tcp/4001/p2p/{PEER}"
+    assert reach_of(zoned) == "network"
+    for order in ((zoned, DIRECT), (DIRECT, zoned)):
+        assert parse_link(str(JoinLink("run", Digest(bytes(32)), order))).bootstrap == (DIRECT,)
+    by_hand = str(JoinLink("run", Digest(bytes(32)), (DIRECT,))) + f"&b={zoned.replace('%12', '%2512')}"
+    assert parse_link(by_hand).bootstrap == (DIRECT,)
+    with pytest.raises(ConfigError, match="works on one local network alone") as caught:
+        parse_link(str(JoinLink("run", Digest(bytes(32)), (zoned,))))
+    assert "another address" in caught.value.remedy
+
+
+def test_zones_take_no_place_of_addresses_that_can_be_dialed() -> None:
+    zoned = f"/ip6/fe80::1/tcp/4001/p2p/{PEER}"
+    many = JoinLink("run", Digest(bytes(32)), (zoned,) * limits.MAX_ADDRESSES + (DIRECT,))
+    assert parse_link(str(many)).bootstrap == (DIRECT,)
+
+
 def test_foreign_parameters_are_refused() -> None:
     good = str(JoinLink("run", Digest(bytes(32)), (DIRECT,)))
     for bad in (

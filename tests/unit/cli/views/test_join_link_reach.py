@@ -12,6 +12,8 @@ HOME = "/ip4/192.168.1.7/tcp/1/p2p/x"
 PUBLIC = "/ip4/8.8.8.8/tcp/1/p2p/x"
 RELAYED = "/ip4/10.0.0.1/tcp/1/p2p/r/p2p-circuit/p2p/x"
 NAMED = "/dns4/example.org/tcp/1/p2p/x"
+ZONED = "/ip6zone/eth0/ip6/fe80::1/tcp/1/p2p/x"
+LINK_LOCAL = "/ip6/fe80::1/tcp/1/p2p/x"
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,9 @@ NAMED = "/dns4/example.org/tcp/1/p2p/x"
         ((HERE, HOME, HERE6, PUBLIC), (HOME, PUBLIC), ""),
         ((HERE, RELAYED), (RELAYED,), ""),
         ((NAMED,), (NAMED,), ""),
+        ((ZONED, LINK_LOCAL, HERE, HOME), (HOME,), "local network only"),
+        ((ZONED, HERE), (HERE,), "this machine only"),
+        ((ZONED, LINK_LOCAL), (), "works nowhere"),
     ],
 )
 def test_shared_addresses_and_their_reach(addresses: tuple[str, ...], shared: tuple[str, ...], words: str) -> None:
@@ -49,6 +54,7 @@ def test_private_addresses_of_peers_are_for_links_of_their_network_alone() -> No
     assert link_addresses((HOME,), peers) == (HOME, *peers)
     assert link_addresses((HOME, PUBLIC), peers) == (PUBLIC, HOME, peers[1])
     assert link_addresses((HOME, NAMED), peers[:1]) == (NAMED, HOME), "a DNS name that outlives the address"
+    assert link_addresses((ZONED, HOME), peers) == (HOME, *peers), "a zone is a name on this machine"
 
 
 def test_a_link_names_the_learner_first_at_its_widest_reach_then_peers() -> None:

@@ -128,12 +128,18 @@ def test_other_rows_have_the_tokens_that_transformers_gives(text: str) -> None:
         assert encoded(renderer, text) == expected
 
 
-def test_a_template_that_rewrites_the_text_refuses_the_row(tokenizer: Any) -> None:
-    template = "{{ messages[0]['content'] | replace('<|', '< |') | lower }}"
-    renderer = PromptRenderer(tokenizer, template=template)
+def test_a_template_that_measures_the_text_refuses_the_row(tokenizer: Any) -> None:
+    renderer = PromptRenderer(tokenizer, template="{{ messages[0]['content'][:20] }}")
     assert renderer.render("hello") == "hello"
     with pytest.raises(ConfigError, match=r"control token <\|im_end\|> in its text"):
-        renderer.render(f"hello {END}")
+        renderer.render(f"hello {END} and more words")
+
+
+def test_a_template_may_take_control_tokens_apart_itself(tokenizer: Any) -> None:
+    renderer = PromptRenderer(tokenizer, template="{{ messages[0]['content'] | replace('<|', '< |') | lower }}")
+    token_ids = encoded(renderer, f"hello {END}")
+    assert control_tokens(tokenizer, token_ids) == []
+    assert tokenizer.decode(token_ids) == "hello < |im_end|>"
 
 
 def test_a_packed_row_is_its_text_with_the_file_and_line_of_a_refusal(tokenizer: Any, tmp_path: Path) -> None:
@@ -160,4 +166,4 @@ def test_a_packed_row_is_its_text_with_the_file_and_line_of_a_refusal(tokenizer:
     assert row["prompt"] == "a <|im_end|> b"
     assert CUT not in str(row["rendered"])
     with pytest.raises(ConfigError, match=r"rows\.jsonl.*2.*control token"):
-        pack("refused", "{{ messages[0]['content'] | replace('<|', '< |') }}")
+        pack("refused", "{{ messages[0]['content'][:20] }}")

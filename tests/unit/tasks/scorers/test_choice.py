@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from p2prl.tasks.scorers.build import RowCheck
 from p2prl.tasks.scorers.choice import LETTERS, stated_choice
 
 
@@ -45,3 +46,24 @@ def test_small_letters(form: str, letter: str) -> None:
 )  # fmt: skip
 def test_no_choice(text: str) -> None:
     assert stated_choice(text) is None
+
+
+CAPITALS = ["Paris", "Rome", "New  York"]
+
+
+@pytest.mark.parametrize("column", ["choices", "options"])
+@pytest.mark.parametrize("options", [CAPITALS, {"text": CAPITALS, "label": ["A", "B", "C"]}])
+def test_a_question_whose_options_the_prompt_lacks_is_refused(column: str, options: object) -> None:
+    """MMLU's rows have them in a column of their own: a run on them learned to guess letters."""
+    check = RowCheck('{"rewards":[{"scorer":"choice","weight":1.0}]}')
+    row = {"prompt": "Which is in France?\nA. Paris\nB. Rome", "answer": 0, column: options}
+    assert check.problem(row).startswith(f"the column '{column}' holds options that the prompt does not show")
+    shown = {**row, "prompt": f"{row['prompt']}\nC. New York"}
+    assert check.problem(shown) == ""
+    assert check.right_answer(shown) == "Answer: A"
+
+
+@pytest.mark.parametrize("value", [None, "A or B", 4, [], {}])
+def test_a_column_of_that_name_that_lists_no_options_is_none(value: object) -> None:
+    check = RowCheck('{"rewards":[{"scorer":"choice","weight":1.0}]}')
+    assert check.problem({"prompt": "Which?", "answer": "B", "choices": value}) == ""

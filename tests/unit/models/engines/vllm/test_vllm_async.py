@@ -7,7 +7,6 @@ transformers from all tokens of a row, and gives them to the processor that the 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -29,9 +28,8 @@ from p2prl.models.sampling import sample_all
 from tests.unit.models.engines.vllm.vllm_runs import CONTEXT, LAYOUT, MODELS, SEQUENCES, WEIGHTS, requests, run_model
 
 pytestmark = [
-    pytest.mark.extra,
+    pytest.mark.vllm,
     pytest.mark.timeout(300),  # importing vLLM alone takes up to half a minute
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 
 

@@ -5,7 +5,6 @@ Runs where vLLM is importable, on a CPU or a GPU.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -43,9 +42,8 @@ from tests.unit.models.engines.vllm.vllm_runs import (
 )
 
 pytestmark = [
-    pytest.mark.extra,
+    pytest.mark.vllm,
     pytest.mark.timeout(300),  # importing vLLM alone takes up to half a minute
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 
 

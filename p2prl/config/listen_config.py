@@ -1,0 +1,35 @@
+"""The table `[network]` of run.toml: where the learner listens, and what its join link names first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2prl.errors import ConfigError
+from p2prl.net.listen_addresses import DEFAULT_LISTEN
+from p2prl.net.transports import multiaddrs
+from p2prl.protocol.join_link import needs_zone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenConfig:
+    """Addresses of the learner."""
+
+    listen: tuple[str, ...] = DEFAULT_LISTEN
+    """Multiaddrs to listen on; port 0 is replaced by a free port at the first start, which is kept."""
+    bootstrap: tuple[str, ...] = ()
+    """Multiaddrs of other peers to join the directory through; usually none."""
+    announce: tuple[str, ...] = ()
+    """Multiaddrs to name first in the join link, without a peer id: a DNS name that outlives this machine's address, as
+    `/dns4/run.example.org/tcp/4001`, or the outside of a port that a router forwards."""
+
+    def __post_init__(self) -> None:
+        for address in self.announce:
+            fault = "holds a peer id" if "/p2p/" in address else ""
+            if not fault:
+                multiaddrs.to_bytes(address)
+                fault = "works on one local network alone" if needs_zone(address) else ""
+            if fault:
+                raise ConfigError(
+                    f"network.announce: {address[:80]!r} {fault}",
+                    remedy="Name a public address or a DNS name alone; the learner's own id is added.",
+                )
