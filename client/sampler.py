@@ -97,7 +97,7 @@ class SlotSampler:
         for number in slots:
             try:
                 assignment = tools.work.assign(
-                    policy=policy.digest, beacon=policy.manifest.beacon, peer=self._identity.public_key, slot=number
+                    beacon=policy.manifest.beacon, peer=self._identity.public_key, slot=number
                 )
                 slot = _Slot(assignment, policy, self._turns.submit(tools.sampler, assignment.requests))
             except (RemoteProtocolError, ConfigError) as error:

@@ -29,6 +29,7 @@ class Kind(IntEnum):
     CHUNK_CANCEL = 15
     MEETING_REQUEST = 16
     MEETING = 17
+    PADDING = 18
 
     RUN_MANIFEST = 32
     POLICY_MANIFEST = 33

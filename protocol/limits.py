@@ -145,6 +145,10 @@ MAX_LEDGER_ENTRIES_PER_REPLY = 64
 MAX_LEDGER_QUERIES_PER_S = 8
 """Ledger queries answered per peer. A 50-byte query requests a page of 256 KiB, so this allows 2 MiB/s."""
 
+MAX_AMPLIFICATION = 8
+"""Bytes of large answers to a stranger for each byte that it sent; with the small ones at most ten. Who wants to drain
+an uplink pays a tenth of it."""
+
 MAX_STALENESS = 1 << 20
 """Largest staleness bound a run may declare, in learner updates."""
 

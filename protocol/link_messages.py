@@ -1,7 +1,8 @@
 """Link messages: the structs that two linked peers exchange. The connection authenticates them.
 
 Greeting (`Hello`, `LinkRates`), meetings (`MeetingRequest`, `Meeting`), gossip (`Offer`, `Want`, `Push`), chunk relay
-(`BlobQuery` to `ChunkCancel`) and ledger synchronization (`LedgerQuery`, `LedgerPage`). `frames` packs them into bytes.
+(`BlobQuery` to `ChunkCancel`) and ledger synchronization (`LedgerQuery`, `LedgerPage`); `Padding` pays for answers.
+`frames` packs them into bytes.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class Have(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class ChunkGrant(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Permission to request one chunk of a blob: one in the bitmap, or, if the bitmap is empty, any the sender has."""
+    """Permission to request one chunk of a blob: the one of this index, or, if it is −1, any the sender has."""
 
     root: bytes
-    bitmap: bytes
+    index: int
 
 
 class GrantDeclined(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -150,6 +151,12 @@ class Meeting(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """True: wait until the other has knocked, then dial. False: knock at once, so that the own router lets it in."""
 
 
+class Padding(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Bytes that mean nothing: a stranger is answered with at most `MAX_AMPLIFICATION` times what it sends."""
+
+    data: bytes
+
+
 def place_of(message: ChunkRequest | Chunk | ChunkRefused | ChunkCancel) -> Place:
     """The chunk that a peer's message is about. Raises `RemoteProtocolError` when no blob has it."""
     if not 0 <= message.index < limits.MAX_CHUNKS:
@@ -175,5 +182,6 @@ LINK_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.CHUNK_CANCEL: ChunkCancel,
     Kind.MEETING_REQUEST: MeetingRequest,
     Kind.MEETING: Meeting,
+    Kind.PADDING: Padding,
 }
 """The struct of each link message."""

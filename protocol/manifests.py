@@ -342,7 +342,7 @@ class PolicyManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=T
     previous: bytes
     """Digest of the envelope of the version before; empty for version 0."""
     beacon: bytes
-    """32 unpredictable bytes, published with the weights, so that nobody can search slot seeds in advance."""
+    """32 bytes, unpredictable until the first of `work_slots.VERSIONS_PER_BEACON` versions that have them in common."""
     created_ms: int
     patches: tuple[Patch, ...] = ()
     """Patches that lead to the same weights in fewer bytes. The full weights can always be downloaded instead."""

@@ -78,6 +78,8 @@ class RolloutGroup(Wire, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Wall-clock seconds spent on sampling. Display only: it gives the measured tokens per second."""
     evidence: bytes = b""
     """Reserved for activation fingerprints; empty unless a run asks for them."""
+    seeds: int = 1
+    """The rule of its slot's seeds (`work_slots.SEED_RULE`); 1 in groups of releases that had another."""
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` for a malformed group, so that later stages need not handle one."""

@@ -12,9 +12,10 @@ same counts (`check_counts`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -147,6 +148,10 @@ class StandingTable(Generic[_Key]):
     def of(self, key: _Key) -> Standing:
         """The standing of a key as of its newest count; empty for one that is not in the table."""
         return next((rows[key] for rows in self._by_rank.values() if key in rows), Standing())
+
+    def standings(self) -> Iterator[Standing]:
+        """All standings, each as of its newest count."""
+        return itertools.chain.from_iterable(rows.values() for rows in self._by_rank.values())
 
     def is_known(self, key: _Key, now: float) -> bool:
         """Whether a key is no newcomer, now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Peers of different versions do not work together: a changed limit, message or signature is another version."""
 
 

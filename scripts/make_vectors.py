@@ -46,6 +46,7 @@ from p2prl.protocol.link_messages import (
     Meeting,
     MeetingRequest,
     Offer,
+    Padding,
     Push,
     Want,
 )
@@ -70,7 +71,7 @@ from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.row_order import RowOrderKey, row_of
 from p2prl.protocol.signed_group import seal_group
 from p2prl.protocol.wire_codec import Wire
-from p2prl.protocol.work_slots import SlotKey, slot_work
+from p2prl.protocol.work_slots import SEED_RULE, SlotKey, slot_work
 
 LEARNER = Identity(bytes(range(16)))
 VOLUNTEER = Identity(bytes(range(16, 32)))
@@ -129,6 +130,7 @@ def rollout_group(policy: Digest) -> RolloutGroup:
         completions=(Completion(bytes((5, 0, 0, 0, 6, 0, 0, 0)), bytes((0, 188, 0, 192)), True, 1.0),) * 2,
         engine=EngineClass("transformers", "5.19.0", "float32", "cpu"),
         seconds=0.5,
+        seeds=SEED_RULE,
     )
 
 
@@ -152,29 +154,30 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         ChunkRefused(BLOB.root, 0, 500),
         BlobQuery(BLOB.root),
         LinkRates(20_000, 100_000),
-        ChunkGrant(BLOB.root, b"\x02"),
+        ChunkGrant(BLOB.root, 1),
         GrantDeclined(BLOB.root, 500),
         ChunkCancel(BLOB.root, 0),
         LedgerQuery(2),
         LedgerPage(0, (b"one", b"two")),
         MeetingRequest(VOLUNTEER.public_key),
         Meeting(VOLUNTEER.public_key, "/ip4/44.131.7.1/tcp/4001", True),
+        Padding(bytes(3)),
     )
 
 
-def slot(run: Digest, beacon: bytes, policy: bytes) -> dict[str, object]:
+def slot(run: Digest, beacon: bytes) -> dict[str, object]:
     """The work of one slot, and the order of tasks and rows of a peer."""
     peer = VOLUNTEER.public_key
     tasks = RUN_MANIFEST.tasks
-    work = slot_work(SlotKey(run=run, beacon=beacon, policy=policy, peer=peer, slot=7), tasks, 3)
+    work = slot_work(SlotKey(run=run, beacon=beacon, peer=peer, slot=7), tasks, 3)
     return {
-        "policy": policy.hex(),
+        "beacon": beacon.hex(),
         "task": work.task,
         "prompt_seed": work.prompt_seed,
         "sample_seeds": list(work.sample_seeds),
         "number": work.number,
         "tasks_of_slots_0_to_15": [
-            slot_work(SlotKey(run, beacon, policy, peer, number), tasks, 1).task for number in range(16)
+            slot_work(SlotKey(run, beacon, peer, number), tasks, 1).task for number in range(16)
         ],
         "rows_of_sort_0_to_15": [row_of(RowOrderKey(run, peer, "sort"), number, 1_000) for number in range(16)],
     }
@@ -267,7 +270,7 @@ def vectors() -> dict[str, object]:
             "entries": [raw.hex() for raw in (first, second, third)],
             "heads": [at.hex() for at in (head, middle, top)],
         },
-        "slot": slot(run, policy.beacon, name),
+        "slot": slot(run, policy.beacon),
         "link": str(JoinLink("vectors", run, (address,))),
         "invite": invite_text(TEAM_NAME),
     }

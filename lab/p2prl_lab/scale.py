@@ -22,6 +22,7 @@ from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16
+from p2prl.planning.measured_figures import MEASURED, MOST_UPLOAD_MBIT, OFFERED_SHARE, PATCH_RATIOS
 from p2prl.protocol.kinds import Role
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
@@ -31,37 +32,11 @@ from p2prl_lab.bench.spread.home_links import HOME_LINKS
 PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A measured figure, and the line of a page of docs/benchmarks that states it."""
-
-    value: float
-    page: str
-    line: str
-
-
-MEASURED = {
-    "version_bytes": Figure(988_065_536, "publish.md", "| bytes of a version | 58,469,440 | 988,065,536 |"),
-    "waits_s": Figure(0.090, "publish.md", "| training waits, median, s | .008 | .096 | .090 |"),
-    "head_s": Figure(1.7, "publish.md", "| head, median, s | .51 | 2.4 | 1.7 |"),
-    "beyond_copy_bytes": Figure(204e6, "publish.md", "| memory beyond the copy of the weights, MB | 243 | 228 | 204 |"),
-    "switch_s": Figure(2.4, "publish.md", "| any version of the window in a file, longest, s | 3.0 | 3.5 | 2.4 |"),
-    "keyframe_ratio": Figure(1.47, "publish.md", "1.47 times smaller than its"),
-    "t95_over_bound": Figure(1.06, "spread.md", "| home | 512 | 0% | 1.06 |"),
-    "copies": Figure(2.08, "spread.md", "| home | 512 | 0% | 1.06 | 1.09 |  | 2.08 |"),
-    "decode_bytes_s": Figure(1058e6, "patches.md", "| adam lr 1e-06, bf16 | 1.04% | patch (numba) | 6.89 |"),
-}
-"""Figures at one size, on two cores."""
-
-RATIOS = {1: 223.2, 2: 135.1, 8: 53.3, 32: 24.7, 128: 13.1}
-"""Size of bf16 weights over that of a patch that leads over this many updates at a learning rate of 1e-6 (`--spans`).
-The first is in patches.md too."""
-
 SIZES = {"7B": 7_615_616_512, "32B": 32_763_876_352}
 """Parameters of Qwen2.5 at these names."""
 
 VOLUNTEERS, STALENESS, UPDATES_A_VERSION = 1_000, 128, 2
-LEARNER_MBIT, OFFERED_SHARE, MOST_UPLOAD_MBIT = 100.0, 0.8, 200.0
+LEARNER_MBIT = 100.0
 INTERVAL_S = 600.0
 """Time from one version to the next, for bytes a day."""
 
@@ -80,7 +55,7 @@ class Run:
     @property
     def patch(self) -> float:
         """Bytes of the patch from one version to the next."""
-        return self.weights / RATIOS[UPDATES_A_VERSION]
+        return self.weights / PATCH_RATIOS[UPDATES_A_VERSION]
 
     @property
     def window(self) -> int:
@@ -90,7 +65,7 @@ class Run:
     @property
     def spans(self) -> float:
         """Bytes of the regular patches that a version has on average, a long one every few versions."""
-        return sum(self.weights / RATIOS[span * UPDATES_A_VERSION] / span for span in SPANS)
+        return sum(self.weights / PATCH_RATIOS[span * UPDATES_A_VERSION] / span for span in SPANS)
 
     @property
     def keyframe(self) -> float:
@@ -143,10 +118,10 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
     runs = [Run(parameters) for parameters in SIZES.values()]
     kept = VERSIONS_KEPT[Role.VOLUNTEER]
     yield "weights W, GB", "2 bytes a parameter", [gigabytes(run.weights) for run in runs]
-    yield "patch of a version p, MB", f"W / {RATIOS[2]}", [f"{run.patch / 1e6:,.0f}" for run in runs]
+    yield "patch of a version p, MB", f"W / {PATCH_RATIOS[2]}", [f"{run.patch / 1e6:,.0f}" for run in runs]
     yield (
         "all regular patches of a version q, MB",
-        " + ".join(f"W / {RATIOS[2 * span]}{f' / {span}' if span > 1 else ''}" for span in SPANS),
+        " + ".join(f"W / {PATCH_RATIOS[2 * span]}{f' / {span}' if span > 1 else ''}" for span in SPANS),
         [f"{run.spans / 1e6:,.0f}" for run in runs],
     )
     yield (
@@ -218,10 +193,10 @@ def gigabytes(size_bytes: float) -> str:
 
 def measured_ratios() -> Iterator[tuple[int, float]]:
     """(updates, size of the weights over that of the patch over them) of one segment, as in `p2prl bench patch`."""
-    versions = islice(adam_training(SEGMENT_WORDS, 1e-6, 0), max(RATIOS) + 1)
+    versions = islice(adam_training(SEGMENT_WORDS, 1e-6, 0), max(PATCH_RATIOS) + 1)
     first = next(versions)
     for updates, words in enumerate(versions, 1):
-        if updates in RATIOS:
+        if updates in PATCH_RATIOS:
             header, body = encode_segment(first, words, BF16, fastest_kernels())
             yield updates, words.nbytes / (len(header.pack()) + len(body))
 

@@ -52,6 +52,10 @@ _EXAMPLES = {
         "p2prl init my-run --model Qwen/Qwen3-0.6B --task walk12 --max-new-tokens 64",
         "p2prl init my-run --model Qwen/Qwen3-4B --lora 16 --data train.jsonl --scorer number",
     ),
+    "p2prl plan": (
+        "p2prl plan --fleet fleet.toml",
+        "p2prl plan --fleet fleet.toml --model 3b --staleness 128",
+    ),
     "p2prl learn": ("p2prl learn runs/my-run", "p2prl learn runs/my-run --updates 0 --track tensorboard"),
     "p2prl rollouts": (
         "p2prl rollouts runs/my-run",

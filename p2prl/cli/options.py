@@ -132,7 +132,8 @@ class NetworkOptions:
         float, typer.Option("--upload-mbit", min=0.0, help="Uplink for weights, Mbit/s; 0 measures it and uses 80 %.")
     ] = 0.0
     monthly_gb: Annotated[
-        float, typer.Option("--monthly-gb", min=0.0, help="Weights uploaded in a calendar month, GB; 0 is no limit.")
+        float,
+        typer.Option("--monthly-gb", min=0.0, help="Uploads in a month, GB; weights stop past it; 0 is no limit."),
     ] = 0.0
 
     def reach(self, *, lan: bool = False) -> ReachOptions:

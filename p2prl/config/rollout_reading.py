@@ -38,13 +38,14 @@ def open_rollouts(
     data = folder_data(folder)
     reward = RunReward(manifest.reward, [share.task for share in manifest.tasks], data_tasks=data.tasks)
     with ExitStack() as resources:
-        work = GroupWork(manifest, folder.run, model.codec(), data.tasks)
+        codec = model.codec()
+        work = GroupWork(manifest, folder.run, codec, data.tasks)
         resources.callback(work.close)
         pool = RunData(scoring=_of_parts(data)).start_scorers(on_notice)
         if pool is not None:
             resources.callback(pool.close)
         parts = RewardParts(reward, {task: scoring.spec for task, scoring in data.scoring.items()}, pool)
-        yield RolloutReader(kept, work, parts, loss=folder.loss_config(), data=data.tasks)
+        yield RolloutReader(kept, work, codec, parts, loss=folder.loss_config(), data=data.tasks)
 
 
 def _of_parts(data: RunData) -> dict[str, TaskScoring]:

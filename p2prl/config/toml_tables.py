@@ -15,11 +15,26 @@ from p2prl.errors import ConfigError
 
 T = TypeVar("T")
 
+MOST_FILE_BYTES = 1_000_000
+"""Bytes of a file of settings: twenty times those of any that people write."""
+
+
+def read_small(path: Path) -> bytes:
+    """The bytes of a file that people write. Raises `ConfigError` for a pipe, a device and what is far too long, and
+    OSError."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"{path} is a pipe or a device", remedy="Save it to a file, and give that.")
+    with path.open("rb") as file:
+        data = file.read(MOST_FILE_BYTES + 1)
+    if len(data) > MOST_FILE_BYTES:
+        raise ConfigError(f"{path} has more than {MOST_FILE_BYTES:,} bytes", remedy="Give the right file.")
+    return data
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises `ConfigError` naming the file and the line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_small(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}", remedy="Check the path and its permissions."

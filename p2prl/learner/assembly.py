@@ -91,7 +91,7 @@ class LearnerParts:
     config: LearnerConfig
     clock: Clock
     random_bytes: Callable[[int], bytes]
-    """Draws the beacon of each version."""
+    """Draws beacons."""
     on_metrics: Callable[[dict[str, Any]], None]
     """Gets the metrics of every update."""
     on_notice: Callable[[str], None]
@@ -112,7 +112,13 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     storage = LearnerStorage(parts.paths, manifest)
     owners = Owners(storage.journal, clock)
     judges = parts.judges
-    standings = judges.standings(clock, identity_of=owners.identity_of)
+    prices = judges.prices(
+        storage.journal,
+        secret=parts.identity.secret_seed,
+        has_work=slots_with_work(parts.replaying.work, storage),
+        identity_of=owners.identity_of,
+    )
+    standings = judges.standings(clock, identity_of=owners.identity_of, charged=prices.charged)
     standings.restore(storage.journal.groups.history(), storage.journal.forgeries.times())
     buffer = RolloutBuffer(
         staleness_bound=manifest.staleness_bound,
@@ -124,8 +130,6 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     training = _training(parts, storage, buffer, TrainingStage(training_stage))
     pacing = _pacing(parts, storage, buffer, step=training.step)
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
-    has_work = slots_with_work(parts.replaying.work, storage)
-    prices = judges.prices(storage.journal, secret=parts.identity.secret_seed, has_work=has_work)
     verdicts = VerdictIntake(storage.journal, sender, clock)
     intake = Intake(storage, decoded, buffer, backlog, prices, owners, standings, sender, clock, verdicts)
     intake.refill()

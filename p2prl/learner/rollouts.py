@@ -19,6 +19,7 @@ from p2prl.learner.journal.kept_rollouts import KeptRollouts
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.groups.group_work import GroupWork, SlotAssignment
 from p2prl.models.rewards.reward_parts import Parts, RewardParts
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import read_group
 from p2prl.tasks.data.task_data import TaskData
@@ -46,7 +47,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """One completion that was trained on."""
+    """One completion that was trained on; with many fields, because each is a key of `p2prl rollouts --json`."""
 
     step: int
     """The update, as metrics.jsonl counts them: 1 is the first."""
@@ -69,7 +70,7 @@ class Rollout:
     reward: float
     """As the learner computed it."""
     parts: Parts
-    """What each scorer added to the reward, computed again now."""
+    """What each scorer added to the reward, computed again now; empty for a group of a release with other prompts."""
     advantage: float | None
     """By the run's present settings; None where it differs from token to token, or where some groups of the update are
     no longer kept."""
@@ -91,6 +92,7 @@ class RolloutReader:
         self,
         kept: KeptRollouts,
         work: GroupWork,
+        codec: TextCodec,
         parts: RewardParts,
         *,
         loss: LossPipelineConfig,
@@ -98,6 +100,7 @@ class RolloutReader:
     ) -> None:
         self._kept = kept
         self._work = work
+        self._codec = codec
         self._parts = parts
         self._loss = loss
         self._data = data
@@ -152,13 +155,19 @@ class RolloutReader:
 
     def _texts(self, candidate: _Candidate) -> list[tuple[str, str, Parts]]:
         """Prompt, completion and parts of each of a group's completions."""
-        stored = candidate.stored
+        stored, group = candidate.stored, candidate.contents
+        prompt = self._codec.decode(_ids(group.prompt))
+        texts = [
+            self._codec.decode(ids[:-1] if each.finished else ids)
+            for each in group.completions
+            for ids in [_ids(each.tokens)]
+        ]
         policy = self._kept.policy(stored.version)
-        inspection = self._work.inspect(candidate.contents, peer=stored.peer, beacon=policy.beacon)
-        assignment = inspection.assignment
-        texts = [self._work.texts(assignment, ids) for ids in inspection.token_ids]
-        parts = self._parts_of(assignment, [text for _, text in texts], candidate.contents)
-        return [(prompt, text, part) for (prompt, text), part in zip(texts, parts, strict=True)]
+        inspection = self._work.inspect(group, peer=stored.peer, beacon=policy.beacon)
+        if inspection.reason:  # an earlier release sampled it, whose slots had other prompts
+            return [(prompt, text, {}) for text in texts]
+        parts = self._parts_of(inspection.assignment, texts, group)
+        return [(prompt, text, part) for text, part in zip(texts, parts, strict=True)]
 
     def _parts_of(self, assignment: SlotAssignment, texts: Sequence[str], group: RolloutGroup) -> list[Parts]:
         completions = [(text, each.finished) for text, each in zip(texts, group.completions, strict=True)]
@@ -168,7 +177,7 @@ class RolloutReader:
             assert rows is not None, "a run folder has the answers of its data"
             return self._parts.of_row(assignment.task, rows.row(assignment.row), completions, lengths)
         if assignment.turns is not None:
-            ids = [np.frombuffer(each.tokens, dtype="<u4").tolist() for each in group.completions]
+            ids = [_ids(each.tokens) for each in group.completions]
             return [{"success": reward} for reward in self._work.rewards(assignment, ids)]
         return self._parts.of_prompt(assignment.task, assignment.prompt, completions)
 
@@ -182,6 +191,10 @@ class RolloutReader:
         lengths_BG = [_trained_tokens(stored) for stored in batch]
         advantages = objective.advantages(torch.from_numpy(rewards_BG), torch.tensor(lengths_BG))
         return {stored.digest: row for stored, row in zip(batch, advantages.advantages_BG.tolist(), strict=True)}
+
+
+def _ids(raw: bytes) -> list[int]:
+    return [int(token) for token in np.frombuffer(raw, dtype="<u4")]
 
 
 def _trained_tokens(stored: StoredGroup) -> list[int]:

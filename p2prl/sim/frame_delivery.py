@@ -115,9 +115,9 @@ class FrameDelivery:
     ) -> None:
         receiver = self.hosts.get(destination)
         departure = self._loop.now
-        if bulk and sender is not None:
-            departure = max(departure, sender.upload_free) + len(frame) / sender.upload_bytes_s
-            sender.upload_free = departure
+        if sender is not None and (bulk or sender.shares_uplink):
+            sender.upload_free = max(departure, sender.upload_free) + len(frame) / sender.upload_bytes_s
+            departure = sender.upload_free if bulk else departure
         incarnation = sender.incarnation if sender is not None else Incarnation(0)
         if destination in self.strangers:
             return

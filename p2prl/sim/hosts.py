@@ -41,6 +41,8 @@ class Host:
     download_bytes_s: float
     dialable: bool
     clock_offset_s: float
+    shares_uplink: bool = False
+    """Whether control frames use up the uplink too, as `p2prl.net.pacing` counts them: they never wait themselves."""
     node: Node | None = None
     """None while it is down."""
     incarnation: Incarnation = Incarnation(0)

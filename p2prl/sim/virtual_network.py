@@ -102,13 +102,15 @@ class VirtualNetwork:
         download_bytes_s: float = 12.5e6,
         dialable: bool = True,
         clock_offset_s: float = 0.0,
+        shares_uplink: bool = False,
     ) -> Host:
         """Start a machine for `peer`. Bandwidths (bytes/s) limit bulk frames; 20 and 100 Mbit/s by default.
 
         `dialable=False` is a peer behind a NAT: it can dial but not be dialed. Its node still knows its address.
+        With `shares_uplink` chunks wait for the control frames before them.
         """
         host = Host(
-            peer, run, make, on_event, upload_bytes_s, download_bytes_s, dialable, clock_offset_s
+            peer, run, make, on_event, upload_bytes_s, download_bytes_s, dialable, clock_offset_s, shares_uplink
         )  # fmt: skip
         self._hosts[peer] = host
         self._boot(host)

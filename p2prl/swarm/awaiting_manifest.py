@@ -12,12 +12,13 @@ from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.running import Running
 
 MOST_EARLY = 128
-"""Ledger heads and countersignatures kept until the manifest says who their learner is."""
+"""Envelopes kept until the manifest says who their learner is."""
 
-MOST_EARLY_BYTES = 1_024
-"""Of one of them: a countersignature has about 400 bytes, and nothing of it has been verified yet."""
+MOST_EARLY_BYTES = 128 * 1024
+"""Of one peer: a policy head has up to 100 KiB, and nothing of it has been verified yet."""
 
-_EARLY = frozenset({bytes([Kind.LEDGER_HEAD]), bytes([Kind.COUNTERSIGNATURE])})
+_EARLY = {bytes([kind]) for kind in (Kind.LEDGER_HEAD, Kind.COUNTERSIGNATURE, Kind.POLICY_HEAD, Kind.POLICY_MANIFEST)}
+"""Kinds that peers push at a hello, for nothing only once."""
 
 
 class AwaitingManifest:
@@ -45,12 +46,14 @@ class AwaitingManifest:
             return running
         if not self._core.gossip.is_new(name):
             self._core.on_repeated(name, raw, source, now)
-        elif raw[1:2] in _EARLY and len(raw) <= MOST_EARLY_BYTES and len(self._early) < MOST_EARLY:
-            self._early[name] = raw, source
+        elif raw[1:2] in _EARLY and len(self._early) < MOST_EARLY:
+            held = sum(len(other) for other, peer in self._early.values() if peer == source)
+            if held + len(raw) <= MOST_EARLY_BYTES:
+                self._early[name] = raw, source
         return None
 
     def _take_early(self, running: Running, now: float) -> None:
-        """Take in the ledger heads that came before the manifest: peers push them once, at the first hello."""
+        """Take in the heads and versions that came before the manifest."""
         for raw, source in self._early.values():
             try:
                 running.on_push(raw, source, now)

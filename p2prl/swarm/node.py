@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from p2prl.errors import LocalProtocolError, RemoteProtocolError, StaleWorkError
 from p2prl.protocol import frames, limits, wire_version
@@ -34,7 +35,7 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
 from p2prl.swarm.awaiting_manifest import AwaitingManifest
 from p2prl.swarm.events import ClockOff, Command, Event, WireMismatch
-from p2prl.swarm.gossip.entry_limits import Traffic, traffic_of
+from p2prl.swarm.gossip.entry_limits import traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.peers.address_order import foremost
@@ -112,10 +113,9 @@ class Node:
             case signals.SetLedgerHeight(height=height):
                 core.local.ledger_height = height
             case signals.AskLedger(from_height=height):
-                heights = {peer: link.ledger_height for peer, link in core.connections.links.items()}
-                core.ledger.ask(heights, height)
+                core.ask_ledger(height)
             case signals.SendLedger(peer=peer, from_height=height, entries=entries):
-                core.ledger.answer(PeerId(peer), height, entries)
+                core.send_ledger(PeerId(peer), height, entries, now)
             case _ if self._running is not None:  # before, it is ignored
                 self._running.order(order, now)
         return None
@@ -162,12 +162,11 @@ class Node:
 
     def set_upload_rate(self, bytes_s: float) -> None:
         """Set the measured uplink rate for chunks, bytes/s."""
-        self._core.relay.set_upload_rate(bytes_s)
+        self._core.set_upload_rate(bytes_s)
 
     def allow_uploads(self, allowed: bool) -> None:
-        """Set whether weights are uploaded from now on; cheap to repeat."""
-        self._core.relay.allow_uploads(allowed)
-        self._core.groups.allow_relaying(allowed)
+        """Set whether weights are uploaded, and strangers answered, from now on; cheap to repeat."""
+        self._core.allow_uploads(allowed)
 
     def note_address(self, peer: PeerId, address: str) -> None:
         """A connection of `peer` comes from this multiaddr. It decides whom the peer shares links with."""
@@ -201,6 +200,7 @@ class Node:
 
     def lost(self, peer: PeerId, now: float) -> None:
         """The link to `peer` failed."""
+        self._core.gossip.free.connection_lost(peer)
         if self._core.connections.lost(peer, now):
             self._core.remove_peer(peer)
 
@@ -222,6 +222,8 @@ class Node:
         if connections.bans.is_banned(source, now):
             return
         self._connected(source, now, dialed=False)
+        if source in connections.links:
+            self._core.answers.received(source, len(frame))
         try:
             for message in frames.unpack(frame):
                 link = connections.links.get(source)
@@ -296,6 +298,7 @@ class Node:
     def _linked(self, peer: PeerId) -> None:
         if self._running is None:  # else its hello comes first
             self._awaiting.on_link(peer)
+        self._core.pay_for_news(peer)
 
     def _advance(self, now: float) -> None:
         if self._running is not None:
@@ -312,25 +315,24 @@ class Node:
                 core.gossip.on_offer(message, source)
                 core.groups.announced(message.digests, source)
             case Want():
-                core.gossip.on_want(message, source)
+                core.gossip.on_want(message, source, partial(core.answers.take, source, now=now))
             case Push(envelope=raw):
                 if core.admits(traffic_of(raw), source, now):
                     self._on_push(raw, source, now)
             case LedgerQuery(from_height=height):
-                may_query = core.ledger.may_query(source, now) and core.admits(Traffic.QUERY, source, now)
-                if 0 <= height <= core.local.ledger_height and may_query:
-                    core.events.append(signals.LedgerWanted(source, height))
+                core.on_ledger_query(source, height, now)
             case LedgerPage(from_height=height, entries=entries):
-                if len(entries) <= limits.MAX_LEDGER_ENTRIES_PER_REPLY and core.ledger.is_answer(source, height):
+                if core.ledger.on_page(source, height, entries):
                     core.events.append(signals.LedgerArrived(height, entries))
             case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
-                core.relay.receive(message, source, now)  # ignores messages that are not its own
+                core.relay.receive(message, source, now)  # ignores messages that are not its own, and padding
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
         core = self._core
         if not wire_version.is_spoken(message.wire_version):
             core.events.append(WireMismatch(source, message.wire_version))
-            self.lost(source, now)
+            if core.connections.lost(source, now):
+                core.remove_peer(source)
             return
         known = core.connections.links.get(source)
         role_before = None if known is None else known.role

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
+from functools import partial
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import frames
@@ -11,10 +12,11 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.protocol.link_messages import Chunk
+from p2prl.protocol.link_messages import Chunk, Padding
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
+from p2prl.swarm.answer_budget import AnswerBudget, Asker
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.events import (
@@ -38,6 +40,10 @@ from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_relay import Relay
+
+_NEWS_PADDING_BYTES = 1_024
+"""Sent on each new link while no version is known. A peer that restarts may still have its link on the other side, and
+with it the newest version, and pays for the next copy: with this, for one of 8 KiB at once."""
 
 Outbox = list[tuple[PeerId, Wire]]
 
@@ -84,12 +90,16 @@ class NodeCore:
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
         self.entry = EntryLimits()
+        self.answers = AnswerBudget(self._asker, config.relay.upload_bytes_s)
         self.final_head = FinalHead()
         self.witnesses = HeadWitnesses()
         self.verdicts = VerdictGate()
         self.quota = DiskQuota(config.disk_bytes)
         self.relay = Relay(store, rng, config.relay, self.quota)
         self.relay.use_circuits_last(lambda peer: self.connections.is_relayed(peer))
+        self.relay.bound_announcements(
+            lambda peer, size, now, free: self.answers.take(peer, size, now, offered=free, may_wait=not free)
+        )
         self.relay.feed_public_first(lambda peer: self.connections.is_public(peer))
         self.groups = GroupBodies(group_store or store, config.groups, is_learner=self.is_learner, quota=self.quota)
         self._bulk: dict[PeerId, deque[bool]] = {}
@@ -132,6 +142,7 @@ class NodeCore:
         self.final_head.remove_peer(peer)
         self.witnesses.remove_peer(peer)
         self.gossip.remove_peer(peer)
+        self.answers.remove_peer(peer)
         self.relay.remove_neighbor(peer)
         self.groups.remove_peer(peer)
         self.report_roles()
@@ -150,7 +161,8 @@ class NodeCore:
         A volunteer repeats a group until the learner's storage receipt reaches it: send it the receipt if one is
         remembered, otherwise forward the group again, or let the learner acknowledge it again.
         """
-        if self.gossip.answer_repeated(name, source):
+        may_answer = partial(self.answers.take, source, now=now)
+        if self.gossip.answer_repeated(name, source, may_answer):
             return
         if self.config.role is not Role.LEARNER:
             self.gossip.spread_again(name, source=source)
@@ -165,6 +177,39 @@ class NodeCore:
         """Whether a message may cost this node anything: the first look, at its sender only."""
         is_known = self.connections.is_known(peer, now)
         return self.entry.admits(kind, peer, self.connections.subnets.of(peer), now, is_known=is_known)
+
+    def set_upload_rate(self, bytes_s: float) -> None:
+        """Set the measured uplink rate, bytes/s."""
+        self.relay.set_upload_rate(bytes_s)
+        self.answers.set_rate(bytes_s)
+
+    def allow_uploads(self, allowed: bool) -> None:
+        """Set whether weights are uploaded, and strangers answered, from now on."""
+        self.answers.is_open = allowed
+        self.relay.allow_uploads(allowed)
+        self.groups.allow_relaying(allowed)
+
+    def pay_for_news(self, peer: PeerId) -> None:
+        """Send padding on a new link while no version is known."""
+        if self.local.newest_version < 0 and self.config.role is not Role.LEARNER:
+            self.send(peer, Padding(bytes(_NEWS_PADDING_BYTES)))
+
+    def ask_ledger(self, from_height: int) -> None:
+        """Ask a peer that has more of the ledger for the next page."""
+        self.ledger.ask({peer: link.ledger_height for peer, link in self.connections.links.items()}, from_height)
+
+    def on_ledger_query(self, peer: PeerId, from_height: int, now: float) -> None:
+        """Ask the owner for a page of the ledger, if the peer may be sent any of it."""
+        may_query = self.ledger.may_query(peer, now) and self.admits(Traffic.QUERY, peer, now)
+        if 0 <= from_height <= self.local.ledger_height and may_query and self.answers.room(peer, now) > 0:
+            self.events.append(signals.LedgerWanted(peer, from_height))
+
+    def send_ledger(self, peer: PeerId, from_height: int, entries: Sequence[bytes], now: float) -> None:
+        """Answer a ledger query, as far as the budget goes; without room for an entry it is not answered."""
+        room = self.answers.room(peer, now)
+        size_bytes = self.ledger.answer(peer, from_height, entries, room)
+        if size_bytes:
+            self.answers.take(peer, size_bytes, now)
 
     def send(self, peer: PeerId, message: Wire) -> None:
         """Send a control message to a peer."""
@@ -200,6 +245,10 @@ class NodeCore:
         commands: list[Command] = [*self.connections.commands, *sends, *parts]
         self.connections.commands.clear()
         return commands
+
+    def _asker(self, peer: PeerId, now: float) -> Asker:
+        is_known = self.connections.is_known(peer, now)
+        return Asker(self.connections.subnets.of(peer), is_known, self.is_learner(peer))
 
     def _note_bulk(self, sends: list[Send], *, is_part: bool) -> None:
         for send in sends:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.countersignature import countersigned_head
@@ -102,9 +103,9 @@ class Running:
         """Push the newest version's manifest to a peer that is behind, and the final head of a run that has ended."""
         newest, head = self._policies.newest, self._policies.head
         if newest is not None and newest.manifest.version > newest_version and self._may_tell(peer, now):
-            if head is not None:
-                self._core.send(peer, Push(head.raw))  # first: it lists the patches that lead to the version
-            self._core.send(peer, Push(newest.raw))
+            first = () if head is None else (head.raw,)  # it lists the patches that lead to the version
+            may_answer = partial(self._core.answers.take, peer, now=now)
+            self._core.gossip.tell(newest.digest, (*first, newest.raw), peer, may_answer)
         if final_head := self._core.final_head.for_peer(peer, role, now):
             self._core.send(peer, Push(final_head))
         for envelope in self._core.witnesses.for_peer(peer, role):
@@ -120,7 +121,7 @@ class Running:
         opened = open_envelope(raw, now=now)
         self._admit(opened, now)
         # After the check of the owner's signature: a forged statement must not use up the owner's places.
-        if isinstance(opened.body, OwnersStatement) and not self._statements.allows(opened, source, now):
+        if isinstance(opened.body, OwnersStatement) and not self._passes(opened, source, now):
             raise StaleWorkError("too many owners' statements; this one will be sent again")
         if opened.kind is Kind.VERDICT and not core.verdicts.admits(opened, source, now):
             core.gossip.set_aside(name)
@@ -208,6 +209,13 @@ class Running:
     def file_progress(self) -> tuple[int, int]:
         """(bytes held, bytes in all) of the run's files and data."""
         return self._policies.file_progress()
+
+    def _passes(self, opened: Opened, source: PeerId, now: float) -> bool:
+        """Count an owner's statement, if the quota allows it."""
+        connections = self._core.connections
+        is_known = connections.is_known(source, now)
+        place = source if is_known else connections.subnets.of(source)
+        return self._statements.allows(opened, source, now, place=place)
 
     def _may_tell(self, peer: PeerId, now: float) -> bool:
         """Count an answer with the newest version, if the limits allow it."""

@@ -84,7 +84,7 @@ messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(ChunkRefused, names, number, number),
     st.builds(BlobQuery, names),
     st.builds(LinkRates, number, number),
-    st.builds(ChunkGrant, names, st.binary(max_size=3)),
+    st.builds(ChunkGrant, names, number),
     st.builds(GrantDeclined, names, number),
     st.builds(ChunkCancel, names, number),
     st.builds(MeetingRequest, names),

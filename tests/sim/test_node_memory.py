@@ -35,6 +35,7 @@ from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
+from p2prl.swarm import shared_allowance
 from p2prl.swarm.events import Dial, Send
 from p2prl.swarm.gossip import entry_limits, forwarding, ledger_sync, verdict_gate
 from p2prl.swarm.gossip.forwarding import GossipConfig
@@ -62,6 +63,7 @@ KEPT = 100
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (entry_limits, "_KEYS"),
+        (shared_allowance, "_PLACES"),
         (ledger_sync, "_REMEMBERED_PEERS"),
         (verdict_gate, "_GROUPS"),
         (dial_rules, "_SUBNETS"),
@@ -132,7 +134,7 @@ class Crowd:
             BlobQuery(name),
             Have(name, b"\x01"),
             ChunkRequest(name, 0),
-            ChunkGrant(name, b"\x01"),
+            ChunkGrant(name, 0),
             GrantDeclined(name, 0),
             ChunkCancel(name, 0),
         )

@@ -17,7 +17,6 @@ from p2prl.learner.journal.journal import Journal
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState
-from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.sim import simulated_run
 from p2prl.sim.swarm import SwarmConfig
 from p2prl_lab.sim.dishonest_volunteers import FORGED
@@ -74,15 +73,11 @@ def test_a_learner_that_trusts_credits_what_is_forged(tmp_path: Path) -> None:
     assert credited(found["copied"]) > credited(found["fabricated"]) > 0, "copies come in numbers"
 
 
-def test_volunteers_that_leave_out_slots_lose_the_rest_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As after an hour, in a minute, and with one lost slot free instead of 32.
-    monkeypatch.setattr(slot_accounts, "MISSING_S", 40.0)
-    monkeypatch.setattr(slot_accounts, "LATER_SLOTS", 4)
-    monkeypatch.setattr(slot_accounts, "SLOTS_PER_FREE_LOSS", 2_048)
+def test_volunteers_that_leave_out_slots_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_accounts, "SLOTS_PER_FREE_LOSS", 2_048)  # one lost slot is free, not 32
     found = outcomes(tmp_path, ("selected", "withheld"), updates=4)
-    assert set(found[""]) == {(ReceiptState.VERIFIED, "")}
-    for kind in ("selected", "withheld"):
-        withheld = ReceiptState.REJECTED, RejectionReason.WITHHELD_SLOTS
-        assert set(found[kind]) <= {(ReceiptState.VERIFIED, ""), withheld}
-        assert found[kind][withheld] > 0
-    assert found["withheld"][withheld] > credited(found["withheld"]), "nearly all, once it is found out"
+    assert all(set(of) <= {(ReceiptState.VERIFIED, "")} for of in found.values()), "and what was stored is credited"
+    honest = credited(found[""]) / 3
+    assert 1 <= credited(found["selected"]) <= 2, "one of eight opens a gap that counts for four"
+    assert 1 <= credited(found["withheld"]) <= 3, "one of two opens one that is free, and no second"
+    assert honest >= 12

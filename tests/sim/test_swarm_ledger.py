@@ -6,7 +6,7 @@ from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
-from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery
+from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery, Padding
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
@@ -28,6 +28,8 @@ def test_a_ledger_page_fills_one_control_frame() -> None:
     made.network.run_for(1)
     assert events_of(learner, signals.LedgerWanted) == [signals.LedgerWanted(board.peer, 0)]
     entries = tuple(bytes((i,)) * 20_000 for i in range(40))
+    # To the learner the board is a stranger that has paid for a few small entries.
+    node.receive(frames.pack(Padding(bytes(limits.MAX_CONTROL_FRAME_BYTES // 8))), board.peer, made.network.now)
     node.order(signals.SendLedger(board.peer, 0, entries), made.network.now)
     made.network.wake(learner.peer)
     made.network.run_for(1)

@@ -103,23 +103,25 @@ def test_the_quota_counts_links_owners_and_machines_in_each_window() -> None:
     peers = [identity_of(f"link {index}").peer_id for index in range(200)]
     quota = StatementQuota()
     attic, cellar = (sent(name, delegation(name)) for name in ("attic", "cellar"))
-    found = [quota.allows(attic, peer, 0.0) for peer in peers[:6]]
+    found = [quota.allows(attic, peer, 0.0, place="here") for peer in peers[:6]]
     assert found == [True] * MAX_PER_MACHINE + [False] * 2
-    assert quota.allows(cellar, peers[0], 0.0)
-    assert not quota.allows(attic, peers[0], WINDOW_S - 0.1)
-    assert quota.allows(attic, peers[0], WINDOW_S)
+    assert quota.allows(cellar, peers[0], 0.0, place="here")
+    assert not quota.allows(attic, peers[0], WINDOW_S - 0.1, place="here")
+    assert quota.allows(attic, peers[0], WINDOW_S, place="here")
 
 
 def test_the_quota_counts_a_membership_for_its_sender_and_not_for_its_member() -> None:
     quota, links = StatementQuota(), [identity_of(f"link {index}").peer_id for index in range(20)]
     stolen = sign_membership(OWNER, TEAM_NAME, serial=1)
     eve = sent("eve", stolen)
-    found = [quota.allows(eve, links[0], 0.0) for _ in range(MAX_PER_MACHINE + 1)]
+    found = [quota.allows(eve, links[0], 0.0, place="here") for _ in range(MAX_PER_MACHINE + 1)]
     assert found == [True] * MAX_PER_MACHINE + [False]
     machines = [replace(eve, author=index.to_bytes(32, "big")) for index in range(MAX_PER_OWNER)]
-    assert all(quota.allows(each, links[1 + index // MAX_PER_LINK], 0.0) for index, each in enumerate(machines))
+    assert all(
+        quota.allows(each, links[1 + index // MAX_PER_LINK], 0.0, place="here") for index, each in enumerate(machines)
+    )
     for statement in (delegation("attic"), stolen):
-        assert quota.allows(sent("attic", statement), links[-1], 0.0), "the member keeps its own places"
+        assert quota.allows(sent("attic", statement), links[-1], 0.0, place="here"), "the member keeps its own places"
 
 
 def sent(machine: str, statement: OwnersStatement) -> Opened:

@@ -66,7 +66,7 @@ def practice(task: str, loaded: LoadedModel) -> tuple[float, float]:
         if step in (0, UPDATES):
             rewards.append(evaluate(sampler, run.work, prompts=256, seed=9).reward)
         digest, nobody = bytes([step + 1]) * 32, bytes(32)
-        slots = [run.work.assign(policy=digest, beacon=nobody, peer=nobody, slot=slot) for slot in range(GROUPS)]
+        slots = [run.work.assign(beacon=nobody, peer=nobody, slot=slot) for slot in range(GROUPS)]
         made = iter(sample_all(sampler, [request for slot in slots for request in slot.requests]))
         checked = []
         for slot in slots:

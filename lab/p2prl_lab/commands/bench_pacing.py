@@ -29,12 +29,12 @@ def bench_pacing(
     """Compare dropping what is too stale with keeping turns and pacing, on slow machines with hard prompts."""
     from p2prl.models.hardware.device import use_threads
     from p2prl_lab.bench.pacing.benchmark import PacingConfig, as_documents, as_markdown, run_pacing
-    from p2prl_lab.bench.pacing.queue_simulation import QueueConfig
+    from p2prl_lab.bench.pacing.slow_swarm import SlowSwarm
 
     began = time.monotonic()
     use_threads(1)  # matrix products this small are slower on more threads
     config = PacingConfig(
-        queue=QueueConfig(updates=updates, staleness_bound=staleness, slow_s=slow),
+        swarm=SlowSwarm(updates=updates, staleness_bound=staleness, slow_s=slow),
         seeds=seeds,
         first_seed=seed,
         learning_rate=learning_rate,

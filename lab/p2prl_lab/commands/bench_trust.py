@@ -1,4 +1,4 @@
-"""`p2prl bench trust`: what cheats are paid, what honest work is lost, what floods cost, and what the checks cost."""
+"""`p2prl bench trust`: what cheats are paid, what choosers gain, what honest work is lost, what checks cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _ALL = "all"
 
 def bench_trust(
     part: Annotated[
-        str, typer.Option("--part", help="Parts, comma-separated: attacks, false_rejects, floods, cost.")
+        str,
+        typer.Option(
+            "--part",
+            help="Parts, comma-separated: attacks, false_rejects, choosers, honest_bill, floods, answers, cost.",
+        ),
     ] = _ALL,
     dtypes: Annotated[
         str, typer.Option("--dtypes", help="Number types that engines compute in, comma-separated.")

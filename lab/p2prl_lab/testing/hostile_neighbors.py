@@ -66,7 +66,7 @@ class SilentGranter(HostileNeighbor):
         """Grant four chunks to each victim."""
         if now >= self._next:
             self._next = now + self._every_s
-            self.outbox += [(peer, ChunkGrant(self.ref.root, b"")) for peer in self._victims for _ in range(4)]
+            self.outbox += [(peer, ChunkGrant(self.ref.root, -1)) for peer in self._victims for _ in range(4)]
 
 
 class NeverAcknowledges(HostileNeighbor):
@@ -89,7 +89,9 @@ class NeverAcknowledges(HostileNeighbor):
         if isinstance(message, Have):
             self._held[source] = of_bitmap(message.bitmap, total)
         elif isinstance(message, ChunkGrant):
-            offered = of_bitmap(message.bitmap, total) or self._held.get(source, 0) & ~self._asked.get(source, 0)
+            offered = (
+                1 << message.index if message.index >= 0 else self._held.get(source, 0) & ~self._asked.get(source, 0)
+            )
             index = next(indices_of(offered), None)
             if index is not None:
                 self._asked[source] = self._asked.get(source, 0) | 1 << index

@@ -40,6 +40,7 @@ from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.protocol.work_slots import SEED_RULE
 from p2prl.swarm import signals
 from p2prl.swarm.events import Event, PatchesReady, RunKnown, VersionReady
 from p2prl.swarm.node import Node
@@ -158,9 +159,7 @@ class _Storm:
         rng, sampling = self._rng, self._manifest.sampling
         slot = self._slots[key.public_key]
         self._slots[key.public_key] += 1
-        assignment = self._work.assign(
-            policy=version.digest, beacon=version.manifest.beacon, peer=key.public_key, slot=slot
-        )
+        assignment = self._work.assign(beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
         prompt = assignment.prompt_ids if rng.random() < 0.67 else assignment.prompt_ids[::-1]
         tokens = sampling.max_new_tokens
         completions = tuple(
@@ -181,6 +180,7 @@ class _Storm:
             completions=completions,
             engine=EngineClass("transformers", "5", "float32", "cpu"),
             seconds=1.0,
+            seeds=SEED_RULE,
         )
 
     async def _poison(self) -> None:

@@ -19,6 +19,7 @@ from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
+from p2prl.planning.card_speeds import WORK_SHARE
 from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
 
 DAY_S = 86_400.0
@@ -27,9 +28,6 @@ SIZES = (0.5e9, 1.5e9, 3e9, 7e9, 14e9, 32e9)
 """Parameters of the models people post-train."""
 
 BYTES_PER_PARAMETER = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-WORK_SHARE = 0.3
-"""Memory besides the weights, as a share of them: keys and values of the completions in flight, and scratch."""
 
 _WARM_TOKENS = 4
 

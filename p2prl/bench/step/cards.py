@@ -9,6 +9,7 @@ from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, memory_needs
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.planning.model_shapes import model_named
 
 CARDS_GB = (8, 12, 16, 24, 80, 141)
 """10⁹ bytes of a card; a tenth is left free."""
@@ -16,20 +17,7 @@ CARDS_GB = (8, 12, 16, 24, 80, 141)
 LONGEST_ROW = 1280
 """Tokens: a prompt of 256 and a completion of 1,024."""
 
-SHAPES = {
-    "Qwen2.5 0.5B": ModelShape(
-        parameters=494_032_768, vocabulary=151_936, hidden=896, intermediate=4864, layers=24, query=896
-    ),
-    "Qwen2.5 1.5B": ModelShape(
-        parameters=1_543_714_304, vocabulary=151_936, hidden=1536, intermediate=8960, layers=28, query=1536
-    ),
-    "Qwen2.5 7B": ModelShape(
-        parameters=7_615_616_512, vocabulary=152_064, hidden=3584, intermediate=18_944, layers=28, query=3584
-    ),
-    "Llama 3.1 8B": ModelShape(
-        parameters=8_030_261_248, vocabulary=128_256, hidden=4096, intermediate=14_336, layers=32, query=4096
-    ),
-}
+SIZES = ("0.5b", "1.5b", "7b", "8b")
 
 _SETTINGS = (
     MemoryConfig(precision="bf16"),
@@ -49,7 +37,8 @@ def cards_table() -> str:
 
 
 def _rows() -> Iterator[str]:
-    for name, shape in SHAPES.items():
+    for model in map(model_named, SIZES):
+        name, shape = model.title, model.shape
         for config in _SETTINGS:
             setup = TrainingSetup(
                 precision=config.precision_on("cuda", "bfloat16"),

@@ -33,7 +33,8 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
     """The plan, and the text of run.toml. `ConfigError` for the first option that is wrong."""
     if not _NAME.fullmatch(options.name):
         raise ConfigError(
-            f"{options.name!r} is not a valid run name", remedy="Use at most 64 letters, digits, dots and dashes."
+            f"{options.name!r} is not a valid run name",
+            remedy="Use 1 to 64 letters, digits, dots, dashes and underscores; begin with a letter or digit.",
         )
     shares = task_shares(options.tasks)
     chosen = preset_by_name(options.preset, task=shares[0].task if shares else None)

@@ -22,11 +22,11 @@ GROUPS_AT_ONCE = 512
 outage, and twice what may wait."""
 
 NEWCOMER_GROUPS_PER_S = 8.0
-"""New groups of all newcomers together a second while known peers deliver: sixty honest newcomers become known in a
-minute, and the receipts of a flood are 90 MB of ledger a day at most."""
+"""New groups of all newcomers together a second while known peers deliver: sixty honest newcomers deliver what a
+place in training takes in a minute, and the receipts of a flood are 90 MB of ledger a day at most."""
 
 NEWCOMER_GROUPS_AT_ONCE = 256
-"""New groups of all newcomers together before that rate binds: thirty honest newcomers until they are known."""
+"""New groups of all newcomers together before that rate binds: eight each of thirty honest newcomers."""
 
 KNOWN_ACTIVE_S = 60.0
 """How long after a group of a known peer the newcomers' rate binds."""

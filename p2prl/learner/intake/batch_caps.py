@@ -4,17 +4,19 @@ Keys are free, so a share of the training must not be had for keys alone. Of eac
 
 * newcomers together fill at most `NEWCOMER_PERCENT` %, counted over the run: their places in update s of R groups are
   ⌊.15 R (s + 1)⌋ − ⌊.15 R s⌋, so that small batches have some too;
-* one identity fills at most `IDENTITY_PERCENT` %, and always one group.
+* one identity fills at most `IDENTITY_PERCENT` %, counted likewise;
+* peers that are not *proven*, whose few groups may be chosen ones, fill nothing.
 
-Both bind only while others have ready groups: places that known peers cannot fill are the newcomers', and within each
-of the two classes the cap of an identity rises, for all alike, to the least that fills the class's places. So a swarm
-of three shares in thirds, a swarm of newcomers alone shares everything, and an update never waits for a cap. Within the
-caps the order is that of arrival.
+All bind only while others have ready groups: places that known peers cannot fill are the newcomers', and what these
+cannot fill is for the rest. Within each of the three classes identities share alike over many updates (`FairTurns`), so
+that beside ten that can fill the batches none has more than a tenth, and three have thirds. A swarm of newcomers alone
+shares everything, and an update never waits for a cap.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import heapq
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +28,10 @@ NEWCOMER_PERCENT = 15
 than one volunteer in ten is new only in a swarm's first minutes, when there is nobody else to fill its batches."""
 
 
+_REMEMBERED = 4_096
+"""Identities whose turns are remembered; the one trained on longest ago is forgotten first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contributor:
     """Whose group it is, as far as the caps are concerned."""
@@ -33,7 +39,9 @@ class Contributor:
     identity: bytes
     """Public key that stands for all keys of one owner."""
     is_known: bool
-    """Whether the identity has standing."""
+    """Whether the identity has full standing."""
+    is_proven: bool = True
+    """Whether it has delivered without gaps for as long as makes a newcomer; a known one has."""
 
 
 def newcomer_places(step: int, count: int) -> int:
@@ -42,40 +50,70 @@ def newcomer_places(step: int, count: int) -> int:
     return share * (step + 1) // 100 - share * step // 100
 
 
-def identity_places(count: int) -> int:
-    """Groups of one identity in a batch of `count`, while others can fill it."""
-    return max(1, IDENTITY_PERCENT * count // 100)
+def identity_places(step: int, count: int) -> int:
+    """Groups of one newcomer in the update that starts at `step`, of `count` groups, while known peers can fill it."""
+    share = IDENTITY_PERCENT * count
+    return max(1, share * (step + 1) // 100 - share * step // 100)
 
 
-def choose_batch(ready: Sequence[Contributor], count: int, *, newcomers: int) -> list[int]:
-    """Indices of `count` of the ready groups, in their order; `newcomers` are the places of newcomers.
+class FairTurns:
+    """Turns of identities over many batches: who has had least comes first, and an absence earns nothing.
 
-    There must be `count` ready groups: then there is always a batch.
+    Start-time fair queueing (Goyal, Vin, Cheng 1996) with groups of one size: all that have groups ready get equally
+    many in the long run, but those that have fewer, whose places are shared likewise.
     """
-    assert len(ready) >= count
-    known = [index for index, each in enumerate(ready) if each.is_known]
-    others = [index for index, each in enumerate(ready) if not each.is_known]
-    of_others = min(len(others), max(newcomers, count - len(known)))
-    cap = identity_places(count)
-    return sorted(_share(ready, known, min(count - of_others, len(known)), cap) + _share(ready, others, of_others, cap))
 
+    def __init__(self) -> None:
+        self._turn = 0
+        """Number of the turn that was taken last."""
+        self._next: OrderedDict[bytes, int] = OrderedDict()
+        """Next turn of the identities served lately; others have the present one."""
 
-def _share(ready: Sequence[Contributor], among: Sequence[int], count: int, cap: int) -> list[int]:
-    """The first `count` of the indices `among`, with as few above the cap of an identity as fill it."""
-    level = _lowest_level(Counter(ready[index].identity for index in among), count, cap)
-    taken: Counter[bytes] = Counter()
-    chosen: list[int] = []
-    for index in among:
-        identity = ready[index].identity
-        if len(chosen) < count and taken[identity] < level:
-            taken[identity] += 1
+    def choose(self, ready: Sequence[Contributor], among: Sequence[int], count: int) -> list[int]:
+        """Indices of `count` of the ready groups `among`, which must be as many; of each identity the first ones."""
+        waiting: dict[bytes, deque[int]] = {}
+        for index in among:
+            waiting.setdefault(ready[index].identity, deque()).append(index)
+        turns = [(max(self._turn, self._next.get(who, 0)), mine[0], who) for who, mine in waiting.items()]
+        heapq.heapify(turns)
+        chosen = []
+        for _ in range(count):
+            turn, index, who = heapq.heappop(turns)
             chosen.append(index)
-    return chosen
+            waiting[who].popleft()
+            self._turn = max(self._turn, turn)
+            self._remember(who, turn + 1)
+            if waiting[who]:
+                heapq.heappush(turns, (turn + 1, waiting[who][0], who))
+        return chosen
+
+    def _remember(self, identity: bytes, turn: int) -> None:
+        self._next[identity] = turn
+        self._next.move_to_end(identity)
+        if len(self._next) > _REMEMBERED:
+            self._next.popitem(last=False)
 
 
-def _lowest_level(ready: Counter[bytes], count: int, cap: int) -> int:
-    """The least cap, from `cap` on, with which identities with these numbers of groups ready fill `count` places."""
-    level = cap
-    while sum(min(each, level) for each in ready.values()) < count:
-        level += 1
-    return level
+class BatchChoice:
+    """Chooses the batches of a run, one after the other."""
+
+    def __init__(self) -> None:
+        self._known, self._newcomers, self._others = FairTurns(), FairTurns(), FairTurns()
+
+    def choose(self, ready: Sequence[Contributor], count: int, *, step: int) -> list[int]:
+        """Indices of `count` of the ready groups, in their order, for the update that starts at `step`.
+
+        There must be `count` ready groups: then there is always a batch.
+        """
+        assert len(ready) >= count
+        known = [index for index, each in enumerate(ready) if each.is_known]
+        newcomers = [index for index, each in enumerate(ready) if each.is_proven and not each.is_known]
+        others = [index for index, each in enumerate(ready) if not each.is_proven]
+        sizes = Counter(ready[index].identity for index in newcomers)
+        within_caps = sum(min(size, identity_places(step, count)) for size in sizes.values())
+        invited = min(newcomer_places(step, count), within_caps)
+        of_newcomers = min(len(newcomers), count, max(invited, count - len(known)))
+        of_known = min(len(known), count - of_newcomers)
+        chosen = self._known.choose(ready, known, of_known)
+        chosen += self._newcomers.choose(ready, newcomers, of_newcomers)
+        return sorted(chosen + self._others.choose(ready, others, count - len(chosen)))

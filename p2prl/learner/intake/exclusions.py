@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from p2prl.protocol.standing import Standing
 
 CONFIRMED_FORGERIES = 3
-"""Confirmed forgeries that exclude a key: one or two can be a machine's bad minute."""
+"""Confirmed forgeries that exclude a key: one or two can be a machine's bad minute. As many keys of one owner that have
+forged exclude all of the owner's."""
 
 HONEST_PER_FORGERY = 16.0
 """Good groups for each bad one from which forgeries are not held against a key: a peer that does that much honest work
@@ -86,6 +87,14 @@ class Exclusions:
             record.forgeries, record.told = [], 0
         while len(self._records) > self._most:
             self._records.popitem(last=False)
+
+    def has_forged(self, identity: bytes, now: float) -> bool:
+        """Whether a forgery of this identity was confirmed within the time for which they count."""
+        record = self._records.get(identity)
+        if record is None:
+            return False
+        begun = (begin for begin, _ in record.exclusions[-1:])  # by forgeries that are no longer listed
+        return any(now - at < FORGERY_MEMORY_S for at in (*record.forgeries, *begun))
 
     def is_excluded(self, identity: bytes, now: float) -> bool:
         """Whether the identity's groups are turned away."""

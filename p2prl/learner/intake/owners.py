@@ -39,7 +39,10 @@ class Owners:
             self._take(open_envelope(raw, now=None))
 
     def identity_of(self, peer: bytes) -> bytes:
-        """Public key of a peer's owner now, or the peer's own: the identity that caps count."""
+        """Public key of a peer's owner now, or the peer's own: the identity that caps and accounts count.
+
+        A delegation that waits counts too: else each machine without work would have places of its own.
+        """
         now_ms = self._now_ms()
         owner = self._ownership.owner_at(peer, now_ms)
         if owner == peer and (waiting := self._waiting.get(peer)) is not None:

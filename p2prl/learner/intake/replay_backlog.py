@@ -28,7 +28,7 @@ from p2prl.protocol.standing import Rank
 
 NEWCOMER_SHARE = 0.2
 """Most of the replays' seconds for all newcomers together while groups of known peers wait. A little more than their
-places in a batch, so that those never stay empty for want of a replay; an honest newcomer is known after eight."""
+places in a batch, so that those never stay empty for want of a replay."""
 
 _MOST_NEWCOMERS = 2
 """One of this many groups of a batch may be a newcomer's, however cheap they were, while groups of known peers wait:

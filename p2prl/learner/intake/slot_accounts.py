@@ -1,16 +1,20 @@
-"""Account of a peer's work slots: which have not arrived, which count as withheld, and what they cost. Pure.
+"""Account of a peer's work slots: which have not arrived, what they are charged, and which are lost. Pure.
 
 A slot fixes its group, so a peer that may leave slots out chooses what is trained on. So every slot number is used
-once in a run, in order, under versions that never fall. An honest peer breaks this rarely: a group is lost with its
-disk, or a slot that was in flight when the machine stopped is sampled again under a newer version. So a share of lost
-slots is free, and each further one voids about `VOIDED_PER_SLOT` of the peer's next groups.
+once in a run, in order. An honest peer breaks this rarely: a group is lost with its disk, or a slot that was in flight
+when the machine stopped is sampled again. So a share of lost slots is free: it is saved up by delivering.
 
-Which groups are voided depends on a secret of the learner. A peer that knew it would place its losses so that the voids
-hit the very groups it does not want to be trained on.
+Groups may arrive in any order. A run of missing slots below an arrived one is a *gap*. It is charged to the savings
+when it opens and refunded when it is filled, so there is nothing to gain by leaving before a price falls due. A group
+that would open a gap beyond the savings is turned away, to be offered again: an honest peer offers its oldest groups
+first, which fills its gaps, and loses nothing. While slots are missing their peer has less standing (`peer_standings`).
 
-Groups may arrive in any order. A run of missing slots below an arrived one is a *gap*. It counts as withheld only when
-it is old and far behind; until then the number of gaps is bounded, and a group that would open one too many is turned
-away, to be offered again. This bounds what a peer can choose before it pays, and the size of its account.
+After an outage groups come late and in any order. They use up savings at most: no late group voids another.
+
+What no honest peer does costs more: each slot that is forged, or sampled under a policy of an earlier beacon than the
+slots below it, voids about `VOIDED_PER_SLOT` of the peer's next groups once its savings are used up. Which groups are
+voided depends on a secret of the learner. A peer that knew it would place its losses so that the voids hit the very
+groups it does not want to be trained on.
 """
 
 from __future__ import annotations
@@ -20,22 +24,25 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from p2prl.protocol import limits, work_slots
 from p2prl.protocol.digests import digest
 from p2prl.protocol.rejection_reasons import FAULTS
 from p2prl.protocol.wire_codec import Wire
 
 MAX_OPEN_GAPS = 64
-"""Gaps of one peer that may be open: twice the slots an engine has in flight. Each allows one selected group before the
-price falls due; and 64 of them are 3 KiB of the learner's disk, for a peer that delivered as many groups."""
+"""Gaps of one peer that may be open, however much it has saved up: 64 are 3 KiB of the learner's disk."""
 
 LATER_SLOTS = 64
 """A slot counts as withheld only when the peer has delivered a slot this much higher: a peer that just stopped has
 withheld nothing."""
 
-MISSING_S = 3_600.0
-"""A slot counts as withheld only this long after a higher one arrived, or after its gap was last filled from below:
-twice the longest delay of the network that a run is made for. A spool is delivered from its oldest group on, so a gap
-left by an outage is being filled however long that takes."""
+MISSING_S = float(limits.MAX_ENVELOPE_AGE_S)
+"""A slot counts as lost only this long after a higher one arrived, or after its gap was last filled from below: until
+then its group may still come. It is charged all the while, so nothing is gained by letting it wait."""
+
+BLOCKED_S = 3_600.0
+"""A peer of which no group could be stored for this long may open a gap without savings: the slots that are missing may
+be gone with a disk, and it could not deliver anything else for `MISSING_S`."""
 
 SLOTS_PER_FREE_LOSS = 64
 """Delivered slots that pay for one lost slot. A peer that uses it to choose drops 1.6 % of its groups, which moves the
@@ -46,7 +53,7 @@ FREE_AT_START = 32
 time. More would be no gift to a cheat, who can take a fresh key instead."""
 
 MOST_FREE = 64
-"""Lost slots that can be saved up."""
+"""Lost slots that can be saved up, and so slots that can be missing at once: twice those an engine has in flight."""
 
 COUNTED_PER_GAP = 4
 """Lost slots that one gap counts as, at most. A lost disk or an overfull spool leaves one gap, however long; and a peer
@@ -106,11 +113,18 @@ class SlotAccount(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     """Lost slots that were counted, free or not."""
     outside: int = 0
     """Slots below this one have no account: the journal's earlier release kept none."""
+    heard: float = 0.0
+    """Unix time when a group was last stored."""
 
     @property
     def frontier(self) -> int:
         """Lowest slot that is not accounted for."""
         return self.gaps[0].first if self.gaps else self.next_slot
+
+    @property
+    def charged(self) -> int:
+        """Lost slots that the open gaps count as, as long as they are not filled."""
+        return sum(_charge(gap) for gap in self.gaps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,53 +146,61 @@ def account_before(slot: int, version: int, now: float) -> SlotAccount:
     return SlotAccount(slot, version, (gap,) if slot else ())
 
 
-def has_room(account: SlotAccount, slot: int) -> bool:
-    """Whether a group of this slot may arrive: it opens no gap too many."""
-    if slot > account.next_slot:
-        return len(account.gaps) < MAX_OPEN_GAPS
-    splits = any(gap.first < slot < gap.last for gap in account.gaps)
-    return not splits or len(account.gaps) < MAX_OPEN_GAPS
+def free_losses(account: SlotAccount, *, is_delegate: bool) -> int:
+    """Slots that may be missing at once.
+
+    A delegate, whose owner answers for it, has what it saved itself: what is free at the start is free to an owner, not
+    to each of the keys that it may make.
+    """
+    return max(0, account.savings // SLOTS_PER_FREE_LOSS - is_delegate * FREE_AT_START)
+
+
+def has_room(account: SlotAccount, slot: int, *, now: float, has_work: HasWork, is_delegate: bool = False) -> bool:
+    """Whether a group of this slot may be stored: it opens no gap that its peer has not saved for."""
+    gaps = _gaps_after(account, slot, account.version, now)
+    if len(gaps) > max(len(account.gaps), MAX_OPEN_GAPS):
+        return False
+    most = max(free_losses(account, is_delegate=is_delegate), account.charged)
+    if sum(map(_charge, gaps)) <= most or now - account.heard >= BLOCKED_S:
+        return True
+    return sum(_charge(part) for gap in gaps for part in _searched(gap, has_work)) <= most
 
 
 def arrived(account: SlotAccount, slot: int, version: int, *, stale: bool, now: float) -> Arrival:
     """Take note of a group that arrived. `stale` says that its version had left the staleness window before."""
     if slot < account.outside:
         return Arrival(account, awaited=True)
+    after = replace(account, gaps=_gaps_after(account, slot, version, now), heard=now)
     if slot >= account.next_slot:
-        lost = version < account.version
-        gaps = account.gaps
-        if slot > account.next_slot:
-            gaps = (*gaps, Gap(account.next_slot, slot - 1, account.version, version, now))
-        account = replace(account, next_slot=slot + 1, version=max(version, account.version), gaps=gaps)
-        return Arrival(_delivered(account, lost=lost), awaited=True)
-    place = next((place for place, gap in enumerate(account.gaps) if gap.first <= slot <= gap.last), None)
-    if place is None:
+        falls = _period(version) < _period(account.version)
+        after = replace(after, next_slot=slot + 1, version=max(version, account.version))
+        return Arrival(_delivered(after, lost=falls), awaited=True)
+    gap = _gap_of(account, slot)
+    if gap is None:
         return Arrival(account, awaited=False)
-    gap = account.gaps[place]
-    # On an honest machine all groups of a version are complete before the next is loaded. So a slot of another version
-    # than those around it allow was sampled twice, and a stale group behind a newer one was held back or in an outage.
-    sampled_again = not gap.below <= version <= gap.above
-    held_back = stale and version < gap.above and gap.counted < COUNTED_PER_GAP
-    # A slot that was sampled again says nothing about the versions of those around it.
-    bounds = (gap.below, gap.above) if sampled_again else (version, version)
-    parts = _without(replace(gap, counted=gap.counted + held_back), slot, bounds, now)
-    gaps = (*account.gaps[:place], *parts, *account.gaps[place + 1 :])
-    return Arrival(_delivered(replace(account, gaps=gaps), lost=sampled_again or held_back), awaited=True)
+    # The versions of a beacon draw alike, so their order says nothing. On an honest machine all groups of a version are
+    # complete before the next is loaded. So a slot of a later beacon than the slot above was sampled again, and a stale
+    # group behind a newer one was held back, or kept back by an outage.
+    falls = _period(version) < _period(gap.below)
+    is_late = _period(version) > _period(gap.above) or (stale and version < gap.above)
+    return Arrival(_delivered(after if not is_late else _spend(after), lost=falls), awaited=True)
 
 
-def swept(account: SlotAccount, now: float, has_work: HasWork) -> SlotAccount:
-    """Count the slots that are missing for too long, but none without valid work."""
+def swept(account: SlotAccount, now: float, has_work: HasWork, *, is_delegate: bool = False) -> SlotAccount:
+    """Count the slots that are missing for too long, but none without valid work.
+
+    Slots without work are looked for when a gap is far behind, or when half of what may be missing is.
+    """
+    is_tight = 2 * account.charged > free_losses(account, is_delegate=is_delegate)
     kept: list[Gap] = []
     lost = 0
     for gap in account.gaps:
-        if account.next_slot - 1 - gap.last < LATER_SLOTS:
-            kept.append(gap)
-            continue
-        for part in (gap,) if gap.searched else _with_work(gap, has_work):
-            if now - part.since < MISSING_S:
-                kept.append(part)
+        is_behind = account.next_slot - 1 - gap.last >= LATER_SLOTS
+        for part in _searched(gap, has_work) if is_behind or is_tight else (gap,):
+            if is_behind and now - part.since >= MISSING_S:
+                lost += _charge(part)
             else:
-                lost += max(0, min(part.slots, COUNTED_PER_GAP) - part.counted)
+                kept.append(part)
     return _lose(replace(account, gaps=tuple(kept)), lost)
 
 
@@ -202,6 +224,39 @@ def void_draw(secret: bytes, peer: bytes, slot: int) -> float:
     """The number that decides whether a slot's group is voided, uniform in 0..1; unknown without the secret."""
     drawn = digest("p2prl/withheld-price/v1", secret, peer, slot.to_bytes(8, "little"))
     return int.from_bytes(drawn[:6], "little") / 2**48
+
+
+def _period(version: int) -> int:
+    """Number of a version's beacon; −1 for the version −1, of slots below the first."""
+    return version // work_slots.VERSIONS_PER_BEACON
+
+
+def _charge(gap: Gap) -> int:
+    return max(0, min(gap.slots, COUNTED_PER_GAP) - gap.counted)
+
+
+def _gap_of(account: SlotAccount, slot: int) -> Gap | None:
+    return next((gap for gap in account.gaps if gap.first <= slot <= gap.last), None)
+
+
+def _gaps_after(account: SlotAccount, slot: int, version: int, now: float) -> tuple[Gap, ...]:
+    """The gaps once a group of this slot has arrived."""
+    if slot >= account.next_slot:
+        new = Gap(account.next_slot, slot - 1, account.version, version, now)
+        return (*account.gaps, new) if new.slots else account.gaps
+    gap = _gap_of(account, slot)
+    if gap is None:
+        return account.gaps
+    # A slot that was sampled again says nothing about the versions of those around it.
+    is_between = _period(gap.below) <= _period(version) <= _period(gap.above)
+    parts = _without(gap, slot, (version, version) if is_between else (gap.below, gap.above), now)
+    place = account.gaps.index(gap)
+    return (*account.gaps[:place], *parts, *account.gaps[place + 1 :])
+
+
+def _spend(account: SlotAccount) -> SlotAccount:
+    """Use up what is saved for a lost slot, as far as there is something: nothing is voided for a late group."""
+    return replace(account, savings=max(0, account.savings - SLOTS_PER_FREE_LOSS), lost=account.lost + 1)
 
 
 def _delivered(account: SlotAccount, *, lost: bool) -> SlotAccount:
@@ -229,8 +284,11 @@ def _without(gap: Gap, slot: int, bounds: tuple[int, int], now: float) -> Iterat
         yield replace(gap, first=slot + 1, below=below, since=since)
 
 
-def _with_work(gap: Gap, has_work: HasWork) -> Iterator[Gap]:
+def _searched(gap: Gap, has_work: HasWork) -> Iterator[Gap]:
     """The parts of a gap whose slots have valid work. A long gap was not made by skipping, and is not searched."""
+    if gap.searched:
+        yield gap
+        return
     if gap.slots > LATER_SLOTS:
         yield replace(gap, searched=True)
         return

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT, Contributor, choose_batch, newcomer_places
+from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT, BatchChoice, Contributor
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -34,6 +34,7 @@ class RolloutBuffer:
         self._bound = staleness_bound
         self._ready_target = ready_target
         self._contributor = contributor
+        self._choice = BatchChoice()
         self._groups: deque[VerifiedGroup] = deque()
         self._surplus: list[VerifiedGroup] = []
         self._work = LostWork()
@@ -101,7 +102,7 @@ class RolloutBuffer:
         """
         ready = [*self._groups, *self._surplus]
         contributors = [self._contributor(group.peer) for group in ready]
-        chosen = choose_batch(contributors, count, newcomers=newcomer_places(step, count))
+        chosen = self._choice.choose(contributors, count, step=step)
         taken = set(chosen)
         wanted = len(self._groups)
         self._groups = deque(group for index, group in enumerate(ready[:wanted]) if index not in taken)

@@ -19,6 +19,7 @@ from p2prl.models.replay.group_replay import Replay
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.protocol.work_slots import SEED_RULE
 from p2prl.swarm.policies.catalog import PolicyVersion
 
 
@@ -81,7 +82,7 @@ class Admission:
         policy = self._published.get(group.version, group.policy)
         if policy is None:
             return self._without_policy(stored, group)
-        if not self.is_usable(group.version, step):
+        if not self.is_usable(group.version, step) or group.seeds != SEED_RULE:  # an earlier release sampled it
             return Outcome(stored, group, ReceiptState.EXPIRED, RejectionReason.TOO_STALE, policy)
         if self._journal.groups.slot_taken(stored.peer, group.slot, by_other_than=stored.digest):
             return Outcome(stored, group, ReceiptState.REJECTED, RejectionReason.DUPLICATE_SLOT)

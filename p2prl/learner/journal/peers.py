@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 
 from p2prl.errors import IntegrityError
 from p2prl.net.storage.ledger_table import LedgerTable
@@ -27,7 +28,7 @@ class SlotAccountTable:
 
     An account is written in the transaction that stores a group or settles it, so after SIGKILL it is exactly that of
     the groups in the journal. There is one row for each key that has delivered a group, and it is read when the next
-    one comes: keys are free, and none of them takes any memory. Every write belongs inside `Journal.transaction`.
+    one comes: keys are free, and an account takes no memory. Every write belongs inside `Journal.transaction`.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -37,6 +38,11 @@ class SlotAccountTable:
         """A peer's account, as it was last written."""
         row = self._db.execute("SELECT account FROM slot_accounts WHERE peer = ?", (peer,)).fetchone()
         return None if row is None else bytes(row[0])
+
+    def all(self) -> Iterator[tuple[bytes, bytes]]:
+        """(public key, account) of every peer."""
+        for peer, account in self._db.execute("SELECT peer, account FROM slot_accounts"):
+            yield bytes(peer), bytes(account)
 
     def write(self, peer: bytes, account: bytes) -> None:
         """Replace a peer's account."""

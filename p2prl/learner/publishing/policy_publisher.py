@@ -29,6 +29,8 @@ from p2prl.models.weights.layout import WeightLayout, flatten
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.work_slots import begins_beacon
+from p2prl.swarm.policies.catalog import PolicyVersion
 
 
 @dataclass(slots=True)
@@ -59,7 +61,7 @@ class PolicyPublisher:
         random_bytes: Callable[[int], bytes],
         stage: Stage,
     ) -> None:
-        """`random_bytes` draws each version's beacon; `stage` runs what takes time."""
+        """`random_bytes` draws beacons; `stage` runs what takes time."""
         self._storage = storage
         self._layout = layout
         self._sender = sender
@@ -156,7 +158,7 @@ class PolicyPublisher:
             weights=files.weights,
             weights_digest=files.digest,
             previous=b"" if newest is None else newest.digest,
-            beacon=self._random_bytes(32),
+            beacon=self._beacon(files.version, newest),
             created_ms=int(now * 1000),
             patches=files.patches,
         )
@@ -165,6 +167,11 @@ class PolicyPublisher:
             self._storage.journal.policies.add(manifest.version, step, raw)
         self._figures = {} if files.changed is None else self._cost(manifest, files.changed)
         return raw
+
+    def _beacon(self, version: int, newest: PolicyVersion | None) -> bytes:
+        if newest is None or begins_beacon(version):
+            return self._random_bytes(32)
+        return newest.manifest.beacon
 
     def _announce(self, raw: bytes) -> int:
         published = self._storage.published

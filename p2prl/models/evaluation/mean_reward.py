@@ -53,7 +53,7 @@ def evaluate(
         assignments = []
         for slot in range(start, min(start + _BATCH, prompts)):
             with contextlib.suppress(RemoteProtocolError):  # too long for the run: no volunteer samples it either
-                assignments.append(work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot, held_out=True))
+                assignments.append(work.assign(beacon=nobody, peer=nobody, slot=slot, held_out=True))
         generations = sample_all(sampler, [_request(assignment, greedy) for assignment in assignments])
         for assignment, generation in zip(assignments, generations, strict=True):
             rewards += work.successes(assignment, [generation.token_ids])

@@ -127,13 +127,13 @@ def _fresh_prompts(
     for slot in range(_SLOTS_PER_PROMPT * prompts * len(manifest.tasks)):
         if all(len(of_task) >= prompts for of_task in chosen.values()):
             break
-        key = SlotKey(run=run, beacon=nobody, policy=nobody, peer=nobody, slot=slot)
+        key = SlotKey(run=run, beacon=nobody, peer=nobody, slot=slot)
         planned = slot_work(key, manifest.tasks, samples + 1)
         of_task = chosen.get(planned.task)
         if of_task is None or len(of_task) >= prompts:
             continue
         with contextlib.suppress(RemoteProtocolError):  # too long for the run: no volunteer samples it either
-            assignment = work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot)
+            assignment = work.assign(beacon=nobody, peer=nobody, slot=slot)
             # Episodes that open alike differ by their seed.
             name = assignment.prompt_ids, assignment.turns.seed if assignment.turns else None
             of_task.setdefault(name, _prompt(assignment, planned.sample_seeds))
@@ -149,7 +149,7 @@ def _held_out(
         if made >= prompts:
             return
         row = row_of(key, number, rows)
-        slot = SlotKey(run=key.run, beacon=key.peer, policy=key.peer, peer=key.peer, slot=row)
+        slot = SlotKey(run=key.run, beacon=key.peer, peer=key.peer, slot=row)
         seeds = slot_work(slot, [TaskShare(key.task, 1.0)], samples + 1).sample_seeds
         with contextlib.suppress(RemoteProtocolError):
             yield _prompt(work.assign_row(key.task, row, seeds=seeds), seeds)

@@ -59,7 +59,7 @@ def probe(
         assignments: list[SlotAssignment] = []
         for slot in range(done, min(groups, done + batch)):
             with contextlib.suppress(RemoteProtocolError):  # its prompt does not fit: volunteers skip it too
-                assignments.append(work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot))
+                assignments.append(work.assign(beacon=nobody, peer=nobody, slot=slot))
         requests = [request for assignment in assignments for request in assignment.requests]
         try:
             sampled = iter(sample_all(sampler, requests, should_stop=lambda: clock.now() - began > limit_s))

@@ -28,7 +28,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
-from p2prl.protocol.work_slots import SlotKey, slot_work
+from p2prl.protocol.work_slots import SEED_RULE, SlotKey, slot_work
 from p2prl.tasks.data.packed_rows import Row
 from p2prl.tasks.data.task_data import TaskData
 
@@ -148,12 +148,12 @@ class GroupWork:
         """Answers to rows of data that could not be scored, and count 0."""
         return self._scoring.failures
 
-    def assign(self, *, policy: bytes, beacon: bytes, peer: bytes, slot: int, held_out: bool = False) -> SlotAssignment:
+    def assign(self, *, beacon: bytes, peer: bytes, slot: int, held_out: bool = False) -> SlotAssignment:
         """The one valid work of a slot; with `held_out`, its work in an evaluation.
 
         `RemoteProtocolError` when it has none: its prompt does not fit the run.
         """
-        key = SlotKey(run=self._run, beacon=beacon, policy=policy, peer=peer, slot=slot)
+        key = SlotKey(run=self._run, beacon=beacon, peer=peer, slot=slot)
         work = slot_work(key, self._manifest.tasks, self.group_size)
         prompt = self._prompts[work.task].prompt(work, peer, held_out=held_out)
         return self._assignment(slot, work.task, prompt, work.sample_seeds)
@@ -166,7 +166,7 @@ class GroupWork:
         faults: list[RemoteProtocolError] = []
         for slot in range(_TRIED_SLOTS):
             try:
-                self.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=slot)
+                self.assign(beacon=bytes(32), peer=bytes(32), slot=slot)
             except RemoteProtocolError as error:
                 faults.append(error)
         if 2 * len(faults) > _TRIED_SLOTS:
@@ -319,6 +319,7 @@ class GroupWork:
             completions=completions,
             engine=engine,
             seconds=seconds,
+            seeds=SEED_RULE,
         )
 
     def inspect(self, group: RolloutGroup, *, peer: bytes, beacon: bytes) -> Inspection:
@@ -327,7 +328,7 @@ class GroupWork:
         A group in a slot without valid work has the wrong prompt, whatever its prompt is.
         """
         try:
-            assignment = self.assign(policy=group.policy, beacon=beacon, peer=peer, slot=group.slot)
+            assignment = self.assign(beacon=beacon, peer=peer, slot=group.slot)
         except RemoteProtocolError:
             return Inspection(RejectionReason.WRONG_PROMPT, SlotAssignment(group.slot, group.task, "", ()), ())
         token_ids = tuple(

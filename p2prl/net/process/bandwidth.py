@@ -1,6 +1,6 @@
 """Upload budget of one machine: a rate cap, a monthly limit, and the file that stores the month's bytes.
 
-The node's driver reports every chunk sent and every chunk acknowledged. The budget provides the relay's upload rate and
+The node's driver reports every frame sent and every chunk acknowledged. The budget provides the relay's upload rate and
 reports when the monthly limit is reached.
 """
 
@@ -62,7 +62,11 @@ class UploadBudget:
         if not self._cap_bytes_s and self.pacer.rate_bytes_s and self._meter.wants_probe(now):
             self.pacer.set_rate(0.0)
         self._meter.sending(now)
-        self._budget.spend(size_bytes, now)
+        self.count(size_bytes)
+
+    def count(self, size_bytes: int) -> None:
+        """Count bytes of any frame for the month."""
+        self._budget.spend(size_bytes, self._clock.now())
         if abs(self._budget.spent_bytes - self._saved_bytes) >= _SAVE_BYTES:
             self.save()
 

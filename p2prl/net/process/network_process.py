@@ -259,6 +259,8 @@ class NetworkProcess:
         while (message := await self._next_message()) is not None:
             if isinstance(message, control.SetUploadCaps):
                 self._budget.set_caps(cap_bytes_s=message.bytes_s, monthly_bytes=message.monthly_bytes)
+                if message.bytes_s:
+                    self._node.set_upload_rate(message.bytes_s)
             elif not isinstance(message, control.Start):
                 answer = self._node.order(message, self._clock.now())
                 if answer is not None:

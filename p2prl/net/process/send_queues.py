@@ -89,7 +89,7 @@ class SendQueues:
         """`on_lost` gets a neighbor that accepts no frames; `on_chunk_done` runs after a finished chunk was reported to
         the node.
 
-        With a budget, chunks are counted, and a measured upload rate reaches the node.
+        With a budget, every frame is counted, and a measured upload rate reaches the node.
         """
         self._node = node
         self._transport = transport
@@ -161,6 +161,8 @@ class SendQueues:
             sending.add_done_callback(self._control_tasks.discard)
 
     async def _send_one(self, peer: PeerId, frames: _ControlFrames, frame: bytes) -> None:
+        if self._budget is not None:
+            self._budget.count(len(frame))
         try:
             await self._transport.send(peer, frame, timeout_s=_SEND_TIMEOUT_S)
         except TransportError as error:

@@ -2,8 +2,9 @@
 
 A signature costs its reader more than its sender, and keys are free. So a node has one budget for all pushes and
 queries, far above what a swarm needs. While it is half full nobody is limited. Below that, each key and each subnet
-has a share, larger for peers of standing. Exceeding a share is no fault: the message is ignored, and an honest peer
-sends it again when no receipt comes.
+has a share, larger for peers of standing. Many subnets can use up the rest within their shares, so the last quarter is
+for those below an equal share. Exceeding a share is no fault: the message is ignored, and an honest peer sends it again
+when no receipt comes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import Enum
 
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind
+from p2prl.swarm.shared_allowance import SharedAllowance
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _KEYS = 4_096
@@ -58,6 +60,12 @@ what one key may have unchecked at the learner; 8 a second are more than one hom
 SCARCE = 0.5
 """Level of the total below which shares bind."""
 
+RARE = 0.25
+"""Level of the total below which subnets, and peers of standing, must be below an equal share."""
+
+_PLACE_SHARE = 1 / 256
+"""Messages of each of these at once, of a burst of the total."""
+
 _TRAFFIC = {
     Kind.ROLLOUT_GROUP: Traffic.GROUP,
     Kind.GROUP_HEADER: Traffic.GROUP,
@@ -75,18 +83,24 @@ class EntryLimits:
     """Shares of one node's attention."""
 
     def __init__(self) -> None:
-        self._total = {kind: KeyedBuckets(limit.total, capacity=1) for kind, limit in LIMITS.items()}
+        self._total = {
+            kind: SharedAllowance(limit.total, _PLACE_SHARE * limit.total.burst) for kind, limit in LIMITS.items()
+        }
         self._newcomers = {kind: KeyedBuckets(limit.newcomer, capacity=_KEYS) for kind, limit in LIMITS.items()}
         self._known = {kind: KeyedBuckets(limit.known, capacity=_KEYS) for kind, limit in LIMITS.items()}
         self._subnets = {kind: KeyedBuckets(limit.subnet, capacity=_KEYS) for kind, limit in LIMITS.items()}
 
     def admits(self, kind: Traffic, peer: PeerId, subnet: str, now: float, *, is_known: bool) -> bool:
         """Count a message, and say whether to look at it."""
-        total = self._total[kind]
-        scarce = total.level(None, now) < SCARCE * LIMITS[kind].total.burst
+        total, place = self._total[kind], peer if is_known else subnet
         # The buckets fill and empty in quiet times too: a flood begins with the shares of its senders spent.
         if is_known:
             within = self._known[kind].take(peer, now)
         else:
             within = self._newcomers[kind].take(peer, now) and self._subnets[kind].take(subnet, now)
-        return (within or not scarce) and total.take(None, now)
+        left, burst = total.left(now), total.rate.burst
+        is_due = left >= RARE * burst or total.is_due(place, now)
+        if left < 1 or (left < SCARCE * burst and not (within and is_due)):
+            return False
+        total.use(place, 1.0, now)
+        return True

@@ -31,6 +31,10 @@ class EnvelopeStore:
         """Release a pinned envelope."""
         self._pinned.pop(name, None)
 
+    def is_pinned(self, name: Digest) -> bool:
+        """Whether an envelope is kept until it is unpinned."""
+        return name in self._pinned
+
     def add(self, opened: Opened) -> None:
         """Keep an envelope while the budget allows; the oldest is dropped first."""
         if opened.digest in self._recent or opened.digest in self._pinned:

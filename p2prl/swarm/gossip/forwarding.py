@@ -9,8 +9,9 @@ Pure: the owner passes messages in and drains `outbox`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
@@ -25,6 +26,7 @@ from p2prl.swarm.gossip.announcements import Announcements
 from p2prl.swarm.gossip.audience import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore
+from p2prl.swarm.gossip.free_copies import FreeCopies
 from p2prl.swarm.gossip.offers import Offers
 from p2prl.swarm.gossip.receipt_cache import ReceiptCache
 from p2prl.swarm.ports import Randomness
@@ -32,6 +34,21 @@ from p2prl.swarm.random_choice import draw
 
 OFFER_S = 1.0
 """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
+
+
+_PUSH_OVERHEAD_BYTES = 16
+"""Of a frame, a message and an array around an envelope, at most."""
+
+
+class MayAnswer(Protocol):
+    """Counts an answer to one peer; False when the budget has no room for it."""
+
+    def __call__(self, size_bytes: int, *, offered: bool = False) -> bool: ...
+
+
+def always(size_bytes: int, *, offered: bool = False) -> bool:  # noqa: ARG001 - a budget without bounds
+    """Answer everything."""
+    return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +64,18 @@ class GossipConfig:
     the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
     offers: int = 262_144
     """Offers remembered over all envelopes and peers: 40 MB at most. Many links may offer the same envelopes."""
+    due: int = 32_768
+    """Offers to peers that have not asked yet, and envelopes that peers have got without an offer: 8 MB."""
     answer_bytes: int = 4 * 1024 * 1024
     """Bytes of envelopes pushed to one peer, for its wants, between two drains of the outbox. A want costs 33 bytes to
     send and may be answered with 256 KiB: without a bound one frame of wants fills the memory. The asker asks again."""
 
 
 class Gossip:
-    """Forwards envelopes and answers offers and wants."""
+    """Forwards envelopes and answers offers and wants.
+
+    More than twelve attributes, because every table here is about the same envelopes and peers.
+    """
 
     def __init__(self, role: Role, rng: Randomness, config: GossipConfig) -> None:
         """`role` is this node's own role."""
@@ -69,6 +91,7 @@ class Gossip:
         self._sent_receipts: set[tuple[PeerId, bytes]] = set()
         """Cached receipts sent to a peer since the last drain: one names many of its groups."""
         self._announcements = Announcements(rng, OFFER_S)
+        self.free = FreeCopies(config.due)
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def set_role(self, peer: PeerId, role: Role) -> None:
@@ -80,6 +103,7 @@ class Gossip:
         self._roles.pop(peer, None)
         self._announcements.remove_peer(peer)
         self._offers.remove_peer(peer)
+        self.free.remove_peer(peer)
 
     def pin(self, raw: bytes, name: Digest) -> None:
         """Keep an envelope until it is unpinned: the run manifest, the newest policy manifests."""
@@ -137,13 +161,16 @@ class Gossip:
             if role in pushed_to:
                 self.outbox.append((peer, Push(opened.raw)))
             elif opened.kind in BOUND_FOR_LEARNER and role is Role.LEARNER:
-                self.outbox.append((peer, Offer((opened.digest,))))
+                self._offer(peer, opened.digest)
             else:
                 self._announcements.add(peer, opened.digest)
         if opened.kind in BOUND_FOR_LEARNER and not self._is_learner and Role.LEARNER not in self._roles.values():
             others = [p for p, role in self._roles.items() if p not in already_have and role not in audience]
             for peer in self._draw_carriers(others):
-                self.outbox.append((peer, Push(opened.raw) if source is None else Offer((opened.digest,))))
+                if source is None:
+                    self.outbox.append((peer, Push(opened.raw)))
+                else:
+                    self._offer(peer, opened.digest)
 
     def spread_again(self, name: Digest, *, source: PeerId) -> None:
         """Offer an envelope again that was pushed here a second time: its author still has no receipt for it.
@@ -155,20 +182,26 @@ class Gossip:
             return
         others = [p for p, role in self._roles.items() if p != source]
         learners = [p for p in others if self._roles[p] is Role.LEARNER]
-        self.outbox.extend((peer, Offer((name,))) for peer in learners or self._draw_carriers(others))
+        for peer in learners or self._draw_carriers(others):
+            self._offer(peer, name)
 
     def note_receipt(self, opened: Opened) -> None:
         """Remember a storage receipt of the learner."""
         if isinstance(opened.body, StorageReceipt):
             self._receipts.note(opened.body.groups, opened.raw)
 
-    def answer_repeated(self, name: Digest, source: PeerId) -> bool:
+    def answer_repeated(self, name: Digest, source: PeerId, may_answer: MayAnswer = always) -> bool:
         """Answer a group that was pushed again with its storage receipt, unless none is remembered (False)."""
         receipt = self._receipts.receipt_for(name)
-        if receipt and (source, receipt) not in self._sent_receipts:
+        is_new = bool(receipt) and (source, receipt) not in self._sent_receipts
+        if is_new and may_answer(len(receipt) + _PUSH_OVERHEAD_BYTES):
             self._sent_receipts.add((source, receipt))
             self.outbox.append((source, Push(receipt)))
         return bool(receipt)
+
+    def _offer(self, peer: PeerId, name: Digest) -> None:
+        self.free.offered(peer, name)
+        self.outbox.append((peer, Offer((name,))))
 
     def _draw_carriers(self, peers: list[PeerId]) -> list[PeerId]:
         return draw(peers, self._config.carriers, self._rng)
@@ -185,19 +218,38 @@ class Gossip:
         if fresh:
             self.outbox.append((source, Want(tuple(fresh))))
 
-    def on_want(self, message: Want, source: PeerId) -> None:
-        """Push the envelopes that are still kept, each once and within `answer_bytes`; ignore the rest."""
+    def tell(self, name: Digest, news: Sequence[bytes], peer: PeerId, may_answer: MayAnswer) -> None:
+        """Push envelopes that a peer seems to lack, of which the pinned one of this `name` is the last: the first time
+        as an announcement, then for credit."""
+        is_free = self.free.is_free(peer, name, is_pinned=True)
+        if may_answer(sum(len(raw) + _PUSH_OVERHEAD_BYTES for raw in news), offered=is_free):
+            self.free.sent(peer, name, is_pinned=True)
+            self.outbox.extend((peer, Push(raw)) for raw in news)
+
+    def on_want(self, message: Want, source: PeerId, may_answer: MayAnswer = always) -> None:
+        """Push the envelopes that are still kept, each once and within `answer_bytes` and the budget; ignore the rest.
+
+        What this node offered to the peer, and what everybody needs (pinned), it may have once for nothing.
+        """
         for name in _digests_of(message.digests):
             self._announcements.mark_known(source, name)
             raw = self._store.get(name)
             answered = self._answered_bytes.get(source, 0) + len(raw)
-            if raw and answered <= self._config.answer_bytes:
+            is_pinned = self._store.is_pinned(name)
+            is_free = self.free.is_free(source, name, is_pinned=is_pinned)
+            if not raw or answered > self._config.answer_bytes:
+                continue
+            if may_answer(len(raw) + _PUSH_OVERHEAD_BYTES, offered=is_free):
                 self._answered_bytes[source] = answered
+                self.free.sent(source, name, is_pinned=is_pinned)
                 self.outbox.append((source, Push(raw)))
 
     def flush(self, now: float) -> None:
         """Put the offers that are due into `outbox`; call it before each drain."""
-        self.outbox.extend(self._announcements.take_due(now))
+        for peer, message in self._announcements.take_due(now):
+            self.outbox.append((peer, message))
+            for name in message.digests:
+                self.free.offered(peer, Digest(name))
 
     def next_deadline(self) -> float:
         """When `flush` next has offers to send."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import LedgerPage, LedgerQuery
+from p2prl.protocol.link_messages import LedgerPage, LedgerQuery, Padding
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw_one
@@ -24,6 +24,12 @@ _REMEMBERED_PEERS = 4_096
 
 _REMEMBERED_QUESTIONS = 64
 """Questions whose answer is awaited; an answer to an older one is not taken any more."""
+
+_FIRST_ENTRY_BYTES = 1_024
+"""Size of an entry that is expected before the first page: receipts of some groups."""
+
+_MOST_DOUBLED = 3
+"""A question that was not answered may have paid too little: the next one pays twice as much, at most three times."""
 
 _PAGE_OVERHEAD_BYTES = 64
 _ENTRY_OVERHEAD_BYTES = 5
@@ -40,12 +46,16 @@ class LedgerSync:
         self._asked: OrderedDict[tuple[PeerId, int], None] = OrderedDict()
         """(peer, height it was asked for), the newest question last. A role and its mirror ask one peer for different
         heights at once."""
+        self._entry_bytes = _FIRST_ENTRY_BYTES
+        self._unanswered = 0
+        """Questions since the last page."""
         self.outbox: list[tuple[PeerId, Wire]] = []
 
     def ask(self, heights: Mapping[PeerId, int], from_height: int) -> None:
         """Ask a random peer that claims more than `from_height` entries for the next ones.
 
-        Not the peer that claims most: it may be lying, and would then be asked every time.
+        Not the peer that claims most: it may be lying, and would then be asked every time. To the peer this node may be
+        a stranger, so it pays for the page that it expects.
         """
         ahead = [peer for peer, height in heights.items() if height > from_height]
         if ahead:
@@ -54,14 +64,26 @@ class LedgerSync:
             self._asked.move_to_end((peer, from_height))
             if len(self._asked) > _REMEMBERED_QUESTIONS:
                 self._asked.popitem(last=False)
+            self._pay(peer, heights[peer] - from_height)
             self.outbox.append((peer, LedgerQuery(from_height)))
 
-    def is_answer(self, peer: PeerId, from_height: int) -> bool:
-        """Whether a page answers a question to a peer; it is answered then. Pages that nobody asked for would let a
-        stranger outnumber those who are asked."""
-        is_awaited = (peer, from_height) in self._asked
-        self._asked.pop((peer, from_height), None)
-        return is_awaited
+    def _pay(self, peer: PeerId, ahead: int) -> None:
+        entries = min(ahead, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
+        expected = entries * self._entry_bytes << min(self._unanswered, _MOST_DOUBLED)
+        self._unanswered += 1
+        page_bytes = min(limits.MAX_CONTROL_FRAME_BYTES, expected + _PAGE_OVERHEAD_BYTES)
+        self.outbox.append((peer, Padding(bytes(page_bytes // limits.MAX_AMPLIFICATION))))
+
+    def on_page(self, peer: PeerId, from_height: int, entries: Sequence[bytes]) -> bool:
+        """Whether a page answers a question to a peer; it is answered then, and the next page is expected to have
+        entries of this size. Pages that nobody asked for would let a stranger outnumber those who are asked."""
+        if len(entries) > limits.MAX_LEDGER_ENTRIES_PER_REPLY or (peer, from_height) not in self._asked:
+            return False
+        del self._asked[peer, from_height]
+        self._unanswered = 0
+        if entries:
+            self._entry_bytes = max(map(len, entries)) + _ENTRY_OVERHEAD_BYTES
+        return True
 
     def may_query(self, peer: PeerId, now: float) -> bool:
         """Count a peer's query; False when it exceeds the rate limit and is ignored.
@@ -76,13 +98,22 @@ class LedgerSync:
             self._allowances.popitem(last=False)
         return granted
 
-    def answer(self, peer: PeerId, from_height: int, entries: Sequence[bytes]) -> None:
-        """Send as many of these entries as one message can hold."""
-        room = limits.MAX_CONTROL_FRAME_BYTES - _PAGE_OVERHEAD_BYTES
+    def answer(
+        self, peer: PeerId, from_height: int, entries: Sequence[bytes], room_bytes: int = limits.MAX_CONTROL_FRAME_BYTES
+    ) -> int:
+        """Send as many of these entries as one message and `room_bytes` can hold; none if the first does not fit.
+
+        Returns the bytes of the answer.
+        """
+        whole = room = min(room_bytes, limits.MAX_CONTROL_FRAME_BYTES) - _PAGE_OVERHEAD_BYTES
         page: list[bytes] = []
         for entry in entries[: limits.MAX_LEDGER_ENTRIES_PER_REPLY]:
-            room -= len(entry) + _ENTRY_OVERHEAD_BYTES
-            if room < 0:
+            size = len(entry) + _ENTRY_OVERHEAD_BYTES
+            if size > room:
                 break
+            room -= size
             page.append(entry)
+        if whole < 0 or (entries and not page):
+            return 0
         self.outbox.append((peer, LedgerPage(from_height, tuple(page))))
+        return _PAGE_OVERHEAD_BYTES + whole - room

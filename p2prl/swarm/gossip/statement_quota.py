@@ -1,14 +1,15 @@
 """Bound on the owners' statements a node passes on: by link, by owner, by machine, and over all.
 
 Keys are free, so a stranger can sign any number of statements. An honest machine sends its own few
-again every ten minutes until the run is over, so a statement that is dropped here is only late. Pure.
+again every ten minutes until the run is over, so a statement that is dropped here is only late. Not so a revocation:
+the first news about a pair whose delegation was passed on counts nowhere. Pure.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
-from p2prl.protocol.delegation import Delegation
+from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.limits import MAX_DELEGATES_PER_OWNER
@@ -31,6 +32,14 @@ one machine sends."""
 MAX_IN_ALL = 4_096
 """Statements in a window, over all links: about 2 MB in five minutes, and the size of this table."""
 
+FIRST_OF_PLACE = 8
+"""Statements of one place in a window that are passed on beyond that: those of two machines and their owner. A flood
+pays for more with addresses."""
+
+KNOWN_PAIRS = 16_384
+"""Pairs of owner and machine remembered: four windows of nothing but new ones. Honest machines name theirs in every
+second window."""
+
 
 class StatementQuota:
     """Counts the statements of the present window."""
@@ -39,11 +48,19 @@ class StatementQuota:
         self._ends_at = 0.0
         self._all = 0
         self._by_link: Counter[PeerId] = Counter()
+        self._by_place: Counter[str] = Counter()
         self._by_owner: Counter[bytes] = Counter()
         self._by_machine: Counter[tuple[bytes, bytes]] = Counter()
+        self._revoked: OrderedDict[tuple[bytes, bytes], int] = OrderedDict()
+        """Known pairs of owner and machine → serial of the newest revocation that was passed on, −1 for none."""
+        self._news: set[tuple[bytes, bytes]] = set()
+        """Pairs with a revocation in this window that counts nowhere."""
 
-    def allows(self, opened: Opened, source: PeerId, now: float) -> bool:
-        """Whether a checked statement of an owner from a link is passed on; it is counted then."""
+    def allows(self, opened: Opened, source: PeerId, now: float, *, place: str) -> bool:
+        """Whether a checked statement of an owner from a link is passed on; it is counted then.
+
+        `place` is what the link counts for beside itself: its subnet, or a peer of standing alone.
+        """
         statement = opened.body
         assert isinstance(statement, OwnersStatement)
         # Anybody may send another's revocation or membership, and must not use up that one's places: these count for
@@ -52,10 +69,12 @@ class StatementQuota:
         machine = opened.author if isinstance(statement, Membership) else statement.delegate
         if now >= self._ends_at:
             self._ends_at, self._all = now + WINDOW_S, 0
-            for counts in (self._by_link, self._by_owner, self._by_machine):
+            for counts in (self._by_link, self._by_place, self._by_owner, self._by_machine, self._news):
                 counts.clear()
+        if isinstance(statement, Revocation) and self._is_news(statement):
+            return True
         if (
-            self._all >= MAX_IN_ALL
+            (self._all >= MAX_IN_ALL and self._by_place[place] >= FIRST_OF_PLACE)
             or self._by_link[source] >= MAX_PER_LINK
             or self._by_owner[owner] >= MAX_PER_OWNER
             or self._by_machine[owner, machine] >= MAX_PER_MACHINE
@@ -63,6 +82,24 @@ class StatementQuota:
             return False
         self._all += 1
         self._by_link[source] += 1
+        self._by_place[place] += 1
         self._by_owner[owner] += 1
         self._by_machine[owner, machine] += 1
+        if isinstance(statement, Delegation):
+            self._remember(owner, machine)
         return True
+
+    def _is_news(self, revocation: Revocation) -> bool:
+        """Whether a known machine is revoked by a newer statement than before, the first of this window."""
+        pair = revocation.owner, revocation.delegate
+        if pair in self._news or revocation.serial <= self._revoked.get(pair, revocation.serial):
+            return False
+        self._news.add(pair)
+        self._revoked[pair] = revocation.serial
+        return True
+
+    def _remember(self, owner: bytes, machine: bytes) -> None:
+        self._revoked.setdefault((owner, machine), -1)
+        self._revoked.move_to_end((owner, machine))
+        if len(self._revoked) > KNOWN_PAIRS:
+            self._revoked.popitem(last=False)

@@ -90,6 +90,10 @@ class Relay:
         """Check chunks by this instead of `BlobRef.proves`: for simulations in which few bytes stand for many."""
         self._state.proves = proves
 
+    def bound_announcements(self, may_show: Callable[[PeerId, int, float, bool], bool]) -> None:
+        """Announce chunks where this counts it: (peer, bytes, now, whether it needs no credit)."""
+        self._state.may_show = may_show
+
     def use_circuits_last(self, is_relayed: Callable[[PeerId], bool]) -> None:
         """Grant chunks to the peers for which this holds only when they get none from elsewhere."""
         self._state.is_relayed = is_relayed
@@ -150,8 +154,7 @@ class Relay:
         transfer = self._state.transfers.pop(root, None)
         if transfer is not None:
             for neighbor in self._state.neighbors.values():
-                neighbor.held.pop(root, None)
-                neighbor.late_haves.pop(root, None)
+                neighbor.forget(root)
             self._state.store.drop(root)
 
     def set_upload_rate(self, bytes_s: float) -> None:
@@ -250,8 +253,8 @@ class Relay:
                     neighbor.note_late(Digest(root), bitmap)
                     self._late[source] = None
                     self._late_at = min(self._late_at, now + _LATE_S)
-            case ChunkGrant(root=root, bitmap=bitmap):
-                self._downloads.on_grant(source, neighbor, received_digest(root), bitmap, now)
+            case ChunkGrant(root=root, index=index):
+                self._downloads.on_grant(source, neighbor, received_digest(root), index, now)
             case ChunkRequest():
                 self._uploads.on_request(source, place_of(message), now)
             case Chunk():
@@ -287,8 +290,7 @@ class Relay:
         heard = self._take_late_haves(now)
         announced = self._uploads.announce(now)  # first, so that no grant precedes what it is about
         served = self._uploads.serve(now)
-        if served or announced or heard:
-            self._deadline_valid = False
+        self._deadline_valid &= not (served or announced or heard)
         self._tell_rates(now)
 
     def _deadlines(self) -> Iterator[float]:
@@ -332,8 +334,6 @@ class Relay:
             else:
                 self._late_at = now + _LATE_S
         return True
-
-    # --- internals ---------------------------------------------------------------------------------------------
 
     def _open(self, ref: BlobRef, now: float, *, origin: bool, wanted: bool) -> Transfer:
         state, root = self._state, ref.root

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from p2prl.errors import RemoteProtocolError
+from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import (
@@ -94,17 +95,19 @@ class ChunkDownloads:
             transfer.subscriptions[source] = Subscription()
             transfer.have_changed = True
 
-    def on_grant(self, source: PeerId, neighbor: Neighbor, root: Digest, bitmap: bytes, now: float) -> None:
-        """Answer a grant with a request, or decline it."""
+    def on_grant(self, source: PeerId, neighbor: Neighbor, root: Digest, granted: int, now: float) -> None:
+        """Answer a grant, of one chunk or with −1 of any, with a request, or decline it."""
         state, transfer = self._state, self._state.transfers.get(root)
+        if not -1 <= granted < limits.MAX_CHUNKS:
+            raise RemoteProtocolError("grant: no chunk has this index")
         if transfer is None or not transfer.downloading:
-            self._send_have(source, transfer)
+            self._send_have(source, transfer, now)
             state.outbox.append((source, GrantDeclined(root, 0)))
             return
-        offered = of_bitmap(bitmap, transfer.total) or neighbor.held.get(root, 0)
+        offered = neighbor.held.get(root, 0) if granted < 0 else 1 << granted & transfer.all_chunks
         index = self._choose(neighbor, transfer, offered & ~transfer.have, now)
         if index is None:
-            self._send_have(source, transfer)
+            self._send_have(source, transfer, now)
             state.outbox.append((source, GrantDeclined(root, int(DECLINED_S * 1000))))
             return
         chunk = root, index
@@ -324,10 +327,10 @@ class ChunkDownloads:
 
     # --- bookkeeping -------------------------------------------------------------------------------------------
 
-    def _send_have(self, peer: PeerId, transfer: Transfer | None) -> None:
+    def _send_have(self, peer: PeerId, transfer: Transfer | None, now: float) -> None:
         """Tell a peer which chunks this node has: its grant was useless, so its record is outdated."""
         if transfer is not None:
-            self._state.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
+            self._state.show(peer, transfer, now, is_asked=False)
 
     def _requests(self) -> Iterator[tuple[PeerId, Place]]:
         return ((peer, chunk) for chunk, peers in self._in_flight.items() for peer in peers)

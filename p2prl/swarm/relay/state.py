@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from p2prl.errors import StaleWorkError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import Chunk, Place
+from p2prl.protocol.link_messages import Chunk, Have, Place
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_selection import Rarity
+from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.leaders import FirstCopy, Leaders
 from p2prl.swarm.relay.observed_rates import Gains, SendRate
@@ -26,6 +27,9 @@ _REMEMBERED_REQUESTS = 16_384
 ANNOUNCED_BYTES = 64 * 1024
 """Sets of chunks remembered of one neighbor: of fifteen blobs of 140 GB, or of two of the largest. On all links 64 MiB:
 keys are free, and each could name every chunk of every version."""
+
+_HAVE_BYTES = 48
+"""Of an announcement, without its bitmap, at most."""
 
 _SMOOTHING = 0.3
 """Weight of the newest chunk in a neighbor's measured chunk time."""
@@ -158,7 +162,10 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class Neighbor:
-    """A linked peer as the relay sees it."""
+    """A linked peer as the relay sees it.
+
+    More than twelve fields, because both halves of the relay judge a peer by what it did for the other.
+    """
 
     is_source: bool
     """Whether it is the learner, whose uplink is scarce."""
@@ -166,6 +173,8 @@ class Neighbor:
     """Every chunk requested from it, oldest first, bounded: a late answer to a cancelled request is no fault."""
     held: dict[Digest, int] = field(default_factory=dict)
     """Chunks it announced, by blob."""
+    shown: set[Digest] = field(default_factory=set)
+    """Blobs of this node that it was shown on this link."""
     late_haves: dict[Digest, bytes] = field(default_factory=dict)
     """Its newest announcement of each blob that came too fast after the one before."""
     pending: dict[Place, PendingRequest] = field(default_factory=dict)
@@ -187,6 +196,12 @@ class Neighbor:
     def has_delivered(self) -> bool:
         """Whether a requested chunk ever came from it."""
         return self.heard_at > -math.inf
+
+    def forget(self, root: Digest) -> None:
+        """A blob is dropped."""
+        self.held.pop(root, None)
+        self.shown.discard(root)
+        self.late_haves.pop(root, None)
 
     def note_held(self, root: Digest, held: int) -> list[tuple[Digest, int]]:
         """It announced these chunks of a blob. Returns (root, its set) of the blobs that are forgotten for that, those
@@ -246,7 +261,10 @@ class RelayStats:
 
 @dataclass(slots=True)
 class RelayState:
-    """State both halves of the relay work on."""
+    """State both halves of the relay work on.
+
+    More than twelve fields, because the owner's rules about peers are here for both.
+    """
 
     store: BlobStore
     rng: Randomness
@@ -261,8 +279,23 @@ class RelayState:
     send_rate: SendRate = field(default_factory=SendRate)
     proves: Callable[[BlobRef, int, bytes, bytes], bool] = BlobRef.proves
     """Whether bytes are those of a chunk of a blob, with a proof."""
+    may_show: Callable[[PeerId, int, float, bool], bool] = lambda *_: True
+    """Counts an announcement: (peer, bytes, now, whether it needs no credit)."""
     is_relayed: Callable[[PeerId], bool] = lambda _: False
     """Whether the link to a peer passes a circuit: its bytes cross the uplink of a third peer, twice."""
+
+    def show(self, peer: PeerId, transfer: Transfer, now: float, *, is_asked: bool = True) -> bool:
+        """Tell a peer which chunks this node has, unless the budget for answers has no room for that now.
+
+        A peer that has asked is told once on each link in any case.
+        """
+        neighbor, size_bytes = self.neighbors[peer], _HAVE_BYTES + (transfer.total + 7) // 8
+        is_free = is_asked and transfer.root not in neighbor.shown
+        if not self.may_show(peer, size_bytes, now, is_free):
+            return False
+        neighbor.shown.add(transfer.root)
+        self.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
+        return True
 
     @property
     def upload_bytes_s(self) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import ChunkGrant, ChunkRefused, Have, Place
-from p2prl.swarm.relay.chunk_sets import draw_index, indices_of, to_bitmap
+from p2prl.swarm.relay.chunk_sets import draw_index, indices_of
 from p2prl.swarm.relay.config import BUSY_RETRY_S, GRANT_S, PROGRESS_S, REQUEST_TIMEOUT_S, SNUB_S, STALL_S
 from p2prl.swarm.relay.leaders import FirstCopy
 from p2prl.swarm.relay.peer_selection import Rank, rank
@@ -222,7 +222,6 @@ class ChunkUploads:
                 continue
             due = True
             transfer.announced_at, transfer.have_changed = now, False
-            frame: Have | None = None
             finished = []
             for peer, subscription in transfer.subscriptions.items():
                 if subscription.sent == transfer.have and subscription.sent_at > -math.inf:
@@ -230,14 +229,13 @@ class ChunkUploads:
                 held = self._state.neighbors[peer].held.get(root, 0)
                 fresh = transfer.have & ~subscription.sent & ~held
                 unanswered = subscription.sent_at == -math.inf
-                if fresh or unanswered or transfer.complete or now >= subscription.sent_at + PROGRESS_S:
-                    frame = frame or Have(root, to_bitmap(transfer.have, transfer.total))
-                    self._state.outbox.append((peer, frame))
+                is_due = fresh or unanswered or transfer.complete or now >= subscription.sent_at + PROGRESS_S
+                if is_due and self._state.show(peer, transfer, now):
                     subscription.sent, subscription.sent_at = transfer.have, now
                     if transfer.complete and peer not in transfer.interested:
                         finished.append(peer)
                 else:
-                    transfer.have_changed = True  # progress it is sent later
+                    transfer.have_changed = True  # it is sent later
             for peer in finished:
                 del transfer.subscriptions[peer]
         return due
@@ -281,28 +279,33 @@ class ChunkUploads:
                 yield place, state.rng.random(), peer, root
 
     def _grant(self, peer: PeerId, transfer: Transfer, now: float) -> None:
-        reserved = 0
+        index = -1
+        if transfer.origin:
+            free = transfer.unsent & ~self._state.neighbors[peer].held.get(transfer.root, 0)
+            index = draw_index(free, self._state.rng) if free else -1
+        if index < 0 and not self._show(peer, transfer, now):
+            transfer.interested[peer].pause(now + BUSY_RETRY_S)
+            return
         if self._state.is_relayed(peer) and not transfer.origin:
             chunk_s = transfer.ref.chunk_bytes / self._state.config.circuit_bytes_s
             self._circuits_free_at = max(now, self._circuits_free_at) + chunk_s
-        if transfer.origin:
-            free = transfer.unsent & ~self._state.neighbors[peer].held.get(transfer.root, 0)
-            if free:
-                reserved = 1 << draw_index(free, self._state.rng)
-                transfer.unsent &= ~reserved
-        self._show(peer, transfer, reserved, now)
+        reserved = 1 << index if index >= 0 else 0
+        transfer.unsent &= ~reserved
         self.queue.grant(Grant(peer, transfer.root, reserved, now + GRANT_S))
-        bitmap = to_bitmap(reserved, transfer.total) if reserved else b""
-        self._state.outbox.append((peer, ChunkGrant(transfer.root, bitmap)))
+        self._state.outbox.append((peer, ChunkGrant(transfer.root, index)))
 
-    def _show(self, peer: PeerId, transfer: Transfer, reserved: int, now: float) -> None:
-        """Announce chunks before the grant for them: a peer that knows of none it lacks would decline."""
+    def _show(self, peer: PeerId, transfer: Transfer, now: float) -> bool:
+        """Announce chunks before the grant for them: a peer that knows of none it lacks would decline. False when it
+        knows of none, and may not be told of any now."""
         subscription = transfer.subscriptions.get(peer)
         known = subscription.sent if subscription is not None and subscription.sent_at > -math.inf else 0
-        if not reserved and not known & ~self._state.neighbors[peer].held.get(transfer.root, 0):
-            self._state.outbox.append((peer, Have(transfer.root, to_bitmap(transfer.have, transfer.total))))
-            if subscription is not None:
-                subscription.sent, subscription.sent_at = transfer.have, now
+        if known & ~self._state.neighbors[peer].held.get(transfer.root, 0):
+            return True
+        if not self._state.show(peer, transfer, now):
+            return False
+        if subscription is not None:
+            subscription.sent, subscription.sent_at = transfer.have, now
+        return True
 
     def _send(self, upload: Upload, now: float) -> None:
         state, (root, index) = self._state, upload.chunk

@@ -61,7 +61,8 @@ class JsonLinesSource:
         try:
             row = self._decoder.decode(text.removeprefix(_MARK) if number == 0 else text)
         except json.JSONDecodeError as error:
-            reason = f"not JSON: {error.msg[0].lower()}{error.msg[1:]} at column {error.colno}"
+            seen = f"{error.msg[0].lower()}{error.msg[1:]}".removesuffix(" at")
+            reason = f"not JSON: {seen} at column {error.colno}"
             raise self._unreadable(number, reason, "Write one JSON object a line.") from error
         except RecursionError as error:
             raise self._unreadable(number, "the JSON is nested too deep", "Flatten the row.") from error

@@ -40,7 +40,8 @@ def checked_prompt(value: Any, *, place: str, column: str) -> Prompt:
             )
         kind = f"{kind_of(value)}, not a text or a list of messages"
         raise ConfigError(
-            f"{place}: the prompt in {column!r} is {kind}", remedy="Name the right column: --prompt-column COLUMN."
+            f"{place}: the prompt in {column!r} is {kind}",
+            remedy="Write it as a text, in quotes; if the prompts are elsewhere: --prompt-column COLUMN.",
         )
     if not value:
         raise ConfigError(f"{place}: the prompt has no messages", remedy="Remove the row, or give it a message.")

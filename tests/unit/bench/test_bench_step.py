@@ -9,7 +9,7 @@ import torch
 
 from p2prl.bench import random_models
 from p2prl.bench.step.benchmark import StepBenchConfig, measure_loss
-from p2prl.bench.step.cards import CARDS_GB, SHAPES, cards_table
+from p2prl.bench.step.cards import CARDS_GB, SIZES, cards_table
 from p2prl.bench.step.peak_memory import held_bytes, peak_bytes_beyond
 from p2prl.errors import ConfigError
 from p2prl.learner.training.memory_config import MemoryConfig
@@ -69,7 +69,7 @@ def test_settings_that_cannot_be_are_named(wrong: dict[str, Any], named: str) ->
 
 def test_larger_cards_take_larger_micro_batches() -> None:
     lines = cards_table().splitlines()
-    assert len(lines) == 2 + 5 * len(SHAPES)
+    assert len(lines) == 2 + 5 * len(SIZES)
     for line in lines[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")][4:]
         assert len(cells) == len(CARDS_GB)

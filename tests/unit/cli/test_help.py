@@ -62,7 +62,7 @@ LIGHT = (
 )
 
 
-MODULES = [*LIGHT, "init", "learn", "eval", "export", "demo", "sim"]
+MODULES = [*LIGHT, "init", "learn", "eval", "export", "demo", "sim", "plan"]
 
 
 @pytest.fixture(scope="module")

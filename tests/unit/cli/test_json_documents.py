@@ -35,6 +35,7 @@ from p2prl_lab.bench.comparison.report import CaseRow
 from p2prl_lab.bench.draw_cost.benchmark import DrawCost
 from p2prl_lab.bench.hot_swap.benchmark import SwapReport
 from p2prl_lab.bench.pacing.benchmark import PacingRow
+from p2prl_lab.bench.plan.benchmark import PlanRow
 from p2prl_lab.bench.replay.outrun_learner import OutrunReport
 from p2prl_lab.bench.replay.replay_cost import ReplayCost
 from p2prl_lab.bench.staleness.summary import Row
@@ -140,6 +141,7 @@ def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: A
         ("p2prl bench publish", "", PublishReport),
         ("p2prl bench replay", ".rows[]", ReplayCost),
         ("p2prl bench pacing", ".rows[]", PacingRow),
+        ("p2prl bench plan", ".rows[]", PlanRow),
         ("p2prl bench step", ".rows[]", StepRow),
         ("p2prl bench machine", ".speed[]", SpeedRow),
         ("p2prl bench machine", ".fits[]", FitRow),
@@ -176,6 +178,7 @@ def test_keys_that_only_some_documents_have_are_optional(command: str, path: str
         ("p2prl bench engine", ["bench_engine"]),
         ("p2prl bench machine", ["bench_machine"]),
         ("p2prl bench pacing", ["bench_pacing"]),
+        ("p2prl bench plan", ["bench_plan"]),
         ("p2prl bench ppo", ["recipe_comparison"]),
         ("p2prl bench replay", ["bench_replay"]),
         ("p2prl bench rewards", ["recipe_comparison"]),

@@ -91,6 +91,7 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("bench", "publish", "--device", "xpu"), errors.MachineError, "no usable xpu device"),
     (("bench", "swap", "--device", "xpu"), errors.MachineError, "no usable xpu device"),
     (("init", "a b"), errors.ConfigError, "is not a valid run name"),
+    (("init", ".."), errors.ConfigError, "is not a valid run name"),
     (("init", "x", "--preset", "y"), errors.ConfigError, "no preset"),
     (("init", "x", "--temperature", "0"), errors.ConfigError, "--temperature is 0.0; it must be from 0.01 to 100"),
     (("init", "x", "--max-new-tokens", "1000000"), errors.ConfigError, "--max-new-tokens is 1000000"),

@@ -25,7 +25,7 @@ def usable(run: SmallRun) -> list[int]:
     slots = []
     for slot in range(SLOTS):
         try:
-            run.work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=slot)
+            run.work.assign(beacon=policy.manifest.beacon, peer=ME.public_key, slot=slot)
         except RemoteProtocolError:
             continue
         slots.append(slot)

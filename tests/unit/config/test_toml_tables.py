@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.presets import PRESETS, preset_by_name
 from p2prl.config.run_settings import RunSettings
-from p2prl.config.toml_tables import parse, read_toml
+from p2prl.config.toml_tables import MOST_FILE_BYTES, parse, read_toml
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import Sampling
 
@@ -136,3 +137,21 @@ def test_presets_are_legal_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no preset") as caught:
         preset_by_name("nonsense")
     assert all(name in caught.value.remedy for name in PRESETS)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "pipe"])
+def test_what_never_ends_is_not_read(device: str, tmp_path: Path) -> None:
+    path = tmp_path / device  # an absolute name stays as it is
+    if device == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is a pipe or a device"):
+        read_toml(path)
+
+
+def test_a_file_that_nobody_wrote_is_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"#" * MOST_FILE_BYTES)
+    assert read_toml(path) == {}
+    path.write_bytes(b"#" * (MOST_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match="has more than 1,000,000 bytes"):
+        read_toml(path)

@@ -152,7 +152,7 @@ def test_the_engine_samples_what_transformers_samples(run: RunFolder) -> None:
     with closing(plain.work), closing(usual.work), closing(replay.work):
         model = load_pretrained(str(run.directory / "model"), device=CPU, dtype="float32").model
         weights = bytes(flatten(model, layout_of(model, run.manifest.dtype)))
-        assignment = usual.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0)
+        assignment = usual.work.assign(beacon=bytes(32), peer=bytes(32), slot=0)
         replay.scorer.load_weights(weights)
         made = {}
         for sampler in (plain.sampler, usual.sampler):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl_lab.scale import MEASURED, PAGES, RATIOS, SIZES, Run, table
+from p2prl.planning.measured_figures import MEASURED, PATCH_RATIOS
+from p2prl_lab.scale import PAGES, SIZES, Run, table
 
 PAGE = (PAGES / "scale.md").read_text()
 
@@ -19,9 +20,11 @@ def test_each_figure_is_one_that_a_page_states(name: str) -> None:
 
 
 def test_ratios_are_those_of_the_pages() -> None:
-    listed = ", ".join(str(ratio) for ratio in list(RATIOS.values())[:-1]) + f" and {list(RATIOS.values())[-1]}"
+    listed = (
+        ", ".join(str(ratio) for ratio in list(PATCH_RATIOS.values())[:-1]) + f" and {list(PATCH_RATIOS.values())[-1]}"
+    )
     assert listed in " ".join(PAGE.split())
-    assert f"| {RATIOS[1]} |" in (PAGES / "patches.md").read_text()
+    assert f"| {PATCH_RATIOS[1]} |" in (PAGES / "patches.md").read_text()
 
 
 def test_the_text_says_what_is_computed() -> None:

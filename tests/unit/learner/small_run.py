@@ -118,9 +118,7 @@ class SmallRun:
     def group(self, policy: PolicyVersion, peer: Identity, slot: int) -> RolloutGroup:
         """The honest group of a slot."""
         self.scorer.load_weights(self.published.weights(policy.manifest.version).open())
-        assignment = self.work.assign(
-            policy=policy.digest, beacon=policy.manifest.beacon, peer=peer.public_key, slot=slot
-        )
+        assignment = self.work.assign(beacon=policy.manifest.beacon, peer=peer.public_key, slot=slot)
         return self.work.pack(
             assignment,
             sample_all(self.sampler, assignment.requests),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from p2prl.learner.publishing.patch_publishing import PatchBase
 from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.models.weights.layout import flatten
 from p2prl.patches.words import BF16
+from p2prl.protocol import work_slots
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import NO_BASE, PolicyManifest
 from p2prl.swarm.policies.routing import cheapest_route
@@ -26,6 +28,19 @@ from tests.unit.rebuilding import rebuilt
 def publishing(tmp_path: Path) -> Iterator[Publishing]:
     small_run = run_in(tmp_path)
     yield Publishing(small_run)
+    small_run.close()
+
+
+def test_versions_of_a_period_share_a_beacon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a restart in the middle of one."""
+    monkeypatch.setattr(work_slots, "VERSIONS_PER_BEACON", 3)
+    small_run, numbers = run_in(tmp_path), itertools.count(1)
+    made = Publishing(small_run)
+    for versions in (2, 5):
+        made.start(small_run.storage)
+        made.publisher._random_bytes = lambda count: bytes([next(numbers)]) * count
+        made.publish(versions)
+    assert [manifest.beacon[0] for manifest in made.port.manifests()] == [1, 1, 1, 2, 2, 2, 3]
     small_run.close()
 
 

@@ -1,4 +1,4 @@
-"""Slot accounts: an honest peer pays nothing in whatever order its groups arrive; a slot left out costs its price."""
+"""Slot accounts: an honest peer loses nothing in whatever order its groups come; a slot left out is charged at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from p2prl.learner.intake import slot_accounts
 from p2prl.learner.intake.slot_accounts import (
+    BLOCKED_S,
     COUNTED_PER_GAP,
     FREE_AT_START,
     LATER_SLOTS,
@@ -25,6 +26,7 @@ from p2prl.learner.intake.slot_accounts import (
 )
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import decode, encode
+from p2prl.protocol.work_slots import VERSIONS_PER_BEACON
 
 NOW = 1_800_000_000.0
 START = FREE_AT_START * SLOTS_PER_FREE_LOSS
@@ -37,7 +39,8 @@ def has_work(version: int, slot: int) -> bool:
 class Learner:
     """One peer's account, as intake and settlement keep it."""
 
-    def __init__(self, *, has_work: Callable[[int, int], bool] = has_work) -> None:
+    def __init__(self, *, has_work: Callable[[int, int], bool] = has_work, is_delegate: bool = False) -> None:
+        self.is_delegate = is_delegate
         self.account: SlotAccount | None = None
         self.now = NOW
         self.has_work = has_work
@@ -46,14 +49,19 @@ class Learner:
 
     def deliver(self, slot: int, version: int = 0, *, stale: bool = False) -> None:
         account = self.account or slot_accounts.account_before(slot, version, self.now)
-        if not slot_accounts.has_room(account, slot):
+        if not self.has_room(slot, account):
             self.turned_away.append(slot)
             return
         arrival = slot_accounts.arrived(account, slot, version, stale=stale, now=self.now)
         if not arrival.awaited:
             self.unawaited.append(slot)
-        account = slot_accounts.swept(arrival.account, self.now, self.has_work)
+        account = slot_accounts.swept(arrival.account, self.now, self.has_work, is_delegate=self.is_delegate)
         self.account = decode(encode(account), SlotAccount, limit_bytes=1 << 20)
+
+    def has_room(self, slot: int, account: SlotAccount | None = None) -> bool:
+        return slot_accounts.has_room(
+            account or self.state, slot, now=self.now, has_work=self.has_work, is_delegate=self.is_delegate
+        )
 
     def deliver_all(self, slots: Iterable[int], version: int = 0) -> None:
         for slot in slots:
@@ -75,7 +83,8 @@ class Learner:
 def established(slots: int = 10_000) -> Learner:
     """A peer that has delivered this many slots, and saved up what it may."""
     learner = Learner()
-    learner.account = SlotAccount(slots, 0, savings=min(START + slots, MOST_FREE * SLOTS_PER_FREE_LOSS))
+    savings = min(START + slots, MOST_FREE * SLOTS_PER_FREE_LOSS)
+    learner.account = SlotAccount(slots, 0, savings=savings, heard=NOW)
     return learner
 
 
@@ -93,51 +102,108 @@ def missing(account: SlotAccount) -> set[int]:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 80), st.integers(0, 100))
 def test_any_order_of_an_honest_peers_groups_costs_nothing(seed: int, reach: int, extra: int) -> None:
-    """Groups overtake each other by up to `reach`, for up to the time that a slot may be missing."""
+    """Groups overtake each other by up to `reach`, and those that are turned away are offered again, oldest first."""
     rng = random.Random(seed)
     slots = range(500, 500 + 3 * reach + extra)
     offered = sorted(slots, key=lambda slot: slot + reach * rng.random())
     learner = Learner()
     came: set[int] = set()
+    rounds = 0
     while offered:
+        rounds += 1
         for slot in offered:
-            learner.now += MISSING_S / (4 * reach)
+            learner.now += 10.0
             learner.deliver(slot, version=slot // 16)
             came.add(slot)
             state = learner.state
             assert missing(state) >= {s for s in range(500, state.next_slot) if s not in came}
-        offered, learner.turned_away = learner.turned_away, []
+        offered, learner.turned_away = sorted(learner.turned_away), []
         came -= set(offered)
     state = learner.state
+    assert rounds <= 2, "all that was turned away is taken in order"
     assert not learner.unawaited
     assert missing(state) == set(range(500 - LATER_SLOTS, 500)) & missing(state), "only slots below its start"
-    assert (state.lost, state.debt, state.next_slot) == (0, 0, slots.stop)
+    assert (state.charged, state.lost, state.debt, state.next_slot) == (0, 0, 0, slots.stop)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.sets(st.integers(100, 400), max_size=60), st.integers(0, 2**32))
-def test_each_slot_left_out_is_counted(left_out: set[int], seed: int) -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(100, 400), max_size=60), st.booleans())
+def test_what_is_missing_never_exceeds_what_is_saved(left_out: set[int], is_delegate: bool) -> None:
     """By another method: runs of missing slots in a list of booleans."""
-    delivered = [slot for slot in range(500) if slot not in left_out]
+    learner = Learner(is_delegate=is_delegate)
+    for slot in range(500):
+        if slot in left_out:
+            continue
+        learner.deliver(slot)
+        gone = [other for other in range(learner.state.next_slot) if other in left_out | set(learner.turned_away)]
+        text = "".join("x" if other in gone else " " for other in range(learner.state.next_slot))
+        charged = sum(min(COUNTED_PER_GAP, len(run)) for run in text.split())
+        delivered = learner.state.next_slot - len(gone)
+        most = delivered // SLOTS_PER_FREE_LOSS + (0 if is_delegate else FREE_AT_START)
+        assert learner.state.charged == charged <= most
+    for slot in sorted({*left_out, *learner.turned_away}):
+        learner.deliver(slot)
+    assert (learner.state.charged, learner.state.gaps) == (0, ()), "refunded"
+    assert (learner.state.lost, learner.state.debt) == (0, 0)
+    assert learner.state.savings == START + 500
+
+
+def test_a_group_that_would_open_a_gap_too_many_is_turned_away_until_the_others_are_filled() -> None:
     learner = Learner()
-    learner.deliver_all(delivered)
-    learner.now += MISSING_S
-    learner.deliver(500)
-    runs = "".join("x" if slot in left_out else " " for slot in range(500)).split()
-    lost = sum(min(COUNTED_PER_GAP, len(run)) for run in runs)
-    state = learner.state
-    assert (state.lost, state.gaps) == (lost, ())
-    assert state.debt == VOIDED_PER_SLOT * max(0, lost - (START + len(delivered) + 1) // SLOTS_PER_FREE_LOSS)
+    learner.deliver_all(range(0, 1_000, 8))
+    most = FREE_AT_START // COUNTED_PER_GAP
+    assert learner.state.charged == FREE_AT_START
+    assert len(learner.state.gaps) == most
+    assert learner.turned_away[0] == 8 * (most + 1)
+    learner.deliver(8 * most + 1)
+    assert learner.state.next_slot == 8 * most + 2
+    learner.deliver(3)
+    assert learner.turned_away[-1] == 3, "it would split a gap, and the parts count for more"
+    learner.deliver_all(range(1, 8))
+    assert learner.state.charged == FREE_AT_START - COUNTED_PER_GAP
+    learner.deliver(8 * most + 9)
+    assert learner.state.charged == FREE_AT_START
+    assert len(encode(learner.state)) < 4_096
 
 
-def test_a_slot_is_awaited_for_an_hour_and_sixty_four_slots() -> None:
+def test_what_is_free_at_the_start_is_free_to_an_owner_and_not_to_each_of_its_keys() -> None:
+    learner = Learner(is_delegate=True)
+    learner.deliver_all(range(SLOTS_PER_FREE_LOSS - 1))
+    assert not learner.has_room(SLOTS_PER_FREE_LOSS)
+    learner.deliver(SLOTS_PER_FREE_LOSS - 1)
+    assert learner.has_room(SLOTS_PER_FREE_LOSS + 1), "it has saved for one slot"
+    assert not learner.has_room(SLOTS_PER_FREE_LOSS + 2)
+
+
+def test_a_peer_that_lost_what_it_owes_may_go_on_after_an_hour() -> None:
+    learner = established()
+    learner.account = SlotAccount(10_000, 0, savings=0, heard=NOW)
+    learner.deliver(11_000)
+    assert learner.turned_away == [11_000]
+    learner.now += BLOCKED_S - 1
+    assert not learner.has_room(11_000)
+    learner.now += 1
+    learner.deliver_all((11_000, 12_000))
+    assert learner.turned_away == [11_000, 12_000], "once an hour"
+    assert learner.state.charged == COUNTED_PER_GAP
+
+
+def test_the_number_of_gaps_is_bounded_whatever_is_saved() -> None:
+    learner = established()
+    learner.account = SlotAccount(10_000, 0, savings=10**9, heard=NOW)
+    learner.deliver_all(range(10_001, 11_000, 2))
+    assert len(learner.state.gaps) == MAX_OPEN_GAPS
+    assert len(encode(learner.state)) < 4_096
+
+
+def test_a_slot_is_awaited_as_long_as_its_group_may_arrive() -> None:
     learner = established()
     learner.deliver_all(range(10_001, 10_000 + LATER_SLOTS - 1))
     learner.now += MISSING_S
     learner.deliver(10_000 + LATER_SLOTS - 1)
     assert missing(learner.state) == {10_000}, "its peer may just have stopped"
     learner.deliver(10_000 + LATER_SLOTS)
-    assert learner.state.lost == 1
+    assert (learner.state.lost, learner.state.charged) == (1, 0)
     learner = established()
     learner.deliver_all(range(10_001, 10_200))
     learner.now += MISSING_S - 1
@@ -180,51 +246,83 @@ def test_a_newcomer_may_start_anywhere_but_has_one_start() -> None:
     assert (learner.state.lost, learner.state.gaps) == (0, ()), "slots below the first that arrived are free"
 
 
-@pytest.mark.parametrize(("version", "lost"), [(3, 0), (4, 0), (5, 1), (2, 1)])
-def test_a_slot_sampled_again_under_another_version_counts(version: int, lost: int) -> None:
+PERIOD = VERSIONS_PER_BEACON
+
+
+@pytest.mark.parametrize(
+    ("version", "spent", "debt"),
+    [
+        (2 * PERIOD, 0, 0),
+        (2 * PERIOD + 9, 0, 0),
+        (4 * PERIOD - 1, 0, 0),
+        (4 * PERIOD, 1, 0),
+        (2 * PERIOD - 1, 1, VOIDED_PER_SLOT),
+    ],
+)
+def test_versions_of_a_beacon_are_equals_and_others_have_an_order(version: int, spent: int, debt: int) -> None:
+    for savings in (20 * SLOTS_PER_FREE_LOSS, SLOTS_PER_FREE_LOSS - 2):
+        learner = Learner()
+        learner.account = SlotAccount(0, -1, savings=savings)
+        learner.deliver_all([0], version=2 * PERIOD + 40)
+        learner.now += BLOCKED_S
+        learner.deliver(2, version=3 * PERIOD + 5)
+        learner.account = slot_accounts.SlotAccount(3, 3 * PERIOD + 5, learner.state.gaps, savings=savings)
+        learner.deliver(1, version)
+        assert learner.state.lost == spent
+        assert learner.state.debt == (debt if savings < SLOTS_PER_FREE_LOSS else 0), "late groups void nothing"
+
+
+def test_versions_that_fall_to_an_earlier_beacon_count() -> None:
     learner = Learner()
-    learner.deliver_all(range(10), version=3)
-    learner.deliver_all(range(11, 20), version=4)
-    learner.deliver(10, version)
-    assert (learner.state.lost, learner.state.gaps) == (lost, ())
-
-
-def test_versions_between_two_gaps_are_bounds_of_their_own() -> None:
-    learner = Learner()
-    learner.deliver(0, 1)
-    learner.deliver(10, 9)
-    learner.deliver(5, 4)
-    for slot, version in ((1, 5), (2, 4), (7, 3), (8, 9)):
-        learner.deliver(slot, version)
-    assert learner.state.lost == 2, "slot 1 under a version above slot 5's, slot 7 under one below it"
-
-
-def test_versions_that_fall_count() -> None:
-    learner = Learner()
-    for slot, version in enumerate((0, 5, 5, 4, 5, 6, 0)):
+    for slot, version in enumerate((0, 5 * PERIOD, 5 * PERIOD + 9, 5 * PERIOD, 5 * PERIOD - 1, 6 * PERIOD, 0)):
         learner.deliver(slot, version)
     assert learner.state.lost == 2
 
 
-def test_a_stale_group_held_back_behind_a_newer_version_counts() -> None:
+def test_versions_between_two_gaps_are_bounds_of_their_own() -> None:
+    learner = Learner()
+    for slot, period in ((0, 1), (10, 9), (5, 4), (1, 5), (2, 4), (7, 3), (8, 9)):
+        learner.deliver(slot, period * PERIOD)
+    assert learner.state.lost == 2, "slot 1 under a beacon after slot 5's, slot 7 under one before it"
+
+
+def test_stale_groups_that_were_held_back_use_up_savings_and_void_nothing() -> None:
     learner = established()
-    for slot in range(10_000, 10_400, 2):
+    for slot in range(10_000, 10_800, 2):
         learner.deliver(slot + 1, version=2)
         learner.deliver(slot, version=1, stale=True)
-    assert learner.state.lost >= 199, "each is a choice of its own"
-    assert learner.state.debt > 0
+    assert learner.state.savings < SLOTS_PER_FREE_LOSS, "each is a choice of its own"
+    assert learner.turned_away, "and when nothing is saved, there is none"
+    assert learner.state.debt == 0
 
 
-def test_groups_of_an_outage_count_as_few() -> None:
-    learner = established()
-    learner.deliver_all(range(13_000, 13_010), version=9)
-    for slot in range(10_000, 13_000):
-        learner.deliver(slot, version=0, stale=True)
-    assert (learner.state.lost, learner.state.debt) == (COUNTED_PER_GAP, 0)
-    in_order = established()
-    for slot in range(10_000, 13_000):
-        in_order.deliver(slot, version=0, stale=True)
-    assert in_order.state.lost == 0, "a slow link delays all alike"
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.0, 0.5), st.integers(1, 400), st.booleans())
+def test_an_outage_voids_nothing_whatever_gossip_carries_meanwhile(
+    seed: int, trickle: float, groups: int, stale: bool
+) -> None:
+    """What was not carried comes afterwards, oldest first, while new groups arrive."""
+    rng = random.Random(seed)
+    learner = Learner()
+    learner.deliver_all(range(rng.randrange(1, 2_000)))
+    first = learner.state.next_slot
+    waiting = [slot for slot in range(first, first + groups) if rng.random() >= trickle]
+    for slot in range(first, first + groups):
+        learner.now += rng.choice((20.0, 80.0))
+        if slot not in waiting:
+            learner.deliver(slot, version=slot // 3)
+    waiting = sorted({*waiting, *learner.turned_away})
+    learner.turned_away.clear()
+    slot = first + groups
+    while waiting:
+        for old in waiting[:16]:
+            learner.deliver(old, version=old // 3, stale=stale)
+        learner.deliver(slot, version=slot // 3)
+        slot += 1
+        waiting = sorted({*waiting[16:], *learner.turned_away})
+        learner.turned_away.clear()
+    assert (learner.unawaited, learner.state.gaps, learner.state.debt) == ([], (), 0)
+    assert learner.state.next_slot == slot
 
 
 def test_a_lost_disk_is_free_for_a_peer_with_savings() -> None:
@@ -233,23 +331,6 @@ def test_a_lost_disk_is_free_for_a_peer_with_savings() -> None:
     learner.now += MISSING_S
     learner.deliver(5_000_100)
     assert (learner.state.lost, learner.state.debt) == (COUNTED_PER_GAP, 0)
-
-
-def test_gaps_are_bounded_and_those_that_close_make_room() -> None:
-    learner = Learner()
-    learner.deliver_all(range(0, 1_000, 8))
-    assert len(learner.state.gaps) == MAX_OPEN_GAPS
-    assert learner.turned_away[0] == 8 * (MAX_OPEN_GAPS + 1)
-    learner.deliver(8 * MAX_OPEN_GAPS + 1)
-    learner.deliver(3)
-    assert learner.turned_away[-1] == 3, "it would split a gap"
-    learner.deliver_all([1, 7])
-    assert learner.turned_away[-1] == 3
-    learner.deliver_all(range(2, 7))
-    learner.deliver(8 * (MAX_OPEN_GAPS + 1))
-    assert learner.turned_away[-1] == 3
-    assert len(learner.state.gaps) == MAX_OPEN_GAPS
-    assert len(encode(learner.state)) < 4_096
 
 
 def test_slots_without_valid_work_are_no_gaps() -> None:
@@ -287,13 +368,10 @@ def test_draws_are_uniform_and_the_peers_own() -> None:
     assert slot_accounts.void_draw(b"other", b"peer", 7) != draws[7] != slot_accounts.void_draw(b"secret", b"p", 7)
 
 
-def test_debt_and_savings_are_bounded() -> None:
+def test_debt_is_bounded() -> None:
     learner = established()
-    for _ in range(20):
-        first = learner.state.next_slot
-        learner.deliver_all(range(first + 1, first + 20 * MAX_OPEN_GAPS, 8))
-        learner.now += MISSING_S
-        learner.deliver_all(range(learner.state.next_slot, learner.state.next_slot + LATER_SLOTS + 1))
+    for slot in range(10_000, 10_600):
+        learner.deliver(slot, version=(slot % 2) * PERIOD)
     assert learner.state.debt == MAX_DEBT
 
 
@@ -316,13 +394,3 @@ def test_groups_from_before_the_accounts_cost_nothing() -> None:
     learner.deliver_all((3, 499, 3), version=7)
     learner.deliver_all((502, 500, 501), version=2)
     assert (learner.unawaited, learner.state.lost, learner.state.next_slot) == ([], 0, 503)
-
-
-def test_gaps_that_have_grown_old_make_room() -> None:
-    learner = Learner()
-    learner.deliver_all(range(0, 16 * MAX_OPEN_GAPS, 8))
-    blocked = learner.turned_away[0]
-    assert not slot_accounts.has_room(learner.state, blocked)
-    later = slot_accounts.swept(learner.state, learner.now + MISSING_S, has_work)
-    assert slot_accounts.has_room(later, blocked)
-    assert later.lost == COUNTED_PER_GAP * (MAX_OPEN_GAPS - LATER_SLOTS // 8)

@@ -299,3 +299,15 @@ def test_group_of_a_dropped_version_expires(small_run: SmallRun) -> None:
     (outcome,) = small_run.check(group, step=10)
     assert (outcome.state, outcome.reason) == (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)
     assert receipt_of(outcome).tokens == 0
+
+
+def test_a_group_of_another_rule_of_seeds_expires(tmp_path: Path) -> None:
+    """An earlier release sampled it before the update: nobody's fault, and the rule that it followed is gone."""
+    small_run = SmallRun(tmp_path)
+    policy = small_run.publish(0, step=0)
+    group = small_run.group(policy, PEER, 0)
+    (new, old) = (small_run.sealed(each, PEER) for each in (group, altered(group, seeds=1)))
+    small_run.store(new, old)
+    states = [(outcome.state, outcome.reason) for outcome in small_run.check(new, old)]
+    assert states == [(ReceiptState.VERIFIED, ""), (ReceiptState.EXPIRED, RejectionReason.TOO_STALE)]
+    small_run.close()

@@ -85,9 +85,7 @@ def drawn_by_hand(world: World, request: GenerationRequest) -> tuple[list[int], 
 def test_noise_goes_on_across_turns(world: World) -> None:
     turns_seen = set()
     for slot in SLOTS:
-        assignment = world.run.work.assign(
-            policy=world.policy.digest, beacon=world.policy.manifest.beacon, peer=ME.public_key, slot=slot
-        )
+        assignment = world.run.work.assign(beacon=world.policy.manifest.beacon, peer=ME.public_key, slot=slot)
         world.group(slot)  # loads the policy
         made = sample_all(world.run.sampler, assignment.requests)
         for request, generation in zip(assignment.requests, made, strict=True):
@@ -110,7 +108,7 @@ def test_samples_do_not_depend_on_the_decoder_or_its_rows(world: World) -> None:
     requests = [
         request
         for slot in SLOTS
-        for request in world.run.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=slot).requests
+        for request in world.run.work.assign(beacon=bytes(32), peer=bytes(32), slot=slot).requests
     ]
     together = sample_all(world.run.sampler, requests)
     policy = PolicyModel(world.run.loaded.model, world.run.layout)
@@ -206,9 +204,7 @@ def test_dropped_turns_and_false_claims_are_refused(world: World) -> None:
 def test_a_group_of_another_seed_is_refused(world: World) -> None:
     """Honest turns, but of noise that begins anew with each turn."""
     group = world.group(1)
-    assignment = world.run.work.assign(
-        policy=world.policy.digest, beacon=world.policy.manifest.beacon, peer=ME.public_key, slot=1
-    )
+    assignment = world.run.work.assign(beacon=world.policy.manifest.beacon, peer=ME.public_key, slot=1)
 
     class Restarting(TransformersSampler):
         def submit(self, requests: object) -> list[Ticket]:
@@ -281,7 +277,7 @@ class ScriptedSampler:
 
 def test_samplers_see_plain_requests_that_go_on(world: World) -> None:
     """Whatever the engine: it gets no turns, and each request covers exactly what is left of the completion."""
-    assignment = world.run.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0)
+    assignment = world.run.work.assign(beacon=bytes(32), peer=bytes(32), slot=0)
     (stop,) = assignment.requests[0].stop_ids
     sampler = ScriptedSampler(stop, version=3)
     turns = TurnSampling()

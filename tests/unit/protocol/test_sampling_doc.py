@@ -44,7 +44,7 @@ def noise(seed: int, t: int, v: int) -> float:
 
 
 def derived(domain: str, key: SlotKey, *extra: bytes) -> int:
-    parts = (domain.encode(), key.run, key.beacon, key.policy, key.peer, key.slot.to_bytes(8, "little"), *extra)
+    parts = (domain.encode(), key.run, key.beacon, key.peer, key.slot.to_bytes(8, "little"), *extra)
     hashed = hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
     return int.from_bytes(hashed[:8], "little") >> 1
 
@@ -113,18 +113,18 @@ def test_slots() -> None:
     mix = tuple(TaskShare(name, weight) for name, weight in zip(("chain4", "walk12", "third"), weights, strict=True))
     order = places(weights)
     for _ in range(500):
-        run, beacon, policy, peer = (rng.randbytes(32) for _ in range(4))
+        run, beacon, peer = (rng.randbytes(32) for _ in range(3))
         slot = rng.randrange(12_000)
-        key = SlotKey(run=run, beacon=beacon, policy=policy, peer=peer, slot=slot)
+        key = SlotKey(run=run, beacon=beacon, peer=peer, slot=slot)
         hashed = hashlib.sha256(length_prefixed(b"p2prl/task-schedule/v1", run, peer)).digest()
         start = (int.from_bytes(hashed[:8], "little") >> 1) % 4096
         turn = [order[(start + k) % 4096] for k in range(slot + 1)]
         task, m = mix[turn[-1]].task, turn[:-1].count(turn[-1])
         work = slot_work(key, mix, 3)
         name = task.encode()
-        assert (work.task, work.number, work.prompt_seed) == (task, m, derived("p2prl/prompt-seed/v1", key, name))
+        assert (work.task, work.number, work.prompt_seed) == (task, m, derived("p2prl/prompt-seed/v2", key, name))
         assert list(work.sample_seeds) == [
-            derived("p2prl/sample-seed/v1", key, name, i.to_bytes(4, "little")) for i in range(3)
+            derived("p2prl/sample-seed/v2", key, name, i.to_bytes(4, "little")) for i in range(3)
         ]
         rows = rng.choice((1, 2, 3, 7473, 65536, 10**6, 2**32))
         assert row_of(RowOrderKey(run, peer, task), m, rows) == row(key, task, m, rows)

@@ -14,14 +14,14 @@ from p2prl.protocol.row_order import RowOrderKey, row_of
 from p2prl.protocol.task_schedule import PERIOD, task_of_slot
 from p2prl.protocol.work_slots import SEED_BITS, SlotKey, slot_work
 
-KEY = SlotKey(run=b"r" * 32, beacon=b"b" * 32, policy=b"p" * 32, peer=b"k" * 32, slot=7)
+KEY = SlotKey(run=b"r" * 32, beacon=b"b" * 32, peer=b"k" * 32, slot=7)
 MIX = (TaskShare("chain4", 3.0), TaskShare("sort", 1.0))
 
 
 def derived(domain: str, key: SlotKey, *extra: bytes) -> int:
     """The written rule: SHA-256 over length-prefixed parts, first eight bytes little-endian, top bit dropped."""
     text = b""
-    for part in (domain.encode(), key.run, key.beacon, key.policy, key.peer, key.slot.to_bytes(8, "little"), *extra):
+    for part in (domain.encode(), key.run, key.beacon, key.peer, key.slot.to_bytes(8, "little"), *extra):
         text += len(part).to_bytes(8, "little") + part
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") // 2
 
@@ -29,8 +29,8 @@ def derived(domain: str, key: SlotKey, *extra: bytes) -> int:
 def test_seeds_follow_the_rule() -> None:
     slot = slot_work(KEY, MIX, 3)
     task = slot.task.encode()
-    assert slot.prompt_seed == derived("p2prl/prompt-seed/v1", KEY, task)
-    expected = [derived("p2prl/sample-seed/v1", KEY, task, i.to_bytes(4, "little")) for i in range(3)]
+    assert slot.prompt_seed == derived("p2prl/prompt-seed/v2", KEY, task)
+    expected = [derived("p2prl/sample-seed/v2", KEY, task, i.to_bytes(4, "little")) for i in range(3)]
     assert list(slot.sample_seeds) == expected
 
 
@@ -43,10 +43,10 @@ def test_task_is_that_of_the_schedule_from_the_peers_place() -> None:
         assert (slot.task, slot.number) == (MIX[scheduled.task].task, scheduled.number)
 
 
-def test_tasks_come_by_share_whatever_the_policy() -> None:
+def test_tasks_come_by_share_whatever_the_beacon() -> None:
     drawn = [slot_work(replace(KEY, slot=k), MIX, 1).task for k in range(PERIOD)]
     assert drawn.count("chain4") == 3072
-    others = [slot_work(replace(KEY, slot=k, policy=b"q" * 32, beacon=b"c" * 32), MIX, 1).task for k in range(PERIOD)]
+    others = [slot_work(replace(KEY, slot=k, beacon=b"c" * 32), MIX, 1).task for k in range(PERIOD)]
     assert drawn == others
 
 
@@ -62,7 +62,7 @@ def test_each_row_comes_once_a_pass_on_every_peer(peer: bytes, rows: int, weight
     mix = tuple(TaskShare(str(number), weight) for number, weight in enumerate(weights))
     drawn: list[int] = []
     for number in range(40 * rows):
-        key = SlotKey(KEY.run, KEY.beacon, (policies + number // 7).to_bytes(32, "little"), peer, number)
+        key = SlotKey(KEY.run, (policies + number // 7).to_bytes(32, "little"), peer, number)
         slot = slot_work(key, mix, 1)
         if slot.task == "0":
             drawn.append(row_of(RowOrderKey(KEY.run, peer, "0"), slot.number, rows))
@@ -72,9 +72,9 @@ def test_each_row_comes_once_a_pass_on_every_peer(peer: bytes, rows: int, weight
     assert len(set(unfinished)) == len(unfinished)
 
 
-@pytest.mark.parametrize("name", ["run", "beacon", "policy", "peer"])
+@pytest.mark.parametrize("name", ["run", "beacon", "peer"])
 def test_seeds_depend_on_every_part_of_the_key(name: str) -> None:
-    parts = {part: getattr(KEY, part) for part in ("run", "beacon", "policy", "peer")} | {name: b"x" * 32}
+    parts = {part: getattr(KEY, part) for part in ("run", "beacon", "peer")} | {name: b"x" * 32}
     base, other = slot_work(KEY, MIX[:1], 4), slot_work(SlotKey(**parts, slot=KEY.slot), MIX[:1], 4)
     assert base.prompt_seed != other.prompt_seed
     assert not set(base.sample_seeds) & set(other.sample_seeds)

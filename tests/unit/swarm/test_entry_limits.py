@@ -59,6 +59,19 @@ def test_the_total_bounds_any_number_of_subnets(kind: Traffic) -> None:
     assert taken <= limit.burst + 5 * limit.per_s
 
 
+@pytest.mark.parametrize("kind", Traffic)
+def test_many_subnets_within_their_shares_leave_room_for_a_newcomer(kind: Traffic) -> None:
+    entry = EntryLimits()
+    crowd = [PeerId(f"key{number}") for number in range(64)]
+    each = int(LIMITS[kind].newcomer.per_s / 10) + 1
+    for tenth in range(400):
+        now = tenth / 10
+        for peer in crowd:
+            admitted(entry, kind, peer, each, now, subnet=peer)
+        if now >= 20.0:
+            assert admitted(entry, kind, PeerId(f"home{tenth}"), 1, now, subnet=f"home{tenth % 40}") == 1
+
+
 def test_the_kind_is_read_from_two_bytes() -> None:
     who = identity_of("who")
     assert traffic_of(seal(who, group_of(1), run=bytes(32), now=1e9)) is Traffic.GROUP

@@ -6,7 +6,7 @@ import random
 
 from p2prl.protocol import frames, limits
 from p2prl.protocol.identity import PeerId
-from p2prl.protocol.link_messages import LedgerPage, LedgerQuery
+from p2prl.protocol.link_messages import LedgerPage, LedgerQuery, Padding
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
 
 NOW = 1_800_000_000.0
@@ -26,7 +26,7 @@ def test_any_peer_ahead_may_be_asked() -> None:
     for _ in range(50):
         subject.ask({A: 5, B: 6, C: 1_000}, 5)
     assert {peer for peer, _ in subject.outbox} == {B, C}
-    assert {message for _, message in subject.outbox} == {LedgerQuery(5)}
+    assert {message for _, message in subject.outbox if not isinstance(message, Padding)} == {LedgerQuery(5)}
     subject.outbox.clear()
     subject.ask({A: 5}, 5)
     assert not subject.outbox
@@ -34,13 +34,13 @@ def test_any_peer_ahead_may_be_asked() -> None:
 
 def test_a_page_is_taken_once_from_the_peer_that_was_asked_for_it() -> None:
     subject = ledger_sync()
-    assert not subject.is_answer(A, 0), "nobody was asked"
+    assert not subject.on_page(A, 0, ()), "nobody was asked"
     subject.ask({A: 9}, 5)
-    assert [subject.is_answer(peer, height) for peer, height in ((B, 5), (A, 4), (A, 5), (A, 5))] == [0, 0, 1, 0]
+    assert [subject.on_page(peer, height, ()) for peer, height in ((B, 5), (A, 4), (A, 5), (A, 5))] == [0, 0, 1, 0]
     subject.ask({A: 9}, 5)
     subject.ask({A: 9}, 7)
-    assert subject.is_answer(A, 5), "a role and its mirror ask at once"
-    assert subject.is_answer(A, 7)
+    assert subject.on_page(A, 5, ()), "a role and its mirror ask at once"
+    assert subject.on_page(A, 7, ())
 
 
 def test_a_bounded_number_of_answers_is_awaited() -> None:
@@ -48,7 +48,7 @@ def test_a_bounded_number_of_answers_is_awaited() -> None:
     peers = [PeerId(f"peer {number}") for number in range(200)]
     for peer in peers:
         subject.ask({peer: 9}, 5)
-    taken = [subject.is_answer(peer, 5) for peer in peers]
+    taken = [subject.on_page(peer, 5, ()) for peer in peers]
     assert taken == [False] * 136 + [True] * 64
 
 
@@ -81,3 +81,32 @@ def test_a_page_fits_one_control_frame() -> None:
     assert isinstance(second, LedgerPage)
     assert len(second.entries) == 2
     assert len(frames.pack(second)) <= limits.MAX_CONTROL_FRAME_BYTES
+
+
+def test_a_page_is_no_larger_than_the_room_for_it() -> None:
+    subject = ledger_sync()
+    assert subject.answer(A, 7, [bytes(1_000)] * 9, 3_100) <= 3_100
+    assert [len(message.entries) for _, message in subject.outbox if isinstance(message, LedgerPage)] == [3]
+    subject.outbox.clear()
+    assert subject.answer(A, 7, [bytes(1_000)], 900) == 0
+    assert not subject.outbox, "no entry fits"
+    assert 0 < subject.answer(A, 7, [], 900) < 900, "a page without entries says that there are none"
+
+
+def paid(subject: LedgerSync, ahead: int) -> int:
+    subject.outbox.clear()
+    subject.ask({A: ahead}, 0)
+    return sum(len(message.data) for _, message in subject.outbox if isinstance(message, Padding))
+
+
+def test_a_question_pays_for_the_page_that_is_expected() -> None:
+    subject = ledger_sync()
+    subject.ask({A: 1}, 0)
+    assert subject.on_page(A, 0, [bytes(4_000)])
+    one = paid(subject, 1)
+    assert 4_000 / limits.MAX_AMPLIFICATION < one < 5_000 / limits.MAX_AMPLIFICATION
+    assert paid(subject, 1) > 1.9 * one, "the last question had no answer: it may have paid too little"
+    assert paid(subject, 10_000) == limits.MAX_CONTROL_FRAME_BYTES // limits.MAX_AMPLIFICATION, "no page is larger"
+    assert subject.on_page(A, 0, [bytes(40)])
+    assert paid(subject, 1) < one / 10
+    assert max(paid(subject, 1) for _ in range(30)) < one, "what nobody answers is not paid for without bound"

@@ -33,7 +33,7 @@ def test_rarest_chunk_first() -> None:
     relay.receive(Have(ref.root, bitmap({0, 1, 3}, 4)), B, 0.0)
     relay.receive(Have(ref.root, bitmap({0, 3}, 4)), C, 0.0)
     for peer in (A, B, C):
-        relay.receive(ChunkGrant(ref.root, b""), peer, 0.0)
+        relay.receive(ChunkGrant(ref.root, -1), peer, 0.0)
     asked = {peer: message.index for peer, message in sent(relay, ChunkRequest)}
     assert asked[A] == 2
     assert asked[B] == 1
@@ -45,7 +45,7 @@ def test_wrong_bytes_and_unrequested_chunks_are_refused() -> None:
     relay = fetcher(ref, A)
     relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.0)
     for _ in range(2):
-        relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+        relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
     asked = [message.index for _, message in sent(relay, ChunkRequest)]
     assert len(asked) == 2
     with pytest.raises(BadChunkError):
@@ -63,7 +63,7 @@ def test_an_answer_after_a_reconnect_is_accepted() -> None:
     data, ref = blob(1)
     relay = fetcher(ref, A)
     relay.receive(Have(ref.root, b"\x01"), A, 0.0)
-    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
     assert sent(relay, ChunkRequest)
     relay.remove_neighbor(A)
     relay.add_neighbor(A, is_source=False)
@@ -76,7 +76,7 @@ def test_refusals_with_and_without_a_retry_time() -> None:
     relay = fetcher(ref, A)
 
     def answers_a_grant(now: float) -> bool:
-        relay.receive(ChunkGrant(ref.root, b""), A, now)
+        relay.receive(ChunkGrant(ref.root, -1), A, now)
         return bool(sent(relay, ChunkRequest, now))
 
     relay.receive(Have(ref.root, b"\x01"), A, 0.0)
@@ -96,7 +96,7 @@ def test_endgame_duplicates_only_much_later_chunks() -> None:
         relay.receive(Have(ref.root, bitmap(range(4), 4)), peer, 0.0)
 
     def grant(peer: PeerId, now: float) -> list[int]:
-        relay.receive(ChunkGrant(ref.root, b""), peer, now)
+        relay.receive(ChunkGrant(ref.root, -1), peer, now)
         return [message.index for _, message in sent(relay, ChunkRequest, now)]
 
     def deliver(peer: PeerId, index: int, now: float) -> None:
@@ -131,7 +131,7 @@ class LastChunks:
         self.deliver(C, self.grant(C, 9.0)[0], 9.5)
 
     def grant(self, peer: PeerId, now: float) -> list[int]:
-        self.relay.receive(ChunkGrant(self.ref.root, b""), peer, now)
+        self.relay.receive(ChunkGrant(self.ref.root, -1), peer, now)
         return [message.index for _, message in sent(self.relay, ChunkRequest, now)]
 
     def deliver(self, peer: PeerId, index: int, now: float) -> None:
@@ -198,7 +198,7 @@ def test_only_slow_neighbors_fill_a_window_that_slow_neighbors_need() -> None:
     asked = Counter[PeerId]()
     for peer in [peer for peer in peers[:11] for _ in range(2)] + peers[11:] + peers[:11]:
         relay.receive(Have(ref.root, bitmap(range(200), 200)), peer, 0.0)
-        relay.receive(ChunkGrant(ref.root, b""), peer, 0.0)
+        relay.receive(ChunkGrant(ref.root, -1), peer, 0.0)
     asked.update(peer for peer, message in relay.outbox if isinstance(message, ChunkRequest))
     assert sum(asked.values()) == 33
     assert all(asked[peer] <= 2 for peer in peers)
@@ -211,7 +211,7 @@ def test_requests_to_slow_neighbors_keep_out_no_fast_one() -> None:
     relay = fetcher(ref, fast, *slow, config=RelayConfig(download_bytes_s=float(CHUNK), window_s=2.0))
 
     def grant(peer: PeerId, now: float) -> list[int]:
-        relay.receive(ChunkGrant(ref.root, b""), peer, now)
+        relay.receive(ChunkGrant(ref.root, -1), peer, now)
         return [message.index for _, message in sent(relay, ChunkRequest, now)]
 
     for number, peer in enumerate((*slow, fast)):
@@ -227,12 +227,12 @@ def test_a_timed_out_request_is_cancelled_and_moved() -> None:
     relay = fetcher(ref, A, B)
     for peer in (A, B):
         relay.receive(Have(ref.root, b"\x01"), peer, 0.0)
-    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
     assert sent(relay, ChunkRequest)
     late = REQUEST_TIMEOUT_S
     relay.handle_timer(late)
     assert sent(relay, ChunkCancel, late) == [(A, ChunkCancel(ref.root, 0))]
-    relay.receive(ChunkGrant(ref.root, b""), B, late)
+    relay.receive(ChunkGrant(ref.root, -1), B, late)
     assert [peer for peer, _ in sent(relay, ChunkRequest, late)] == [B]
     relay.receive(chunk(data, ref, 0), B, late)
     assert relay.completed == [ref.root]
@@ -245,7 +245,7 @@ def test_requests_fit_the_downlink_window() -> None:
     relay = fetcher(ref, *peers, config=config)
     for peer in peers:
         relay.receive(Have(ref.root, bitmap(range(100), 100)), peer, 0.0)
-        relay.receive(ChunkGrant(ref.root, b""), peer, 0.0)
+        relay.receive(ChunkGrant(ref.root, -1), peer, 0.0)
     answers = Counter(type(message) for _, message in relay.outbox)
     assert answers[ChunkRequest] == 10
     assert answers[GrantDeclined] == 40

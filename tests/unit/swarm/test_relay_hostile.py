@@ -29,7 +29,7 @@ def test_a_claim_of_1_kbit_buys_no_patience() -> None:
     relay.receive(LinkRates(1, 0), A, 0.0)
     for peer in (A, B):
         relay.receive(Have(ref.root, bitmap(range(4), 4)), peer, 0.0)
-    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
     (requested,) = sent(relay, ChunkRequest)
     late = REQUEST_TIMEOUT_S
     relay.handle_timer(late - 0.1)
@@ -44,14 +44,14 @@ def test_patience_does_not_grow_with_what_a_neighbor_makes_one_wait() -> None:
     relay.receive(Have(ref.root, bitmap(range(16), 16)), A, now)
     longest = REQUEST_TIMEOUT_S
     for _ in range(8):  # each chunk comes at the last moment
-        relay.receive(ChunkGrant(ref.root, b""), A, now)
+        relay.receive(ChunkGrant(ref.root, -1), A, now)
         ((_, request),) = sent(relay, ChunkRequest, now)
         now += longest - 0.01
         relay.handle_timer(now)
         if sent(relay, ChunkCancel, now):
             break
         relay.receive(chunk(data, ref, request.index), A, now)
-    relay.receive(ChunkGrant(ref.root, b""), A, now)
+    relay.receive(ChunkGrant(ref.root, -1), A, now)
     if sent(relay, ChunkRequest, now):
         relay.handle_timer(now + longest)
         assert sent(relay, ChunkCancel, now + longest)
@@ -91,7 +91,7 @@ def test_a_restarted_node_does_not_ban_for_what_it_asked_before() -> None:
         relay.receive(chunk(data, ref, 0), A, 0.0)
     assert not early.value.is_proof
     relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.0)
-    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
     ((_, request),) = sent(relay, ChunkRequest)
     other = next(index for index in range(4) if index != request.index)
     with pytest.raises(BadChunkError) as late:
@@ -119,7 +119,7 @@ def test_announcements_cost_what_their_rate_allows() -> None:
     relay = fetcher(ref, A)
     for index in range(total):
         relay.receive(Have(ref.root, bitmap((index,), total)), A, 0.0)
-    relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+    relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
     ((_, request),) = sent(relay, ChunkRequest)
     assert request.index != total - 1, "the newest waits"
     due = relay.next_deadline()
@@ -128,7 +128,7 @@ def test_announcements_cost_what_their_rate_allows() -> None:
     relay.handle_timer(due)
     relay.flush(due)
     relay.outbox.clear()
-    relay.receive(ChunkGrant(ref.root, b""), A, due)
+    relay.receive(ChunkGrant(ref.root, -1), A, due)
     assert [request.index for _, request in sent(relay, ChunkRequest, due)] == [total - 1]
 
 
@@ -183,7 +183,7 @@ def test_a_chunk_gained_since_the_last_announcement_is_announced_with_its_grant(
     relay.receive(BlobQuery(ref.root), B, 0.0)
     relay.flush(0.0)  # B is told: nothing yet
     relay.receive(Have(ref.root, bitmap(range(4), 4)), A, 0.1)
-    relay.receive(ChunkGrant(ref.root, b""), A, 0.1)
+    relay.receive(ChunkGrant(ref.root, -1), A, 0.1)
     ((_, request),) = sent(relay, ChunkRequest, 0.1)
     relay.receive(chunk(data, ref, request.index), A, 0.2)
     relay.flush(0.2)

@@ -8,7 +8,6 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import BlobQuery, ChunkGrant, ChunkRequest, Have, LinkRates
 from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap
 from p2prl.swarm.relay.config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S, RelayConfig
 from p2prl.swarm.relay.leaders import HOARD_S, REST_S, FirstCopy, Leaders, carry_it
 from tests.unit.swarm.relays import SOURCE, A, B, C, RelayMesh, bitmap, blob, sent, server
@@ -42,7 +41,7 @@ def take(relay: Relay, ref: BlobRef, now: float) -> list[tuple[PeerId, int]]:
     """Every peer requests what it is granted now, and is sent it; returns (peer, chunk) pairs."""
     found = []
     for peer, grant in sent(relay, ChunkGrant, now):
-        index = next(iter(indices_of(of_bitmap(grant.bitmap, ref.total))), 0)  # no bitmap: any it lacks
+        index = max(grant.index, 0)  # −1: any it lacks
         relay.receive(ChunkRequest(ref.root, index), peer, now)
         found.append((peer, index))
     relay.flush(now)

@@ -102,7 +102,7 @@ def test_a_transfer_resumes_from_verified_chunks_on_disk() -> None:
     relay.add_neighbor(A, is_source=False)
     relay.receive(Have(ref.root, bitmap(range(6), 6)), A, 0.0)
     for _ in range(6):
-        relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+        relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
     asked = [m.index for _, m in sent(relay, ChunkRequest)]
     assert sorted(asked) == [0, 2, 4, 5]
 
@@ -156,7 +156,7 @@ def test_malformed_messages_are_refused() -> None:
         ChunkRequest(ref.root, 1 << 62),
         ChunkRefused(b"", 0, 0),
         Chunk(ref.root, 4, b"", b""),
-        ChunkGrant(b"", b""),
+        ChunkGrant(b"", -1),
         GrantDeclined(bytes(31), 0),
         ChunkCancel(b"x", 0),
     ):

@@ -22,7 +22,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
+from p2prl.swarm.relay.chunk_sets import indices_of, to_bitmap
 from p2prl.swarm.relay.config import GRANT_S, SOURCE_PATIENCE_S, STALL_S, RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, A, B, C, bitmap, blob, fetcher, piece, sent, server
@@ -48,10 +48,10 @@ def test_source_reserves_each_chunk_for_one_peer() -> None:
     data, ref = blob(8)
     relay = server(data, ref, A, B, C, origin=True, config=RelayConfig(upload_bytes_s=12.5e6))
     grants = sent(relay, ChunkGrant)
-    shown = [index for _, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))]
+    shown = [grant.index for _, grant in grants if grant.index >= 0]
     assert len(shown) == len(set(shown)) == len(grants) == 6, "two per neighbor, each for one chunk of its own"
     # A request for a chunk reserved for another peer is refused.
-    holder = {index: peer for peer, grant in grants for index in indices_of(of_bitmap(grant.bitmap, 8))}
+    holder = {grant.index: peer for peer, grant in grants if grant.index >= 0}
     foreign = next(index for index, peer in holder.items() if peer != A)
     relay.receive(ChunkRequest(ref.root, foreign), A, 0.0)
     assert not sent(relay, Chunk)
@@ -59,7 +59,7 @@ def test_source_reserves_each_chunk_for_one_peer() -> None:
     relay.handle_timer(GRANT_S)
     late = GRANT_S + STALL_S
     relay.handle_timer(late)
-    again = {index for _, grant in sent(relay, ChunkGrant, late) for index in indices_of(of_bitmap(grant.bitmap, 8))}
+    again = {grant.index for _, grant in sent(relay, ChunkGrant, late) if grant.index >= 0}
     assert len(again) == 6
 
 
@@ -73,7 +73,7 @@ def test_source_stops_after_one_copy_while_volunteers_upload() -> None:
         assert messages, "the source stopped before it sent every chunk"
         for _, message in messages:
             if isinstance(message, ChunkGrant):
-                (index,) = indices_of(of_bitmap(message.bitmap, 4))
+                index = message.index
                 relay.receive(ChunkRequest(ref.root, index), A, now)
             elif isinstance(message, Chunk):
                 relay.upload_done(A)
@@ -152,7 +152,7 @@ class LearnerOf100:
         count = 0
         while count < 10 and (grants := sent(self.relay, ChunkGrant, now)):
             for peer, grant in grants:
-                lacks = (of_bitmap(grant.bitmap, 400) or (1 << 400) - 1) & ~self.got[peer]
+                lacks = (1 << grant.index if grant.index >= 0 else (1 << 400) - 1) & ~self.got[peer]
                 if count == 10 or not lacks:
                     self.relay.receive(GrantDeclined(self.ref.root, 50), peer, now)
                     continue

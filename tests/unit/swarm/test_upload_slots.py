@@ -153,7 +153,7 @@ def test_a_receiver_takes_more_grants_only_from_who_delivered() -> None:
 
     def offer(count: int) -> list[int]:
         for _ in range(count):
-            relay.receive(ChunkGrant(ref.root, b""), A, 0.0)
+            relay.receive(ChunkGrant(ref.root, -1), A, 0.0)
         return [message.index for _, message in sent(relay, ChunkRequest)]
 
     requested = offer(20)

@@ -198,8 +198,7 @@ def test_a_validator_scores_data_of_groups_that_passed(world: SmallRun) -> None:
     slots = [
         slot
         for slot in range(8)
-        if run.learner.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=PEER.public_key, slot=slot).row
-        is not None
+        if run.learner.assign(beacon=policy.manifest.beacon, peer=PEER.public_key, slot=slot).row is not None
     ]
     world.work = run.learner
     honest = [world.group(policy, PEER, slot) for slot in slots[:2]]

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from p2prl.errors import require
-from p2prl_lab.bench.pacing.queue_simulation import ORDERS, QueueConfig, SimulatedGroup, staleness_quantile
+from p2prl.planning.queue_simulation import ORDERS, SimulatedGroup, staleness_quantile
 from p2prl_lab.bench.pacing.queued_training import QueuedTraining, TrainedQueue
+from p2prl_lab.bench.pacing.slow_swarm import SlowSwarm
 from p2prl_lab.bench.training.environments import environment_by_name
 from p2prl_lab.bench.training.warm_start import require_first_seed, warm_start_of
 
@@ -18,7 +19,7 @@ from p2prl_lab.bench.training.warm_start import require_first_seed, warm_start_o
 class PacingConfig:
     """What to compare."""
 
-    queue: QueueConfig
+    swarm: SlowSwarm
     """Its order is replaced by each in turn."""
     seeds: int = 3
     first_seed: int = 0
@@ -77,17 +78,17 @@ def run_pacing(
 
             training = QueuedTraining(
                 environment,
-                replace(config.queue, order=order),
+                replace(config.swarm, order=order),
                 seed=seed,
                 learning_rate=config.learning_rate,
                 start_W=start_MW[index],
             )
             found.append(training.run(prompts=config.prompts, on_progress=on_share))
-        rows.append(_row(order, found))
+        rows.append(_row(config.swarm, order, found))
     return rows
 
 
-def _row(order: str, found: Sequence[TrainedQueue]) -> PacingRow:
+def _row(swarm: SlowSwarm, order: str, found: Sequence[TrainedQueue]) -> PacingRow:
     def share(chosen: Callable[[SimulatedGroup], bool]) -> float:
         return fmean(each.queue.share_trained(chosen) for each in found)
 
@@ -97,9 +98,9 @@ def _row(order: str, found: Sequence[TrainedQueue]) -> PacingRow:
         order=order,
         lost=fmean(len(each.queue.lost) for each in found),
         trained=share(lambda _: True),
-        trained_slow=share(lambda group: group.is_slow),
-        trained_hard=share(lambda group: group.is_hard),
-        trained_slow_hard=share(lambda group: group.is_slow and group.is_hard),
+        trained_slow=share(swarm.is_slow),
+        trained_hard=share(swarm.is_hard),
+        trained_slow_hard=share(lambda group: swarm.is_slow(group) and swarm.is_hard(group)),
         staleness_p50=fmean(staleness_quantile(each, 0.5) for each in ages),
         staleness_p95=fmean(staleness_quantile(each, 0.95) for each in ages),
         seconds=fmean(each.queue.seconds for each in found),

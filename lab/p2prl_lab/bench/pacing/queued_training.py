@@ -14,7 +14,8 @@ from torch import Tensor
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.objective import Objective
-from p2prl_lab.bench.pacing.queue_simulation import QueueConfig, QueueResult, SimulatedGroup, simulate_queue
+from p2prl.planning.queue_simulation import QueueResult, SimulatedGroup
+from p2prl_lab.bench.pacing.slow_swarm import SlowSwarm, simulate_swarm
 from p2prl_lab.bench.training.environments import Environment
 from p2prl_lab.bench.training.grading import success_rewards
 from p2prl_lab.bench.training.seeded_noise import seeded_uniforms
@@ -50,15 +51,15 @@ class QueuedTraining:
     """One seed of one swarm."""
 
     def __init__(
-        self, environment: Environment, config: QueueConfig, *, seed: int, learning_rate: float, start_W: Tensor
+        self, environment: Environment, swarm: SlowSwarm, *, seed: int, learning_rate: float, start_W: Tensor
     ) -> None:
-        self._environment, self._config, self._seed, self._rate = environment, config, seed, learning_rate
+        self._environment, self._swarm, self._seed, self._rate = environment, swarm, seed, learning_rate
         self._weights_MW = start_W.clone().unsqueeze(0).requires_grad_()
         self._objective = _objective(environment)
 
     def run(self, *, prompts: int, on_progress: Callable[[float], None] | None = None) -> TrainedQueue:
         """Train on the queue's batches, then evaluate on a number of fresh prompts."""
-        queue = simulate_queue(self._config, lambda machine, slot: is_hard_prompt(self._prompt(machine, slot)))
+        queue = simulate_swarm(self._swarm, lambda machine, slot: is_hard_prompt(self._prompt(machine, slot)))
         last_use = {group.version_step: step for step, batch in enumerate(queue.batches) for group in batch}
         versions = {0: self._weights_MW.detach()[0].clone()}
         optimizer = StackedAdam.fresh(self._weights_MW.detach())
@@ -78,7 +79,7 @@ class QueuedTraining:
         self, step: int, batch: list[SimulatedGroup], versions: dict[int, Tensor], optimizer: StackedAdam
     ) -> None:
         environment = self._environment
-        prompts = [self._prompt(group.machine, group.slot) for group in batch]
+        prompts = [self._prompt(group.machine, group.number) for group in batch]
         tokens_BP = torch.tensor([environment.prompt_tokens(prompt) for prompt in prompts])
         sampled = self._sample(torch.stack([versions[g.version_step] for g in batch]), tokens_BP.unsqueeze(1), step)
         rewards_BG = success_rewards(environment, [[prompt] for prompt in prompts], sampled)[:, 0]

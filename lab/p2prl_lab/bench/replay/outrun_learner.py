@@ -198,7 +198,7 @@ class _Outrun:
         self, sampler: TransformersSampler, volunteer: Identity, slot: int, manifest: PolicyManifest, policy: bytes
     ) -> bytes:
         work = self._run.work
-        assignment = work.assign(policy=policy, beacon=manifest.beacon, peer=volunteer.public_key, slot=slot)
+        assignment = work.assign(beacon=manifest.beacon, peer=volunteer.public_key, slot=slot)
         made = sample_all(sampler, assignment.requests)
         group = work.pack(assignment, made, version=0, policy=policy, engine=sampler.engine_class, seconds=1.0)
         return seal(volunteer, group, run=self._run.run, now=SystemClock().now())

@@ -148,8 +148,8 @@ class AttackRun:
 
     def assign(self, peer: Identity, slot: int) -> SlotAssignment:
         """The work of a slot under the first version."""
-        policy, digest = self.policy
-        return self.work.assign(policy=digest, beacon=policy.beacon, peer=peer.public_key, slot=slot)
+        policy, _ = self.policy
+        return self.work.assign(beacon=policy.beacon, peer=peer.public_key, slot=slot)
 
     def sampled(self, slots: Iterable[tuple[Identity, int]], sampler: Sampler | None = None) -> list[Entry]:
         """Groups of slots as `sampler` samples them, the honest engine if there is none. The honest ones are kept."""

@@ -1,4 +1,4 @@
-"""The trust benchmark: attacks on a learner, false rejects of honest groups, floods, and what the checks cost.
+"""The trust benchmark: attacks on a learner, false rejects, choosers, floods, what questions and checks cost.
 
 It is made of cells that depend on their settings and the seed alone. Each is stored when it is done, so that a run that
 was stopped goes on where it was.
@@ -16,27 +16,38 @@ from typing import Any
 import msgspec
 
 from p2prl.errors import require
+from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl_lab.bench.results.result_version import result_version
 from p2prl_lab.bench.results.seed_file import Line, SeedFile
+from p2prl_lab.bench.trust.amplification import AmplificationRow, amplification_of
 from p2prl_lab.bench.trust.attack_run import CLASS_NOISE, SHAPES, AttackRun, RunSize
 from p2prl_lab.bench.trust.attacks import attack_row, groups_of
+from p2prl_lab.bench.trust.choosers import ATTACKS as ATTACKS_BY_CHOICE
+from p2prl_lab.bench.trust.choosers import CHOICES, HONEST, UNCHECKED, ChooserPlan, chooser_row
 from p2prl_lab.bench.trust.flood_rows import TableRow, flood_rows, table_rows
 from p2prl_lab.bench.trust.floods import FLOODS, FloodPlan, FloodRow
 from p2prl_lab.bench.trust.forged_groups import ATTACKS
+from p2prl_lab.bench.trust.honest_bill import EVENTS, bill_row
 from p2prl_lab.bench.trust.model_groups import model_rows
 from p2prl_lab.bench.trust.replay_power import POLICIES, FalseRejects, cells
 from p2prl_lab.bench.trust.roc import roc_points
+from p2prl_lab.bench.trust.starvation import StarvationPlan, StarvedRow, starved_row
 from p2prl_lab.bench.trust.validators import ValidatorBenchConfig, run_validator_bench
 
-PARTS = ("attacks", "false_rejects", "floods", "cost")
+PARTS = ("attacks", "false_rejects", "choosers", "honest_bill", "floods", "answers", "cost")
 
-TABLES = ("attacks", "false_rejects", "power", "roc", "floods", "tables", "validators", "cost")
+TABLES = (
+    "attacks", "false_rejects", "power", "roc", "choosers", "honest_bill", "floods", "tables", "validators",
+    "amplification", "starved", "cost",
+)  # fmt: skip
 """Keys of the result, each a list of rows; `cost` has one."""
 
-VERSION = result_version(trust=2)
+VERSION = result_version(trust=3)
 
 COLD = 0.6
 """A temperature at which the cap of one logit is more than a nat."""
+
+CHOOSER_PLAN = ChooserPlan()
 
 FLOOD_PLAN = FloodPlan(volunteers=3, begins_s=90.0, lasts_s=90.0, after_s=120.0, sample_seconds=4.0)
 """A short run with the flood of 50 keys that have 60 groups each."""
@@ -62,6 +73,8 @@ class TrustConfig:
     """Groups of a real model, of each attack, at most."""
     cell_tokens: int = 32_768
     """Tokens of these, at most; 0 for no limit."""
+    choosers: ChooserPlan = CHOOSER_PLAN
+    """Training that shows what a choice costs."""
     floods: tuple[str, ...] = tuple(FLOODS)
     plan: FloodPlan = FLOOD_PLAN
     """Its seed is not used."""
@@ -112,7 +125,7 @@ class _Job:
 def run_trust(config: TrustConfig, out: Path, *, on_progress: Callable[[str, float], None]) -> Rows:
     """All rows that `config` asks for, by table. Cells that `out` holds are not computed again."""
     stored: SeedFile[Setting, Cell] = SeedFile(out / "results.jsonl", Line[Setting, Cell])
-    jobs = list(_jobs(config))
+    jobs = list(_jobs(config, out))
     rows: Rows = {table: [] for table in TABLES}
     for number, job in enumerate(jobs):
         setting = job.setting
@@ -126,11 +139,14 @@ def run_trust(config: TrustConfig, out: Path, *, on_progress: Callable[[str, flo
     return rows
 
 
-def _jobs(config: TrustConfig) -> Iterator[_Job]:
+def _jobs(config: TrustConfig, out: Path) -> Iterator[_Job]:
     made = {
         "attacks": lambda: _attacks(config),
         "false_rejects": lambda: _false_rejects(config),
+        "choosers": lambda: _choosers(config, out),
+        "honest_bill": lambda: _honest_bill(config),
         "floods": lambda: _floods(config),
+        "answers": lambda: _answers(config.seed),
         "cost": _cost,
     }
     for part in PARTS:
@@ -216,6 +232,30 @@ def _of_rules(dtype: str, groups: int, seed: int) -> Rows:
     return {"roc": [asdict(point) for point in roc_points(groups, seed, dtypes=[dtype])]}
 
 
+def _choosers(config: TrustConfig, out: Path) -> Iterator[_Job]:
+    plan = config.choosers
+    checked = [(name, keys, honest, choice, True) for (name, keys), honest, choice in
+               itertools.product(ATTACKS_BY_CHOICE, HONEST, CHOICES)]  # fmt: skip
+    for name, keys, honest, choice, checks in (*checked, *((*each, 10, CHOICES[0], False) for each in UNCHECKED)):
+        case = f"{name}, {keys} keys beside {honest}, by {choice}, {'' if checks else 'un'}checked, {plan}"
+
+        def make(
+            name: str = name, keys: int = keys, honest: int = honest, choice: str = choice, checks: bool = checks
+        ) -> Rows:
+            return {"choosers": [asdict(chooser_row(name, keys, honest, choice, checks=checks, plan=plan, out=out))]}
+
+        yield _Job(Setting(part="choosers", case=case), make)
+
+
+def _honest_bill(config: TrustConfig) -> Iterator[_Job]:
+    for event, trickle in EVENTS:
+
+        def make(event: str = event, trickle: float = trickle) -> Rows:
+            return {"honest_bill": [asdict(bill_row(event, trickle, config.seed))]}
+
+        yield _Job(Setting(part="honest_bill", case=f"{event}, {trickle:g}"), make)
+
+
 def _floods(config: TrustConfig) -> Iterator[_Job]:
     plan = replace(config.plan, seed=config.seed)
     case = f"{plan.volunteers} volunteers, {plan.keys} keys of {plan.groups_per_key}, {plan.lasts_s:g} s"
@@ -230,7 +270,19 @@ def _floods(config: TrustConfig) -> Iterator[_Job]:
     )
 
 
-def _only_row(table: str, make: Callable[[], FloodRow | TableRow]) -> Rows:
+def _answers(seed: int) -> Iterator[_Job]:
+    for kind in LINK_MESSAGES:
+        yield _Job(
+            Setting(part="answers", case=f"message {kind.name}"),
+            partial(_only_row, "amplification", partial(amplification_of, kind, seed=seed)),
+        )
+    for upload_mbit, addresses in itertools.product((1.0, 5.0), (1, 16)):
+        plan = StarvationPlan(upload_mbit=upload_mbit, addresses=addresses, seed=seed)
+        case = f"{plan.keys} keys of {addresses} addresses ask, {upload_mbit:g} Mbit/s"
+        yield _Job(Setting(part="answers", case=case), partial(_only_row, "starved", partial(starved_row, plan)))
+
+
+def _only_row(table: str, make: Callable[[], FloodRow | TableRow | AmplificationRow | StarvedRow]) -> Rows:
     return {table: [asdict(make())]}
 
 

@@ -33,6 +33,7 @@ from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import blob_of
 from p2prl.protocol.rollout_group import Completion, EngineClass, GroupHeader, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
+from p2prl.protocol.work_slots import SEED_RULE
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_run import SimulatedRun
 from p2prl.sim.swarm import Swarm, SwarmConfig
@@ -98,7 +99,7 @@ MakeGroup = Callable[[Target, Identity, int, random.Random], Wire]
 def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
     """The right prompt, and tokens that look right: everything but the replay passes."""
     run, version = target.run, target.version
-    assignment = run.work.assign(policy=version.digest, beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
+    assignment = run.work.assign(beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
     sampling = run.manifest.sampling
     completions = tuple(
         Completion(
@@ -118,6 +119,7 @@ def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> 
         completions=completions,
         engine=EngineClass("transformers", "5", "float32", "cpu"),
         seconds=1.0,
+        seeds=SEED_RULE,
     )
 
 
@@ -136,7 +138,7 @@ def honest(target: Target, key: Identity, slot: int, rng: random.Random) -> Roll
     """Honest work: newcomers in numbers, or sybils that pay for it."""
     del rng
     run, version = target.run, target.version
-    assignment = run.work.assign(policy=version.digest, beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
+    assignment = run.work.assign(beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
     sampler = run.model.sampler(run.model.stage(target.weights, version.manifest.version))
     return run.work.pack(
         assignment,

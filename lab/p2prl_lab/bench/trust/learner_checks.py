@@ -186,7 +186,6 @@ class LearnerChecks:
         groups = []
         for slot in range(self._config.groups):
             assignment = self._work.assign(
-                policy=self._policy.digest,
                 beacon=self._policy.manifest.beacon,
                 peer=self._volunteer.public_key,
                 slot=slot,

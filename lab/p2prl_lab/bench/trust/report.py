@@ -21,9 +21,13 @@ def as_markdown(rows: Rows) -> str:
         ),
         ("Honest groups rejected", reject_table(rows["false_rejects"])),
         ("Groups with one invented token that are credited", power_table(rows["power"])),
+        ("Choosers", chooser_table(rows["choosers"])),
+        ("Honest volunteers: groups voided", bill_table(rows["honest_bill"])),
         ("Floods: honest updates, of those without the flood", flood_table(rows["floods"])),
         ("Tables of a node", table_table(rows["tables"])),
         ("Validators", validator_table(rows["validators"])),
+        ("Bytes sent for each byte of a stranger's messages", amplification_table(rows["amplification"])),
+        ("Chunks of honest peers under a flood of questions, of those without it", starved_table(rows["starved"])),
         ("Cost", cost_table(rows["cost"])),
     )
     return "\n\n".join(f"{title}\n\n{table}" for title, table in made if table)
@@ -104,6 +108,17 @@ def _share(row: Row | None, counted: str) -> str:
     return _MISSING if row is None else f"{row[counted]}/{row['groups']}"
 
 
+def chooser_table(rows: Sequence[Row]) -> str:
+    """Influence of volunteers that choose what they deliver, and the final reward less that of the honest run."""
+    keys = ("attack", "choice", "checks", "keys", "honest", "influence", "cap", "reward_difference", "standard_error")
+    return _plain_table(rows, keys, left=3)
+
+
+def bill_table(rows: Sequence[Row]) -> str:
+    """Groups of honest volunteers that were voided, by what happened to them."""
+    return _plain_table(rows, ("event", "trickle", "groups", "voided", "waiting"))
+
+
 def flood_table(rows: Sequence[Row]) -> str:
     """Shares of the honest groups trained on."""
     keys = ("flood", "honest_share_during", "honest_share_after", "newcomer_share_during")
@@ -120,15 +135,25 @@ def validator_table(rows: Sequence[Row]) -> str:
     return _plain_table(rows, ("validator", "verdicts", "in_ledger", "paid_tokens", "credited_tokens"))
 
 
+def amplification_table(rows: Sequence[Row]) -> str:
+    """What a node sends for a stranger's messages, at once and in chunks."""
+    return _plain_table(rows, ("message", "ratio", "paced_ratio"))
+
+
+def starved_table(rows: Sequence[Row]) -> str:
+    """What questions of strangers leave of the chunks that honest peers get."""
+    return _plain_table(rows, ("upload_mbit", "keys", "addresses", "honest_share_during", "honest_share_after"))
+
+
 def cost_table(rows: Sequence[Row]) -> str:
     """What the checks cost."""
     return _plain_table(rows, tuple(rows[0]) if rows else ())
 
 
-def _plain_table(rows: Sequence[Row], keys: Sequence[str]) -> str:
+def _plain_table(rows: Sequence[Row], keys: Sequence[str], left: int = 1) -> str:
     if not rows:
         return ""
-    return _table(list(keys), [[_plain(row[key]) for key in keys] for row in rows], left=1)
+    return _table(list(keys), [[_plain(row[key]) for key in keys] for row in rows], left=left)
 
 
 def _plain(value: object) -> str:
@@ -136,6 +161,8 @@ def _plain(value: object) -> str:
         return "never"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

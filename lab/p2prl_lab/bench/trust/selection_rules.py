@@ -122,7 +122,7 @@ class Stream:
         for group in (*again, *groups):
             account = self.account or slot_accounts.account_before(group.slot, group.version, now)
             account = slot_accounts.swept(account, now, lambda *_: True)
-            if not slot_accounts.has_room(account, group.slot):
+            if not slot_accounts.has_room(account, group.slot, now=now, has_work=lambda *_: True):
                 self.account = account
                 self._offered.append(group)
                 continue

@@ -29,7 +29,7 @@ def group_targets(world: VectorWorld, loaded: LoadedModel) -> Iterator[Target]:
     """With `loaded` as the run's model: inspection and scoring of a group, and the check of a verdict's probes."""
     run = SimulatedRun.of(loaded, staleness_bound=8, publish_every=1, seed=0)
     peer, beacon = VOLUNTEER.public_key, bytes(32)
-    assignment = run.work.assign(policy=bytes(32), beacon=beacon, peer=peer, slot=7)
+    assignment = run.work.assign(beacon=beacon, peer=peer, slot=7)
     valid = msgspec.structs.replace(
         decode(world.bodies[Kind.ROLLOUT_GROUP], RolloutGroup, limit_bytes=1 << 20),
         policy=bytes(32),

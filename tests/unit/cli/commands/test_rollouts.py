@@ -21,10 +21,11 @@ from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.run_model import read_run_model
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.digests import digest
-from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
+from p2prl.protocol.work_slots import SEED_RULE
 from tests.command_doc import json_keys
 from tests.unit.cli.invocation import invoke, json_of
 
@@ -54,7 +55,10 @@ class Trained:
         self.work = GroupWork(manifest, folder.run, self.codec, folder_data(folder).tasks)
         self.journal = Journal(folder.paths.journal)
         self._previous = b""
-        self.policies: list[tuple[bytes, PolicyManifest]] = []
+        published = self.journal.policies.since_step(0)
+        self.policies = [
+            (envelope_digest(raw), body_of(open_envelope(raw, now=None), PolicyManifest)) for raw in published
+        ]
 
     def publish(self, step: int) -> None:
         version = len(self.policies)
@@ -68,11 +72,22 @@ class Trained:
             self.journal.policies.add(version, step, raw)
 
     def group(
-        self, peer: Identity, *, version: int, slot: int, rewards: Sequence[float], answers: Sequence[str] = ANSWERS
+        self,
+        peer: Identity,
+        *,
+        version: int,
+        slot: int,
+        rewards: Sequence[float],
+        answers: Sequence[str] = ANSWERS,
+        old: bool = False,
     ) -> bytes:
-        """A verified group of these answers; the learner found these rewards."""
+        """A verified group of these answers and rewards. With `old` its release drew other prompts."""
         policy, manifest = self.policies[version]
-        assignment = self.work.assign(policy=policy, beacon=manifest.beacon, peer=peer.public_key, slot=slot)
+        assignment = self.work.assign(beacon=manifest.beacon, peer=peer.public_key, slot=slot)
+        prompts = (
+            self.work.assign(beacon=manifest.beacon, peer=peer.public_key, slot=other).prompt_ids for other in range(99)
+        )
+        prompt = next(ids for ids in prompts if (ids != assignment.prompt_ids) == old)
         stop = min(self.codec.stop_ids)
         longest = self.folder.manifest.sampling.max_new_tokens
         completions = []
@@ -86,10 +101,11 @@ class Trained:
             policy=policy,
             slot=slot,
             task=assignment.task,
-            prompt=np.asarray(assignment.prompt_ids, dtype="<u4").tobytes(),
+            prompt=np.asarray(prompt, dtype="<u4").tobytes(),
             completions=tuple(completions),
             engine=EngineClass("test", "1", "float32", "cpu"),
             seconds=0.5,
+            seeds=1 if old else SEED_RULE,
         )
         raw = seal(peer, group, run=self.folder.run, now=NOW)
         stored = StoredGroup(envelope_digest(raw), peer.public_key, version, slot, raw, b"", b"")
@@ -245,3 +261,15 @@ def test_groups_leave_when_newer_ones_fill_the_room_and_no_restart_needs_them(tr
             journal.batches.forget_before(3)
             assert journal.batches.kept_steps() == []
     assert "trained on nothing that is kept" in str(invoke("rollouts", run).exception)
+
+
+def test_groups_of_an_earlier_release_are_shown_without_parts(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    world = Trained(open_run(run))
+    old = world.group(BOB, version=0, slot=7, rewards=WORTH, old=True)
+    world.train(3, old)
+    world.journal.close()
+    rows = shown(run, "--step", 4)
+    assert [(row["completion"], row["reward"], row["parts"]) for row in rows] == [
+        (text, reward, {}) for text, reward in zip(ANSWERS, WORTH, strict=True)
+    ]

@@ -9,16 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from p2prl.errors import ConfigError
+from p2prl.planning.queue_simulation import ORDERS, QueueResult, SimulatedGroup, staleness_quantile
 from p2prl_lab.bench.pacing.benchmark import PacingConfig, as_documents, as_markdown, run_pacing
-from p2prl_lab.bench.pacing.queue_simulation import (
-    ORDERS,
-    QueueConfig,
-    QueueResult,
-    SimulatedGroup,
-    simulate_queue,
-    staleness_quantile,
-)
 from p2prl_lab.bench.pacing.queued_training import QueuedTraining, is_hard_prompt
+from p2prl_lab.bench.pacing.slow_swarm import SlowSwarm, simulate_swarm
 from p2prl_lab.bench.training.environments import environment_by_name
 from p2prl_lab.bench.training.warm_start import warm_path, warm_start
 
@@ -28,12 +22,12 @@ def every_fourth(machine: int, slot: int) -> bool:
 
 
 def slow_and_hard(group: SimulatedGroup) -> bool:
-    return group.is_slow and group.is_hard
+    return group.machine >= 12 and (group.machine + group.number) % 4 == 0
 
 
 def results(**settings: float) -> dict[str, QueueResult]:
     return {
-        order: simulate_queue(QueueConfig(order=order, **settings), every_fourth)  # type: ignore[arg-type]
+        order: simulate_swarm(SlowSwarm(order=order, **settings), every_fourth)  # type: ignore[arg-type]
         for order in ORDERS
     }
 
@@ -57,14 +51,14 @@ def test_pacing_brings_what_would_arrive_too_stale_in_time_at_a_bounded_price() 
     assert found["soonest"].share_trained(slow_and_hard) == 0.0
     assert found["paced"].share_trained(slow_and_hard) > 0.4
     assert found["soonest"].seconds < found["paced"].seconds <= 1.25 * found["soonest"].seconds
-    without = simulate_queue(QueueConfig(order="paced", pace_limit=0.0, staleness_bound=32, slow_s=12.0), every_fourth)
+    without = simulate_swarm(SlowSwarm(order="paced", pace_limit=0.0, staleness_bound=32, slow_s=12.0), every_fourth)
     assert without.share_trained(slow_and_hard) == 0.0
 
 
 def test_every_group_is_settled_at_most_once() -> None:
     for result in results(updates=50).values():
-        settled = [(group.machine, group.slot) for batch in result.batches for group in batch]
-        settled += [(group.machine, group.slot) for group in result.lost]
+        settled = [(group.machine, group.number) for batch in result.batches for group in batch]
+        settled += [(group.machine, group.number) for group in result.lost]
         assert len(set(settled)) == len(settled)
     assert QueueResult().share_trained(lambda _: True) == 1.0
     assert (staleness_quantile([], 0.5), staleness_quantile([1, 5, 9], 0.5), staleness_quantile([1], 1.0)) == (0, 5, 1)
@@ -73,7 +67,7 @@ def test_every_group_is_settled_at_most_once() -> None:
 def test_a_seed_trains_on_its_queue_and_repeats() -> None:
     environment = environment_by_name("chain4")
     (start,) = warm_start(environment, range(1), steps=40)
-    config = QueueConfig(updates=4, publish_every=2)
+    config = SlowSwarm(updates=4, publish_every=2)
 
     def trained() -> tuple[float, float, list[int]]:
         made = QueuedTraining(environment, config, seed=3, learning_rate=1e-3, start_W=start)
@@ -93,7 +87,7 @@ def test_rows_name_every_order(tmp_path: Path) -> None:
     save_file({"weights": warm_start(environment, range(1), steps=20)[0].contiguous()}, path)
     told: list[float] = []
     rows = run_pacing(
-        PacingConfig(queue=QueueConfig(updates=2), seeds=1, prompts=8),
+        PacingConfig(swarm=SlowSwarm(updates=2), seeds=1, prompts=8),
         tmp_path,
         on_progress=lambda _, s: told.append(s),
     )
@@ -103,4 +97,4 @@ def test_rows_name_every_order(tmp_path: Path) -> None:
     assert {len(line.split("|")) for line in as_markdown(rows).splitlines()} == {14}
     assert set(as_documents(rows)[0]) >= {"order", "lost", "trained_slow_hard", "greedy"}
     with pytest.raises(ConfigError, match="learning_rate"):
-        PacingConfig(queue=QueueConfig(), learning_rate=1.0)
+        PacingConfig(swarm=SlowSwarm(), learning_rate=1.0)

@@ -53,7 +53,7 @@ class Recorder:
 
 
 def test_each_prompt_is_sampled_once(world: SmallRun) -> None:
-    (stop,) = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].stop_ids
+    (stop,) = world.work.assign(beacon=bytes(32), peer=bytes(32), slot=0).requests[0].stop_ids
     sampler, shares = Recorder(stop), list[float]()
     result = evaluate(sampler, world.work, prompts=520, seed=1, on_progress=shares.append)  # type: ignore[arg-type]
     assert len(sampler.requests) == result.prompts == 520
@@ -72,7 +72,7 @@ def test_standard_error_of_the_mean(world: SmallRun) -> None:
 def test_greedy_ignores_the_noise(world: SmallRun) -> None:
     model = tiny_model(seed=9).model
     sampler = TransformersSampler(PolicyModel(model, world.layout))
-    prompt = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=bytes(32), slot=0).requests[0].prompt_ids
+    prompt = world.work.assign(beacon=bytes(32), peer=bytes(32), slot=0).requests[0].prompt_ids
     greedy = evaluate(sampler, world.work, prompts=32, seed=5, greedy=True)
     assert greedy == evaluate(sampler, world.work, prompts=32, seed=5, greedy=True)
     drawn = [

@@ -40,7 +40,7 @@ def test_a_probe_is_what_a_volunteer_would_sample(run: SmallRun) -> None:
     nobody = digest("p2prl/probe/v1", b"")
     rewards, made = [], []
     for slot in range(11):
-        assignment = run.work.assign(policy=nobody, beacon=nobody, peer=nobody, slot=slot)
+        assignment = run.work.assign(beacon=nobody, peer=nobody, slot=slot)
         group = sample_all(run.sampler, assignment.requests)
         rewards.append(run.work.rewards(assignment, [each.token_ids for each in group]))
         made += group

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Iterator[DataRun]:
 
 
 def assigned(work: GroupWork, slot: int, *, peer: bytes = ME.public_key, held_out: bool = False) -> SlotAssignment:
-    return work.assign(policy=bytes(32), beacon=bytes(32), peer=peer, slot=slot, held_out=held_out)
+    return work.assign(beacon=bytes(32), peer=peer, slot=slot, held_out=held_out)
 
 
 def test_rows_come_once_a_pass_and_everyone_agrees(run: DataRun) -> None:
@@ -74,7 +74,7 @@ def honest_group(run: DataRun, slot: int, version: int) -> RolloutGroup:
     policy = run.world.published.at(version)
     assert policy is not None
     run.world.scorer.load_weights(run.world.published.weights(version).open())
-    work = run.volunteer.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=slot)
+    work = run.volunteer.assign(beacon=policy.manifest.beacon, peer=ME.public_key, slot=slot)
     made = sample_all(run.world.sampler, work.requests)
     engine = run.world.sampler.engine_class
     return run.volunteer.pack(work, made, version=version, policy=policy.digest, engine=engine, seconds=0.5)

@@ -29,20 +29,20 @@ def world(tmp_path: Path) -> SmallRun:
 
 
 def test_assignment_depends_on_every_part_of_its_slot(world: SmallRun) -> None:
-    base = {"policy": bytes(32), "beacon": bytes(32), "peer": ME.public_key, "slot": 0}
+    base = {"beacon": bytes(32), "peer": ME.public_key, "slot": 0}
     first = world.work.assign(**base)  # type: ignore[arg-type]
     assert world.work.assign(**base) == first  # type: ignore[arg-type]
     assert len({request.seed for request in first.requests}) == 3
     assert len({request.prompt_ids for request in first.requests}) == 1
-    for change in ({"policy": b"\1" * 32}, {"beacon": b"\1" * 32}, {"peer": OTHER.public_key}, {"slot": 1}):
+    for change in ({"beacon": b"\1" * 32}, {"peer": OTHER.public_key}, {"slot": 1}):
         other = world.work.assign(**{**base, **change})  # type: ignore[arg-type]
         assert {r.seed for r in other.requests}.isdisjoint(r.seed for r in first.requests)
 
 
 def test_oversized_prompt_is_refused(world: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TextCodec, "encode", lambda self, text, rendered: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
+    monkeypatch.setattr(TextCodec, "encode", lambda self, text, frame, rendered: (1,) * (limits.MAX_PROMPT_TOKENS + 1))
     with pytest.raises(RemoteProtocolError, match="prompt of 8193 tokens"):
-        world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
+        world.work.assign(beacon=bytes(32), peer=ME.public_key, slot=0)
 
 
 def test_packed_group_passes_inspection_and_replay(world: SmallRun) -> None:
@@ -62,7 +62,7 @@ def test_packed_group_passes_inspection_and_replay(world: SmallRun) -> None:
 
 
 def test_only_finished_right_answers_score(world: SmallRun) -> None:
-    assignment = world.work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=0)
+    assignment = world.work.assign(beacon=bytes(32), peer=ME.public_key, slot=0)
     total, values = int(assignment.prompt[0]), ""
     for operator, number in zip(assignment.prompt[1:-1:2], assignment.prompt[2:-1:2], strict=True):
         total = {"+": total + int(number), "-": total - int(number), "*": total * int(number)}[operator]
@@ -96,7 +96,7 @@ def test_groups_replay_alike_alone_and_in_a_batch(world: SmallRun) -> None:
 
 def test_group_of_two_policies_is_not_packed(world: SmallRun) -> None:
     policy = world.publish(0, step=0)
-    assignment = world.work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=0)
+    assignment = world.work.assign(beacon=policy.manifest.beacon, peer=ME.public_key, slot=0)
     sampled = sample_all(world.sampler, assignment.requests)
     mixed = [replace(sampled[0], spans=((0, 4), (1, 5))), *sampled[1:]]
     for generations in (mixed, [replace(g, spans=((0, i),)) for i, g in enumerate(sampled)]):

@@ -69,7 +69,7 @@ def test_learner_and_volunteer_compute_the_same_reward(tmp_path: Path) -> None:
     work = GroupWork(manifest, world.run, TextCodec(world.loaded.tokenizer, world.loaded.model))
     policy = world.publish(0, step=0)
     honest = world.group(policy, ME, 3)
-    assignment = work.assign(policy=policy.digest, beacon=policy.manifest.beacon, peer=ME.public_key, slot=3)
+    assignment = work.assign(beacon=policy.manifest.beacon, peer=ME.public_key, slot=3)
     codec = TextCodec(world.loaded.tokenizer, world.loaded.model)
     stop = min(codec.stop_ids)
     first = str(eval_chain(assignment.prompt)[0])
@@ -145,7 +145,7 @@ def test_step_rewards_add_up_to_the_reward_of_the_completion(tmp_path: Path, rew
     manifest = msgspec.structs.replace(small_run.manifest, reward=reward)
     codec = TextCodec(small_run.loaded.tokenizer, small_run.loaded.model)
     work = GroupWork(manifest, small_run.run, codec)
-    assignment = work.assign(policy=bytes(32), beacon=bytes(32), peer=ME.public_key, slot=3)
+    assignment = work.assign(beacon=bytes(32), peer=ME.public_key, slot=3)
     (stop,) = codec.stop_ids
     texts = ["747#7", "777747#7", "#7", "74", "zz", "8"]
     ids = [[*codec.encode(text, rendered=True), *([stop] if "#" in text else [])] for text in texts]

@@ -53,6 +53,7 @@ def test_lines_are_rows(tmp_path: Path, ends: str) -> None:
         (b'{"prompt": "caf\xe9"}', "byte 16 of the line is not UTF-8"),
         (b'{"prompt": }', "not JSON: expecting value at column 12"),
         (b'{"prompt": ', "not JSON: expecting value at column 12"),
+        (b'{"prompt": "a\x00b"}', "not JSON: invalid control character at column 14"),
         (b"7", "not a JSON object"),
         (b'{"prompt": "a", "x": NaN}', "NaN is no JSON number"),
         (b'{"prompt": "a", "x": -Infinity}', "-Infinity is no JSON number"),

@@ -1,0 +1,39 @@
+"""`p2prl bench plan`: the planner's forecasts against simulated swarms."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from p2prl.cli.benchmark import Benchmark, print_table
+from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.views.console import emit
+from p2prl.cli.views.progress_bar import progress_bar
+
+
+def bench_plan(
+    updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 40,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what p2prl plan predicts with what simulated swarms of the real roles come to."""
+    from p2prl.models.hardware.device import use_threads
+    from p2prl_lab.bench.plan.benchmark import as_markdown, run_plan_bench
+
+    began = time.monotonic()
+    use_threads(1)
+    with progress_bar("benchmark", quiet=as_json) as on_progress:
+        rows = list(run_plan_bench(updates=updates, seed=seed, on_progress=on_progress))
+    if as_json:
+        emit({"rows": [asdict(row) for row in rows], "seed": seed, "wall_s": time.monotonic() - began})
+        return
+    print_table(as_markdown(rows))
+
+
+BENCHMARK = Benchmark(
+    bench_plan,
+    examples=("p2prl bench plan --updates 40",),
+)

@@ -1,0 +1,77 @@
+"""`p2prl plan`: the page's example as the program answers it, its JSON, and no torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from p2prl.errors import ConfigError
+from p2prl.planning.card_speeds import CARDS
+from p2prl.planning.model_shapes import MODELS
+from tests.command_doc import json_keys, section
+from tests.unit.cli.invocation import invoke, json_of
+from tests.unit.cli.light_imports import outcomes
+
+PAGE = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
+FILE, ANSWER = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[0] for kind in ("toml", "text"))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_page_shows_what_the_program_answers(fleet: Path) -> None:
+    result = invoke("plan", "--fleet", fleet)
+    assert result.exit_code == 0
+    assert ANSWER.strip() in "\n".join(line.rstrip() for line in result.output.splitlines())
+
+
+def test_home_cards_do_not_hold_7b_and_the_other_cards_of_the_host_do(fleet: Path) -> None:
+    alone = json_of("plan", "--fleet", fleet, "--model", "7b")
+    assert (alone["bottleneck"], alone["forecast"]["utilization"], alone["saturated"]) == ("memory", 0.0, False)
+    assert alone["forecast"]["interval_s"] is None
+    fleet.write_text(FILE + '[[machines]]\nname = "host"\ncount = 2\ncard = "h100"\ndownload_mbit = 1000\n')
+    beside = json_of("plan", "--fleet", fleet, "--model", "7b", "--updates", 20)
+    assert beside["saturated"]
+    assert [row["groups_per_s"] > 0 for row in beside["machines"]] == [False, True]
+    assert set(beside) == json_keys("p2prl plan")
+
+
+def test_options_come_before_the_file(fleet: Path) -> None:
+    found = json_of("plan", "--fleet", fleet, "--model", "1.5b", "--staleness", 32, "--updates", 8, "--seed", 4)
+    assert (found["run"]["model"], found["run"]["staleness"], found["seed"]) == ("1.5b", 32, 4)
+    assert found["forecast"]["updates"] == 8
+    assert found["update"]["total_s"] == sum(found["update"][f"{part}_s"] for part in ("training", "replay", "copying"))
+
+
+def test_a_missing_file_and_a_wrong_model_are_told(tmp_path: Path, fleet: Path) -> None:
+    for arguments, told in ((("--fleet", tmp_path / "none"), "none"), (("--fleet", fleet, "--model", "6b"), "'6b'")):
+        error = invoke("plan", *arguments).exception
+        assert isinstance(error, ConfigError)
+        assert told in str(error)
+        assert error.remedy
+
+
+def test_every_card_and_model_is_on_the_page() -> None:
+    assert all(f"`{name}`" in PAGE for name in CARDS)
+    assert all(f"`{name}`" in PAGE and f"`{name}`" in section("p2prl plan") for name in MODELS)
+
+
+def test_a_forecast_imports_no_torch(fleet: Path) -> None:
+    program = (
+        "import sys\n"
+        "from p2prl.cli.entry import run_app\n"
+        "from p2prl.cli.app import app\n"
+        "try:\n"
+        f"    run_app(app, program='p2prl', arguments=['plan', '--fleet', {str(fleet)!r}, '--updates', '8'])\n"
+        "except SystemExit as ended:\n"
+        "    assert not ended.code, ended.code\n"
+        "assert 'p2prl.planning.forecast' in sys.modules\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    assert outcomes([program]) == [""]
