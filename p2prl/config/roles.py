@@ -150,9 +150,9 @@ def build_learner(
     # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
     held_in = weight_dtype(memory.precision)
     first = folder.directory / "model"
-    training = load_policy(folder.newest_weights(), first, folder.manifest, device=device, dtype=held_in)
+    training = load_policy(folder.newest_weights(), first, folder.manifest.lora, device=device, dtype=held_in)
     use_attention(training.model, folder.settings.learner.memory.attention)
-    replaying = load_policy(first, first, folder.manifest, device=device, dtype=folder.manifest.engine_dtype)
+    replaying = load_policy(first, first, folder.manifest.lora, device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     blobs = DiskBlobStore(folder.paths.blobs)
     for file, content in run_file_blobs(folder):

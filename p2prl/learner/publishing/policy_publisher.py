@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Protocol
+
+import torch
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
@@ -25,7 +27,7 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import Stage
 from p2prl.models.weights.host_memory import HostMemory
-from p2prl.models.weights.layout import WeightLayout, flatten
+from p2prl.models.weights.layout import WeightLayout
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol.manifests import PolicyManifest
@@ -45,6 +47,19 @@ class _Writing:
 
     def note_share(self, share: float) -> None:
         self.share = share
+
+
+class WeightSource(Protocol):
+    """Weights to publish."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are copied from."""
+        ...
+
+    def copy_weights(self, layout: WeightLayout, into: bytearray) -> bytearray:
+        """Write them in layout order."""
+        ...
 
 
 class PolicyPublisher:
@@ -99,12 +114,12 @@ class PolicyPublisher:
             self._send(raw)
         return raw is not None
 
-    def copy(self, model: Any) -> bytearray:
-        """Copy the weights out of a model, on the training stage: all that training waits for."""
+    def copy(self, weights: WeightSource) -> bytearray:
+        """Copy the weights out of where they are trained, on the training stage: all that training waits for."""
         assert not self.busy, "a version in progress is written from this memory"
         if self._copy is None:
-            self._copy = HostMemory(self._layout.size_bytes, next(model.parameters()).device)
-        return flatten(model, self._layout, self._copy.data)
+            self._copy = HostMemory(self._layout.size_bytes, weights.device)
+        return weights.copy_weights(self._layout, self._copy.data)
 
     def begin(self, weights: bytearray, *, step: int) -> None:
         """Write, sign and send the weights of a step as the next version, beside everything else. `finish` goes on."""

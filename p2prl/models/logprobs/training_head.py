@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2prl.models.logprobs.linear_head import find_linear_head
-
 _TILE_POSITIONS = {"cpu": 512}
 """Positions of a tile by device type; other devices take `_LARGE_TILE`. Measured on a CPU with V = 151,936: 512 x 4,096
 (8 MB of logits) is fastest, 512 x 16,384 takes 1.3 times as long and all of V twice as long."""
@@ -65,8 +63,15 @@ class TrainingHead:
         `normalizers_M` are those of `logprobs`. Nothing is computed before the backward pass, and of that the values
         of `logprobs_M` are no part.
         """
-        attached_M: Tensor = _TokenLogprobs.apply(
-            hidden_MH, self.weight_VH, self.bias_V, tokens_M, logprobs_M, normalizers_M, self
+        attached_M: Tensor = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden_MH,
+            self.weight_VH,
+            self.bias_V,
+            tokens_M,
+            logprobs_M,
+            normalizers_M,
+            self.temperature,
+            self.compute_dtype,
         )
         return attached_M
 
@@ -122,16 +127,6 @@ class TrainingHead:
                 yield words, rows, logits
 
 
-def find_training_head(
-    model: Any, *, temperature: float, compute_dtype: torch.dtype | None = None
-) -> TrainingHead | None:
-    """The output head of a causal LM; None when its logits are more than a linear layer of the last hidden states."""
-    head = find_linear_head(model)
-    if head is None or not head.weight.is_leaf:
-        return None
-    return TrainingHead(head.weight, head.bias, temperature, compute_dtype or head.weight.dtype)
-
-
 def _inside(tokens: Tensor, words: slice) -> tuple[Tensor, Tensor]:
     """Whether each token is one of these words, and a legal index among them (its own if it is)."""
     index = tokens - words.start
@@ -154,22 +149,24 @@ class _TokenLogprobs(torch.autograd.Function):
     """Log-probs whose backward pass is `TrainingHead.gradients`, so that autograd delivers the head's gradient too."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden_MH: Tensor,
         weight_VH: Tensor,
-        bias_V: Tensor | None,  # noqa: ARG004 - named so that autograd hands on its gradient
+        bias_V: Tensor | None,
         tokens_M: Tensor,
         logprobs_M: Tensor,
         normalizers_M: Tensor,
-        head: TrainingHead,
+        temperature: float,
+        compute_dtype: torch.dtype,
     ) -> Tensor:
-        ctx.save_for_backward(hidden_MH, weight_VH, tokens_M, normalizers_M)  # autograd notices a changed weight
-        ctx.head = head
+        # Autograd notices a changed weight, and one that was gathered for this pass is gathered again before the next.
+        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, tokens_M, normalizers_M)
+        ctx.settings = (temperature, compute_dtype)
         return logprobs_M.clone()
 
     @staticmethod
-    def backward(ctx: Any, coefficients_M: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden_MH, _, tokens_M, normalizers_M = ctx.saved_tensors
-        gradients = ctx.head.gradients(hidden_MH, tokens_M, normalizers_M, coefficients_M)
-        return (*gradients, None, None, None, None)
+    def backward(ctx: Any, coefficients_M: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_MH, weight_VH, bias_V, tokens_M, normalizers_M = ctx.saved_tensors
+        head = TrainingHead(weight_VH, bias_V, *ctx.settings)
+        return (*head.gradients(hidden_MH, tokens_M, normalizers_M, coefficients_M), None, None, None, None, None)

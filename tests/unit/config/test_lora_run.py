@@ -20,6 +20,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import RunFolder, init_run, open_run, run_file_blobs
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
@@ -73,13 +74,13 @@ def first(run: RunFolder) -> Path:
 
 
 def loaded(run: RunFolder, directory: Path) -> LoadedModel:
-    return load_policy(directory, first(run), run.manifest, device=CPU, dtype="float32")
+    return load_policy(directory, first(run), run.manifest.lora, device=CPU, dtype="float32")
 
 
 def trainer(model: Any) -> Trainer:
     loss = LossPipeline.plain(build_loss("gepo_t", options={}))
     config = OptimizerConfig(learning_rate=1e-2, warmup_updates=1)
-    return Trainer(model, loss, config, temperature=1.0, reference=ReferenceConfig(ema_rate=0.5))
+    return make_trainer(model, loss, config, temperature=1.0, reference=ReferenceConfig(ema_rate=0.5))
 
 
 def batch(number: int) -> list[TrainingGroup]:

@@ -17,6 +17,7 @@ from p2prl.learner.training.memory_plan import plan_memory
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.models.hardware.free_memory import container_room, free_memory
 from p2prl.models.logprobs.policy_forward import PolicyForward
+from p2prl.models.logprobs.scoring_model import ScoringModel
 
 QWEN_7B = ModelShape(
     parameters=7_615_616_512, vocabulary=152_064, hidden=3584, intermediate=18_944, layers=28, query=3584
@@ -55,7 +56,7 @@ def saved_bytes(model: Any, precision: Precision, *, checkpointing: bool, tokens
             kept[storage.data_ptr()] = storage  # held, so that its address is not used again
         return tensor
 
-    forward = PolicyForward(model, temperature=1.0)
+    forward = PolicyForward(ScoringModel(model, temperature=1.0))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward.score([((1,), tuple(range(2, tokens + 2)))], graph=True, checkpointing=checkpointing)
     assert result.graph is not None

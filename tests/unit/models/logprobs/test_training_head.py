@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2prl.models.logprobs.training_head import TrainingHead, find_training_head
+from p2prl.models.logprobs.linear_head import find_linear_head
+from p2prl.models.logprobs.training_head import TrainingHead
 from tests.unit.models.small_decoders import gemma2, gpt2, qwen2
 
 POSITIONS, HIDDEN, VOCABULARY = 530, 8, 4201
@@ -112,9 +113,7 @@ def test_products_in_bfloat16_stay_near(weight_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("make", [qwen2, gpt2, lambda: qwen2(tied=False)])
 def test_a_linear_head_is_found(make: Any) -> None:
     model = make()
-    head = find_training_head(model, temperature=1.0)
-    assert head is not None
-    assert head.weight_VH is model.lm_head.weight
+    assert find_linear_head(model) is model.lm_head
 
 
 class ScaledHidden(nn.Module):
@@ -137,12 +136,12 @@ class ScaledHidden(nn.Module):
 
 @pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (1.0, 0.999)])
 def test_scaled_hidden_states_and_logits_are_noticed(before: float, after: float) -> None:
-    assert find_training_head(ScaledHidden(qwen2(), before=1.0, after=1.0), temperature=1.0) is not None
-    assert find_training_head(ScaledHidden(qwen2(), before=before, after=after), temperature=1.0) is None
+    assert find_linear_head(ScaledHidden(qwen2(), before=1.0, after=1.0)) is not None
+    assert find_linear_head(ScaledHidden(qwen2(), before=before, after=after)) is None
 
 
 def test_a_soft_cap_is_noticed_although_small_logits_pass_it_unchanged() -> None:
     model = gemma2()
     with torch.no_grad():
         model.lm_head.weight.mul_(1e-4)
-    assert find_training_head(model, temperature=1.0) is None
+    assert find_linear_head(model) is None
