@@ -25,8 +25,10 @@ from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
+from p2prl.learner.training.local_engine import LocalEngine
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
+from p2prl.learner.training.update_engine import EngineMaker
 from p2prl.models.base_model.attention import use_attention
 from p2prl.models.base_model.local_base import flatten_local_base
 from p2prl.models.base_model.policy_directory import load_policy
@@ -150,6 +152,12 @@ def build_learner(
     # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
     held_in = weight_dtype(memory.precision)
     first = folder.directory / "model"
+    engine: EngineMaker = LocalEngine
+    threads = torch.get_num_threads()
+    if folder.settings.learner.parallel.ranks > 1:
+        from p2prl.config.learner_ranks import start_ranks  # here: it loads torch's collectives
+
+        engine, threads = start_ranks(folder, memory, device, on_notice)
     training = load_policy(folder.newest_weights(), first, folder.manifest.lora, device=device, dtype=held_in)
     use_attention(training.model, folder.settings.learner.memory.attention)
     replaying = load_policy(first, first, folder.manifest.lora, device=device, dtype=folder.manifest.engine_dtype)
@@ -174,6 +182,7 @@ def build_learner(
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
             memory=memory,
+            engine=engine,
             config=folder.settings.learner,
             clock=SystemClock(),
             random_bytes=os.urandom,
@@ -181,7 +190,7 @@ def build_learner(
             on_notice=on_notice,
             evaluation=_evaluation_tools(folder, policy, work),
             evaluate=folder.settings.evaluation,
-            threads=torch.get_num_threads(),
+            threads=threads,
         )
     )
 

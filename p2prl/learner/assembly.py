@@ -184,7 +184,11 @@ def _training(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffe
         stage=stage,
     )
     checkpoint_step = newest_checkpoint_step(parts.paths.checkpoints)
-    rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step)
+    if rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step):
+        parts.on_notice(
+            f"another number of ranks than before: updates since step {checkpoint_step} are computed again and differ"
+            " in the last bits"
+        )
     training.resume(parts.on_notice)
     if (rule := rules.at(trainer.step)) != parts.memory.rule:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")

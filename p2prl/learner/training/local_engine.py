@@ -31,9 +31,11 @@ class LocalEngine:
         self._value = None
         if settings.value is not None:
             self._value = ValueHead(model.config.get_text_config().hidden_size, settings.value, self.device)
-        options = {"temperature": settings.temperature, "autocast": settings.autocast}
-        self._policy = BatchLogprobs(model, value=self._value, **options)
-        self._reference = None if settings.reference is None else Reference(model, settings.reference, **options)
+        temperature, autocast = settings.temperature, settings.autocast
+        self._policy = BatchLogprobs(model, temperature=temperature, autocast=autocast, value=self._value)
+        self._reference = None
+        if settings.reference is not None:
+            self._reference = Reference(model, settings.reference, temperature=temperature, autocast=autocast)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = WeightOptimizer(
             self._parameters, settings.optimizer, precision=settings.precision, states=settings.states

@@ -122,7 +122,7 @@ def test_parts_are_as_near_the_exact_gradient_as_the_full_batch(tied: bool) -> N
     model = qwen2(vocabulary=5003, tied=tied)
     batch = rollouts(model)
     exact = copy.deepcopy(model).double()
-    doubles = {
+    doubles: dict[str, Any] = {
         each.name: value.double()
         for each in fields(batch)
         if isinstance(value := getattr(batch, each.name), Tensor) and value.is_floating_point()

@@ -79,7 +79,7 @@ def test_a_frozen_head_gets_no_gradient() -> None:
 def test_hooks_of_the_weight_see_the_gradient() -> None:
     hidden, weight, _, tokens, coefficients = case(bias=False)
     seen: list[Tensor] = []
-    weight.register_hook(seen.append)
+    weight.register_hook(seen.append)  # type: ignore[no-untyped-call]
     pushed(TrainingHead(weight, None, 1.0, torch.float32), hidden, tokens, coefficients)
     (gradient,) = seen
     expected = oracle(hidden, weight, None, tokens, 1.0, coefficients)[1][1]
