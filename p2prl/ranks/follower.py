@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -30,16 +31,19 @@ READY = b"ready\n"
 def main(arguments: list[str]) -> int:
     """Follow rank 0's commands; `arguments` are this rank's number and the plan."""
     number, plan = int(arguments[0]), msgspec.json.decode(arguments[1], type=commands.Plan)
-    folder = Path(plan.folder)
+    folder, learner = Path(plan.folder), os.getppid()
     try:
         use_threads(plan.threads)
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
         group = RankGroup(folder, rank=number, ranks=plan.ranks)
-        _follow(sys.stdin.buffer, group, folder)
+        _follow(sys.stdin.buffer, group)
     except (RuntimeError, MemoryError, OSError, P2PRLError) as error:
-        reason_file(folder, number).write_text(" ".join(str(error).split())[:500])
-        return TEMPORARY
+        with suppress(FileNotFoundError):
+            reason_file(folder, number).write_text(" ".join(str(error).split())[:500])
+        if os.getppid() == learner:
+            return TEMPORARY  # it reads the reason, and removes the folder
+    shutil.rmtree(folder, ignore_errors=True)  # the learner may have been killed
     return 0
 
 
@@ -48,9 +52,8 @@ def reason_file(folder: Path, number: int) -> Path:
     return folder / f"reason-{number}"
 
 
-def _follow(pipe: IO[bytes], group: RankGroup, folder: Path) -> None:
+def _follow(pipe: IO[bytes], group: RankGroup) -> None:
     rank: Rank | None = None
-    learner = os.getppid()
     while (command := commands.receive(pipe)) is not None:
         if isinstance(command, commands.Load):
             loaded = load_policy(
@@ -61,8 +64,6 @@ def _follow(pipe: IO[bytes], group: RankGroup, folder: Path) -> None:
         else:
             assert rank is not None, "the model is loaded first"
             execute(command, rank, group)
-    if os.getppid() != learner:
-        shutil.rmtree(folder, ignore_errors=True)  # the learner was killed, and cannot
 
 
 if __name__ == "__main__":

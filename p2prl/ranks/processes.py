@@ -28,6 +28,7 @@ class RankProcesses:
     def __init__(self, plan: commands.Plan) -> None:
         """Start the others, and wait until all have met. `ProcessLostError` when one ends before."""
         self._folder = Path(plan.folder)
+        self._end: str | None = None
         atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         self._processes = [
             subprocess.Popen(
@@ -58,12 +59,16 @@ class RankProcesses:
                 commands.send(process.stdin, command)
             except OSError:
                 self.lost()
+                raise
 
     def check(self) -> None:
         """`ProcessLostError` if a rank has ended."""
         for number, process in enumerate(self._processes, start=1):
-            if (status := process.poll()) is not None:
-                raise self._lost_error(number, status)
+            if self._end is None and (status := process.poll()) is not None:
+                self._end = self._how_it_ended(number, status)
+                shutil.rmtree(self._folder, ignore_errors=True)  # nobody meets there any more
+        if self._end is not None:
+            raise ProcessLostError(f"rank {self._end}", remedy="Start again: the run resumes before this update.")
 
     def lost(self, wait_s: float = _END_S) -> None:
         """A collective or a pipe has failed: wait a moment for the rank that ended, and raise `ProcessLostError`."""
@@ -87,15 +92,12 @@ class RankProcesses:
             process.stdout.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _lost_error(self, number: int, status: int) -> ProcessLostError:
+    def _how_it_ended(self, number: int, status: int) -> str:
         reason = reason_file(self._folder, number)
         if reason.exists():
-            how = f"failed: {reason.read_text()}"
-        else:
-            how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
-        return ProcessLostError(
-            f"rank {number} of the learner {how}", remedy="Start again: the run resumes before this update."
-        )
+            return f"{number} of the learner failed: {reason.read_text()}"
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
+        return f"{number} of the learner {how}"
 
 
 def meeting_folder() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,12 +42,18 @@ def steps(run: Path) -> list[int]:
     return [int(json.loads(line)["step"]) for line in log.read_text().splitlines()] if log.exists() else []
 
 
+def meeting_folders() -> list[Path]:
+    """Folders of all ranks on this machine."""
+    return list(Path(tempfile.gettempdir()).glob("p2prl-ranks-*"))
+
+
 def follower(learner: RoleProcess) -> psutil.Process | None:
     """The learner's other rank."""
     return next((p for p in learner.tree() if "p2prl.ranks.follower" in p.cmdline()), None)
 
 
 def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> None:
+    before = set(meeting_folders())
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
     with swarm.running():
         learner = swarm.start("learner", "learn", str(run), "--updates", "14", "--ranks", "2", *LISTEN)
@@ -69,6 +76,7 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
         assert time.monotonic() - killed_at < _ENDS_WITHIN_S
         assert "rank 1 of the learner was ended by signal 9" in learner.log
         assert "Traceback" not in learner.log
+        assert not set(meeting_folders()) - before
 
         swarm.start_again(learner)
         wait_until(lambda: follower(learner), seconds=120, what="a second rank")
@@ -81,6 +89,8 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
         wait_until(
             lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE, seconds=10, what="its end"
         )
+
+        wait_until(lambda: not set(meeting_folders()) - before, seconds=10, what="an empty temporary folder")
 
         alone = swarm.start("alone", "learn", str(run), "--updates", "14", *LISTEN)
         assert alone.wait(240) == 0
