@@ -52,6 +52,12 @@ class DeviceFailedError(P2PRLError):
     exit_code = TEMPORARY
 
 
+class ProcessLostError(P2PRLError):
+    """A process that shared this one's work has ended. A new start resumes."""
+
+    exit_code = TEMPORARY
+
+
 class UpdateRequiredError(P2PRLError):
     """The peers of the run use a newer wire version than this program."""
 

@@ -24,7 +24,7 @@ from p2prl.tasks.task_registry import task_by_name
 
 def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Callable[[str], None]) -> MemoryPlan:
     """The memory plan of a run on this device, told to `on_notice`. `MachineError` when the run cannot fit."""
-    manifest, config = folder.manifest, folder.settings.learner.memory
+    manifest, config, parallel = folder.manifest, folder.settings.learner.memory, folder.settings.learner.parallel
     model = transformers.AutoConfig.from_pretrained(
         folder.directory / "model", local_files_only=True, trust_remote_code=False
     )
@@ -37,10 +37,14 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
         replay_bytes=DTYPE_BYTES[manifest.engine_dtype],
         published_bytes=DTYPE_BYTES[manifest.dtype] if device.type != "cuda" else 0,
         device_type=device.type,
+        parallel=parallel,
     )
     tokenizer = read_tokenizer({file.name: data for file, data in run_file_blobs(folder)}, text.vocab_size)
     longest = _longest_prompt(folder, tokenizer) + manifest.sampling.max_new_tokens
-    free = free_memory(device)
+    free, where = free_memory(device), str(device)
+    if parallel.ranks > 1:
+        free //= parallel.ranks
+        where += f" for each of {parallel.ranks} ranks"
     plan = plan_memory(
         shape_of(model, manifest.parameters, adapters=_adapter_parameters(folder)),
         setup,
@@ -48,7 +52,7 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
         free_bytes=free,
         longest_row=min(longest, getattr(text, "max_position_embeddings", None) or longest),
     )
-    on_notice(plan.text(free, str(device)))
+    on_notice(plan.text(free, where))
     return plan
 
 

@@ -24,8 +24,10 @@ from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
+from p2prl.learner.training.local_engine import LocalEngine
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
+from p2prl.learner.training.update_engine import EngineMaker
 from p2prl.models.base_model.attention import use_attention
 from p2prl.models.base_model.local_base import flatten_local_base, load_policy
 from p2prl.models.engines.registry import ChosenEngine
@@ -148,9 +150,15 @@ def build_learner(
     # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
     held_in = weight_dtype(memory.precision)
     first = folder.directory / "model"
-    training = load_policy(folder.newest_weights(), first, folder.manifest, device=device, dtype=held_in)
+    engine: EngineMaker = LocalEngine
+    threads = torch.get_num_threads()
+    if folder.settings.learner.parallel.ranks > 1:
+        from p2prl.config.learner_ranks import start_ranks  # here: it loads torch's collectives
+
+        engine, threads = start_ranks(folder, memory, device, on_notice)
+    training = load_policy(folder.newest_weights(), first, folder.manifest.lora, device=device, dtype=held_in)
     use_attention(training.model, folder.settings.learner.memory.attention)
-    replaying = load_policy(first, first, folder.manifest, device=device, dtype=folder.manifest.engine_dtype)
+    replaying = load_policy(first, first, folder.manifest.lora, device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     blobs = DiskBlobStore(folder.paths.blobs)
     for file, content in run_file_blobs(folder):
@@ -172,6 +180,7 @@ def build_learner(
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
             memory=memory,
+            engine=engine,
             config=folder.settings.learner,
             clock=SystemClock(),
             random_bytes=os.urandom,
@@ -179,7 +188,7 @@ def build_learner(
             on_notice=on_notice,
             evaluation=_evaluation_tools(folder, policy, work),
             evaluate=folder.settings.evaluation,
-            threads=torch.get_num_threads(),
+            threads=threads,
         )
     )
 

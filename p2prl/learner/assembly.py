@@ -35,12 +35,14 @@ from p2prl.learner.timing.publish_interval import PublishInterval, PublishInterv
 from p2prl.learner.timing.stages import InlineStage, Stage, ThreadStage
 from p2prl.learner.timing.training_stage import TrainingStage
 from p2prl.learner.training.checkpoints import newest_checkpoint_step
+from p2prl.learner.training.local_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.micro_batch_log import DEFAULT_RULE, MicroBatchLog
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.update_engine import EngineMaker
 from p2prl.learner.update import Training
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.groups.group_work import ReplayTools
@@ -86,6 +88,8 @@ class LearnerParts:
     """Settings of the reference policy; None for a loss without one."""
     memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens))
     """Number types of the training model, which must be held in them, and its micro-batches."""
+    engine: EngineMaker = LocalEngine
+    """Makes what the training model is computed by."""
     config: LearnerConfig
     clock: Clock
     random_bytes: Callable[[int], bytes]
@@ -178,7 +182,11 @@ def _training(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffe
         stage=stage,
     )
     checkpoint_step = newest_checkpoint_step(parts.paths.checkpoints)
-    rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step)
+    if rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step):
+        parts.on_notice(
+            f"another number of ranks than before: updates since step {checkpoint_step} are computed again and differ"
+            " in the last bits"
+        )
     training.resume(parts.on_notice)
     if (rule := rules.at(trainer.step)) != parts.memory.rule:
         parts.on_notice(f"micro-batches of up to {rule.text}, as in this run before")
@@ -186,13 +194,14 @@ def _training(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffe
 
 
 def _trainer(parts: LearnerParts, rules: MicroBatchLog) -> Trainer:
-    return Trainer(
+    return make_trainer(
         parts.training.model,
         parts.loss,
         parts.config.optimizer,
         temperature=parts.manifest.sampling.temperature,
         reference=parts.reference,
         memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
+        engine=parts.engine,
     )
 
 

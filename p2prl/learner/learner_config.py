@@ -7,6 +7,7 @@ from typing import Literal
 
 from p2prl.errors import require
 from p2prl.learner.training.memory_config import MemoryConfig
+from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import FP32
@@ -45,6 +46,8 @@ class LearnerConfig:
     """AdamW and its learning rate."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """Precision, optimizer states and micro-batches of a training step (docs/benchmarks/memory.md)."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """Processes that train together."""
 
     def __post_init__(self) -> None:
         for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from p2prl.errors import ProcessLostError
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.verified_group import VerifiedGroup
@@ -130,7 +131,7 @@ class Learner:
             self._training.stage.finish(wait=True)
             if not self._stopping:
                 self._shutdown.announce_end(step=self.step, is_stopped=lambda: self._stopping)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ProcessLostError):
             network.close()
             raise  # at once: the threads end with the process, and the journal resumes their jobs
         except BaseException:
@@ -146,6 +147,7 @@ class Learner:
         The action is `COLLECT` as well while the training stage is busy, and while a version is being written that the
         next one, or the end, waits for.
         """
+        self._training.check()
         if pause_left_s := self._pacing.pause_left_s:
             wait_s = min(wait_s, pause_left_s)  # no message may come to end the pause
         action = Action.COLLECT if self._training.stage.busy else self._pacing.next_action(self._checks.ready_groups)
@@ -174,7 +176,7 @@ class Learner:
         """End the threads and close the files; everything is already on disk."""
         self._checks.close()
         self._publisher.close()
-        self._training.stage.close()
+        self._training.close()
         self._storage.close()
 
     def _read(self, timeout_s: float) -> None:
@@ -193,6 +195,7 @@ class Learner:
     def _finish_stages(self) -> None:
         """Complete the jobs in progress, and answer messages meanwhile."""
         while self._training.stage.busy or self._publisher.busy:
+            self._training.check()
             self._read(_IDLE_POLL_S)
             self._finish_jobs()
         if self._checks.finish(step=self.step, wait=True):
@@ -212,7 +215,7 @@ class Learner:
 
     def _version(self, step: int) -> Work:
         """Publish the weights of a step: training waits for their copy alone."""
-        weights = yield Activity.PUBLISH, partial(self._publisher.copy, self._training.model)
+        weights = yield Activity.PUBLISH, partial(self._publisher.copy, self._training.engine)
         self._publisher.begin(weights, step=step)
         self._pacing.version_copied()
 

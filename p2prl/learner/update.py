@@ -25,6 +25,7 @@ from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.training_group import TrainingGroup
+from p2prl.learner.training.update_engine import UpdateEngine
 
 UpdateResult = tuple[dict[str, object], tuple[str, ...]]
 """Metrics of an update, and its notices."""
@@ -70,6 +71,21 @@ class Training:
         """The model, at the current step; only while the stage is not busy."""
         assert not self.stage.busy
         return self._trainer.model
+
+    @property
+    def engine(self) -> UpdateEngine:
+        """Its weights, at the current step; only while the stage is not busy."""
+        assert not self.stage.busy
+        return self._trainer.engine
+
+    def check(self) -> None:
+        """Raise `ProcessLostError` if a process that the updates need has ended, also while the stage is busy."""
+        self._trainer.engine.check()
+
+    def close(self) -> None:
+        """Free the thread and end those processes."""
+        self.stage.close()
+        self._trainer.engine.close()
 
     def update(
         self, figures: Mapping[str, object], *, on_updated: Callable[[list[VerifiedGroup], float, float], None]

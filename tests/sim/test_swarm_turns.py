@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from p2prl.algorithms.loss_registry import build_loss
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
-from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.training_group import training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import LoadedModel
@@ -54,7 +54,7 @@ def practice(task: str, loaded: LoadedModel) -> tuple[float, float]:
     run = SimulatedRun.of(loaded, staleness_bound=4, publish_every=1, seed=3, task=task)
     policy = PolicyModel(tiny_model(task).model, run.layout)
     sampler, scorer = TransformersSampler(policy), TransformersScorer(policy)
-    trainer = Trainer(
+    trainer = make_trainer(
         loaded.model,
         LossPipeline.plain(build_loss("gepo_t")),
         OptimizerConfig(learning_rate=3e-3, warmup_updates=1),

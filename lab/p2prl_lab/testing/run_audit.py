@@ -21,10 +21,11 @@ import torch
 from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.training.checkpoints import complete_checkpoints
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
-from p2prl.learner.training.optimizer_step import StepMemory, Trainer
+from p2prl.learner.training.optimizer_step import StepMemory
 from p2prl.learner.training.training_group import TrainingGroup
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.weights.layout import flatten, layout_of, weights_digest
@@ -244,7 +245,7 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
         held_in = weight_dtype(precision)
         loaded = load_pretrained(str(folder.directory / "model"), device=torch.device("cpu"), dtype=held_in)
         layout = layout_of(loaded.model, folder.manifest.dtype)
-        trainer = Trainer(
+        trainer = make_trainer(
             loaded.model,
             LossPipeline(folder.loss_config()),
             folder.settings.learner.optimizer,

@@ -20,6 +20,7 @@ from p2prl.bench.random_models import SHAPES, random_model
 from p2prl.bench.step.peak_memory import held_bytes, peak_bytes_beyond
 from p2prl.bench.step.plain_step import PlainStep
 from p2prl.errors import require
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import MemoryConfig, Precision, weight_dtype
 from p2prl.learner.training.memory_model import TrainingSetup, memory_needs, shape_of
@@ -190,7 +191,7 @@ def _compared(row: StepRow, trainer: Trainer, batch: Sequence[TrainingGroup], co
 def _trainer(model: PreTrainedModel, config: StepBenchConfig, loss: str) -> Trainer:
     rules = MicroBatchLog()
     rules.change(config.rule, from_step=0)
-    return Trainer(
+    return make_trainer(
         model,
         _pipeline(loss),
         OptimizerConfig(learning_rate=1e-6),
@@ -245,7 +246,7 @@ def step_batch(
         for number in range(completions):
             shorter = 0 if number == 0 else int(torch.randint(0, tokens // 2 + 1, (1,), generator=generator))
             rows.append((prompt, draw(tokens - shorter)))
-    logprobs_NT = BatchLogprobs(model, temperature=1.0).score(rows, rule)
+    logprobs_NT = BatchLogprobs(model, temperature=1.0).logprobs(rows, rule)
     drift_NT = _DRIFT_NATS * torch.randn(logprobs_NT.shape, generator=generator)
     behavior_NT = (logprobs_NT.cpu() + drift_NT).clamp(max=0.0)
     made = []

@@ -116,7 +116,7 @@ def _tools(
     """A sampler with the checkpoint's weights as the run would publish them, and the run's prompts and scorers."""
     manifest = folder.manifest
     first = folder.directory / "model"
-    loaded = load_policy(checkpoint, first, manifest, device=choose_device(device), dtype="float32")
+    loaded = load_policy(checkpoint, first, manifest.lora, device=choose_device(device), dtype="float32")
     weights = flatten(loaded.model, layout_of(loaded.model, manifest.dtype))
     loaded.model.to(TORCH_DTYPES[manifest.engine_dtype])
     policy = PolicyModel(loaded.model, layout_of(loaded.model, manifest.dtype))

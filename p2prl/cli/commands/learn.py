@@ -50,6 +50,10 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
             int | None,
             typer.Option("--updates", min=0, help="Updates to train; 0 for no end. Default: run.toml's."),
         ] = None,
+        ranks: Annotated[
+            int | None,
+            typer.Option("--ranks", min=1, help="Processes that share every update. Default: run.toml's, else 1."),
+        ] = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
         as_json: AsJson = False,
     ) -> None:
@@ -57,7 +61,16 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
 
         Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
-        learn_command(run, options, lan=lan, updates=updates, track=track, as_json=as_json, wrap_network=wrap_network)
+        learn_command(
+            run,
+            options,
+            lan=lan,
+            updates=updates,
+            ranks=ranks,
+            track=track,
+            as_json=as_json,
+            wrap_network=wrap_network,
+        )
 
     return learn
 
@@ -71,11 +84,12 @@ def learn_command(
     *,
     lan: bool = False,
     updates: int | None = None,
+    ranks: int | None = None,
     track: str = "none",
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
 ) -> None:
-    """Train the run in `directory`; `updates` overrides run.toml's, 0 for no end."""
+    """Train the run in `directory`; `updates` and `ranks` override run.toml's, 0 updates for no end."""
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
     check_tracker(track)
@@ -93,9 +107,7 @@ def learn_command(
         from p2prl.config.run_settings import open_run
 
         folder = open_run(directory)
-        if updates is not None:
-            settings = replace(folder.settings, learner=replace(folder.settings.learner, updates=updates))
-            folder = replace(folder, settings=settings)
+        folder = _overridden(folder, updates=updates, ranks=ranks)
         check_disk(folder.manifest, folder.paths.blobs)
         say(disk_text(folder.manifest))
         with tracker(track, folder) as track_metrics:
@@ -131,6 +143,16 @@ def learn_command(
         say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {shlex.quote(str(directory))}")
         sys.exit(INTERRUPTED)
     say(f"Done: {counted(learner.step, 'update')}. Measure it:  p2prl eval {shlex.quote(str(directory))}")
+
+
+def _overridden(folder: RunFolder, *, updates: int | None, ranks: int | None) -> RunFolder:
+    """The folder with the command line's settings in place of run.toml's."""
+    learner = folder.settings.learner
+    if updates is not None:
+        learner = replace(learner, updates=updates)
+    if ranks is not None:
+        learner = replace(learner, parallel=replace(learner.parallel, ranks=ranks))
+    return replace(folder, settings=replace(folder.settings, learner=learner))
 
 
 def _show_link(folder: RunFolder, link: str) -> None:

@@ -16,8 +16,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-from torch import nn
+import torch
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
@@ -27,7 +28,7 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import Stage
 from p2prl.models.weights.host_memory import HostMemory
-from p2prl.models.weights.layout import WeightLayout, flatten
+from p2prl.models.weights.layout import WeightLayout
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
 from p2prl.protocol import limits
@@ -112,6 +113,19 @@ class _Writing:
         self.share = share
 
 
+class WeightSource(Protocol):
+    """Weights to publish."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are copied from."""
+        ...
+
+    def copy_weights(self, layout: WeightLayout, into: bytearray) -> bytearray:
+        """Write them in layout order."""
+        ...
+
+
 class PolicyPublisher:
     """Signs and sends versions, and keeps their heads fresh."""
 
@@ -164,12 +178,12 @@ class PolicyPublisher:
             self._send(raw)
         return raw is not None
 
-    def copy(self, model: nn.Module) -> bytearray:
-        """Copy the weights out of a model, on the training stage: all that training waits for."""
+    def copy(self, weights: WeightSource) -> bytearray:
+        """Copy the weights out of where they are trained, on the training stage: all that training waits for."""
         assert not self.busy, "a version in progress is written from this memory"
         if self._copy is None:
-            self._copy = HostMemory(self._layout.size_bytes, next(model.parameters()).device)
-        return flatten(model, self._layout, self._copy.data)
+            self._copy = HostMemory(self._layout.size_bytes, weights.device)
+        return weights.copy_weights(self._layout, self._copy.data)
 
     def begin(self, weights: bytearray, *, step: int) -> None:
         """Write, sign and send the weights of a step as the next version, beside everything else. `finish` goes on."""

@@ -6,11 +6,12 @@ models of 128 to 896 hidden units; `docs/benchmarks/memory.md` compares predicti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.models.engines.transformers.row_limit import DEFAULT_BATCH_TOKENS
 
 _SAVED_BYTES: dict[Precision, float] = {"fp32": 4.4, "bf16": 2.8, "bf16_stochastic": 2.2, "bf16_kahan": 2.2}
@@ -59,6 +60,8 @@ class ModelShape:
     """Parameters that are trained, if those of adapters alone."""
     own_logits: bool = False
     """Its logits are more than a linear layer, so those of a micro-batch are held at once."""
+    tied: bool = False
+    """Its output layer is the embedding, whose gradient from the output waits for the one from the input."""
 
     @property
     def trained(self) -> int:
@@ -93,6 +96,7 @@ def shape_of(config: Any, parameters: int, *, adapters: int = 0) -> ModelShape:
         layers=text.num_hidden_layers,
         query=heads * head,
         own_logits=any(getattr(text, name, None) for name in _LOGIT_SETTINGS),
+        tied=bool(getattr(text, "tie_word_embeddings", False)),
     )
 
 
@@ -111,6 +115,8 @@ class TrainingSetup:
     device_type: str = "cpu"
     value_head: bool = False
     """Whether there is a value head."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """Processes that share the training state. Each needs what `memory_needs` says, and has a memory of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +135,7 @@ class MemoryNeeds:
     publishing: int
     """A new version and its patch."""
     scratch: int
-    """The embedding's gradient from one micro-batch, and tiles."""
+    """The embedding's gradients from one micro-batch (two if tied), and tiles."""
     activations: int
 
     @property
@@ -145,17 +151,29 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
     rest = 2 if setup.precision == "bf16_kahan" else 0
     copies = 2 if setup.precision == "bf16" else 0
     embedding = shape.vocabulary * shape.hidden * (0 if shape.adapters else width)
+    ranks, gathered = setup.parallel.ranks, _gathered(shape, setup.parallel)
+    reference = -(-shape.trained // ranks) + _gathered(shape, ParallelConfig(ranks=ranks, zero=3))
     return MemoryNeeds(
-        weights=shape.parameters * (width + copies),
-        gradients=shape.trained * width,
-        optimizer=int(shape.trained * (states + rest)),
-        reference=shape.trained * width if setup.reference else 0,
+        weights=-(-shape.parameters // ranks) * width + gathered * width + (gathered or shape.parameters) * copies,
+        gradients=-(-shape.trained // ranks) * width,
+        optimizer=int(-(-shape.trained // ranks) * (states + rest)),
+        reference=reference * width if setup.reference else 0,
         value=_VALUE_COPIES * 4 * (shape.hidden + 1) + rule.tokens * value_bytes(shape) if setup.value_head else 0,
         replay=(shape.parameters + DEFAULT_BATCH_TOKENS * shape.replay_elements) * setup.replay_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
-        scratch=embedding + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
+        scratch=embedding * (2 if shape.tied else 1) + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
         activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),
     )
+
+
+def _gathered(shape: ModelShape, parallel: ParallelConfig) -> int:
+    """Weights that a rank holds whole at once, beside its share."""
+    if parallel.ranks == 1:
+        return 0
+    if parallel.zero == 2:
+        return shape.parameters
+    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    return min(shape.parameters, embeddings + 2 * (shape.parameters - embeddings) // shape.layers)
 
 
 def value_bytes(shape: ModelShape) -> int:

@@ -90,7 +90,9 @@ def plan_memory(
     if fit < longest_row:
         least = memory_needs(shape, setup, MicroBatchRule(tokens=longest_row, checkpointing=checkpointing))
         raise _cannot_fit(least, setup, free_bytes, checkpointing=checkpointing)
-    rule = MicroBatchRule(tokens=max(min(fit, wanted), longest_row), checkpointing=checkpointing)
+    rule = MicroBatchRule(
+        tokens=max(min(fit, wanted), longest_row), checkpointing=checkpointing, ranks=setup.parallel.ranks
+    )
     return MemoryPlan(
         precision=setup.precision,
         states=setup.states,

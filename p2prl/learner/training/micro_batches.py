@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,15 +14,18 @@ class MicroBatchRule:
     """Most tokens of a micro-batch, padding included. One row always fits: it cannot be split."""
     checkpointing: bool = False
     """Keep only the inputs of each layer for the backward pass, which computes the rest again."""
+    ranks: int = 1
+    """Processes among which the rows of a batch are dealt, each with micro-batches of its own."""
 
     @property
     def text(self) -> str:
         """The rule in words."""
-        return f"{self.tokens:,} tokens{' with checkpointing' if self.checkpointing else ''}"
+        within = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.tokens:,} tokens{' with checkpointing' if self.checkpointing else ''}{within}"
 
     def halved(self, *, used: int) -> MicroBatchRule:
         """The rule with half the tokens that a micro-batch used, which may be fewer than it allows."""
-        return MicroBatchRule(tokens=max(1, min(self.tokens, used) // 2), checkpointing=self.checkpointing)
+        return replace(self, tokens=max(1, min(self.tokens, used) // 2))
 
 
 def micro_batches(lengths: Sequence[int], *, tokens: int) -> list[list[int]]:

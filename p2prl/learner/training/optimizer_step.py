@@ -23,12 +23,12 @@ from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, Rollout
 from p2prl.learner.training.memory_config import OptimizerStates, Precision
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.policy_gradient import BatchLogprobs
-from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
-from p2prl.learner.training.trainer_checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from p2prl.learner.training.policy_gradient import backpropagate
+from p2prl.learner.training.trainer_checkpoint import TrainerNumbers, load_numbers
 from p2prl.learner.training.training_group import TrainingGroup, longest_row, rollouts_of, rows_of
-from p2prl.learner.training.value_head import TokenValues, ValueHead
-from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptimizer
+from p2prl.learner.training.update_engine import UpdateEngine
+from p2prl.learner.training.value_head import TokenValues
+from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.hardware.failures import is_out_of_memory, release_memory
 
 _LESS_MEMORY = (
@@ -51,40 +51,26 @@ class Trainer:
     """A model under training."""
 
     def __init__(
-        self,
-        model: Any,
-        loss: LossPipeline,
-        config: OptimizerConfig,
-        *,
-        temperature: float,
-        reference: ReferenceConfig | None = None,
-        memory: StepMemory | None = None,
+        self, engine: UpdateEngine, loss: LossPipeline, config: OptimizerConfig, *, rules: MicroBatchLog
     ) -> None:
-        # Never in training mode: dropout would draw random numbers that a replay after a crash could not reproduce.
-        self._model = model.eval()
+        """`engine` computes; `rules` are the micro-batches by step."""
+        self._engine = engine
         self._loss = loss
         self._config = config
-        memory = memory or StepMemory()
-        autocast = torch.bfloat16 if memory.precision == "bf16" else None
-        self._value = None
-        if loss.value is not None:
-            hidden = model.config.get_text_config().hidden_size
-            self._value = ValueHead(hidden, loss.value, next(model.parameters()).device)
-        self._policy = BatchLogprobs(model, temperature=temperature, autocast=autocast, value=self._value)
-        self._reference = None
-        if reference is not None:
-            self._reference = Reference(model, reference, temperature=temperature, autocast=autocast)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = WeightOptimizer(self._parameters, config, precision=memory.precision, states=memory.states)
         self._amsgrad = GlobalAmsgrad(beta2=config.beta2) if config.global_amsgrad else None
-        self._rules = memory.rules
+        self._rules = rules
         self.step = 0
         self.notices: tuple[str, ...] = ()
 
     @property
     def model(self) -> Any:
-        """The model, at the current step."""
-        return self._model
+        """The model, at the current step, as the engine holds it."""
+        return self._engine.model
+
+    @property
+    def engine(self) -> UpdateEngine:
+        """Weights, at the current step."""
+        return self._engine
 
     def update(self, groups: Sequence[TrainingGroup]) -> dict[str, Any]:
         """Take one optimizer step. Returns the metrics of the update (`docs/metrics.md`)."""
@@ -93,40 +79,33 @@ class Trainer:
         rollouts, policy_logprobs_BGT, estimate = self.gradient(groups, notices)
 
         # A gradient that is too large is scaled down; one that is no number ends the run before it spoils the weights.
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)
-        if not math.isfinite(float(norm)):
+        norms = self._engine.clip(self._config.gradient_clip)
+        if not math.isfinite(float(norms.weights)):
             raise self._not_finite("the gradient")
-        if self._value is not None:
-            value_norm = torch.nn.utils.clip_grad_norm_(self._value.parameters, self._config.gradient_clip)
-            if not math.isfinite(float(value_norm)):
-                raise self._not_finite("the value head's gradient")
+        if norms.value is not None and not math.isfinite(float(norms.value)):
+            raise self._not_finite("the value head's gradient")
 
         # The learning rate: warmed up, slowed by the brakes of this batch, and by the largest gradient seen so far.
         warm = min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
         learning_rate = self._config.learning_rate * warm * estimate.rate_factor
         amsgrad = 1.0
         if self._amsgrad is not None:
-            amsgrad = float(self._amsgrad.factor(norm.clamp(max=self._config.gradient_clip)))
+            amsgrad = float(self._amsgrad.factor(norms.weights.clamp(max=self._config.gradient_clip)))
 
         # AdamW on the weights; the value head and the reference policy follow.
         try:
-            self._optimizer.step(learning_rate * amsgrad, number=self.step)
+            self._engine.step(learning_rate * amsgrad, value_factor=warm * estimate.rate_factor, number=self.step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             # Some weights may have moved, so only the checkpoint and the journal can repeat this step.
             raise MachineError(f"memory ran out in the optimizer at update {self.step}", remedy=_LESS_MEMORY) from error
-        if self._value is not None:
-            self._value.step(warm * estimate.rate_factor)
-        self._zero_gradients()
-        if self._reference is not None:
-            self._reference.follow(self._parameters)
         self.step += 1
         self.notices = (*notices, *estimate.notices)
         return _metrics(rollouts, policy_logprobs_BGT) | {
             "step": float(self.step),
             "loss": float(estimate.loss.detach()),
-            "gradient_norm": float(norm),
+            "gradient_norm": float(norms.weights),
             "learning_rate": learning_rate * amsgrad,
             "amsgrad_factor": amsgrad,
             **estimate.metrics,
@@ -154,7 +133,7 @@ class Trainer:
                     ) from error
             # Outside of the handler, whose traceback holds the tensors of the failed attempt.
             self._loss.restore(before)
-            self._zero_gradients()
+            self._engine.forget()
             release_memory()
             rule = rule.halved(used=longest_row(groups) * len(groups) * len(groups[0].completions))
             self._rules.change(rule, from_step=self.step)
@@ -164,13 +143,15 @@ class Trainer:
     def _gradient_by(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> tuple[Rollouts, Tensor, Estimate]:
         rows = rows_of(groups)
         size = len(groups[0].completions)
-        reference_BGT = None
-        if self._reference is not None:
-            reference_BGT = self._reference.logprobs(rows, rule).reshape(len(groups), size, -1)
-        device = self._parameters[0].device
-        rollouts = rollouts_of(groups, device, reference_BGT=reference_BGT, credits_tokens=self._loss.credits_tokens)
+        reference_NT = self._engine.reference_logprobs(rows, rule)
+        rollouts = rollouts_of(
+            groups,
+            self._engine.device,
+            reference_BGT=None if reference_NT is None else reference_NT.reshape(len(groups), size, -1),
+            credits_tokens=self._loss.credits_tokens,
+        )
         shape = rollouts.mask_BGT.shape
-        self._zero_gradients()
+        self._engine.forget()
 
         def estimate(logprobs_NT: Tensor, values: TokenValues | None) -> Estimate:
             if not bool(torch.isfinite(logprobs_NT.detach()).all()):
@@ -178,14 +159,8 @@ class Trainer:
             shaped = None if values is None else values.shaped(shape)
             return self._loss.estimate(logprobs_NT.reshape(shape), rollouts, values=shaped)
 
-        logprobs_NT, result = self._policy.backward(rows, rule, estimate)
+        logprobs_NT, result = backpropagate(self._engine, rows, rule, estimate)
         return rollouts, logprobs_NT.reshape(shape), result
-
-    def _zero_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-        if self._value is not None:
-            self._value.zero_gradients()
 
     def _not_finite(self, what: str) -> MachineError:
         return MachineError(
@@ -195,32 +170,18 @@ class Trainer:
 
     def save(self, directory: Path, tokenizer: Any) -> None:
         """Write a checkpoint atomically."""
-        state = TrainerState(
-            step=self.step,
-            loss=self._loss.state(),
-            amsgrad={} if self._amsgrad is None else self._amsgrad.state(),
-            optimizer=self._optimizer.tensors(),
-            reference=None if self._reference is None else self._reference.tensors(),
-            value=None if self._value is None else self._value.tensors(),
-        )
-        save_checkpoint(directory, self._model, tokenizer, state)
+        amsgrad = {} if self._amsgrad is None else self._amsgrad.state()
+        numbers = TrainerNumbers(step=self.step, loss=self._loss.state(), amsgrad=amsgrad)
+        self._engine.save(directory, tokenizer, numbers)
 
     def restore(self, directory: Path) -> None:
-        """Load a checkpoint except its weights, which the model already holds.
-
-        A checkpoint written without a reference leaves the reference at those weights, and one without a value head
-        leaves that at zero.
-        """
-        state = load_checkpoint(directory)
-        self._optimizer.restore(state.optimizer)
-        if self._reference is not None and state.reference is not None:
-            self._reference.restore(state.reference)
-        if self._value is not None and state.value is not None:
-            self._value.restore(state.value)
-        self._loss.restore(state.loss)
+        """Load a checkpoint except its weights, which the model already holds."""
+        numbers = load_numbers(directory)
+        self._engine.restore(directory)
+        self._loss.restore(numbers.loss)
         if self._amsgrad is not None:
-            self._amsgrad.restore(state.amsgrad)
-        self.step = state.step
+            self._amsgrad.restore(numbers.amsgrad)
+        self.step = numbers.step
 
 
 def _metrics(rollouts: Rollouts, policy_logprobs_BGT: Tensor) -> dict[str, float]:

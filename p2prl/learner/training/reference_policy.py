@@ -50,7 +50,7 @@ class Reference:
 
     def logprobs(self, rows: Sequence[Row], rule: MicroBatchRule) -> Tensor:
         """Log-probs (N, T) of the rows' completions, nats; no gradient."""
-        return self._policy.score(rows, rule)
+        return self._policy.logprobs(rows, rule)
 
     def follow(self, parameters: Sequence[Tensor]) -> None:
         """Move one step towards the policy's parameters."""

@@ -17,15 +17,15 @@ from torch import Tensor
 from p2prl.disk_full import write_error
 from p2prl.models.weights.lora import ADAPTER_FOLDER, lora_of, save_adapters
 
-_OPTIMIZER_FILE = "optimizer.safetensors"
-_REFERENCE_FILE = "reference.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+REFERENCE_FILE = "reference.safetensors"
 _VALUE_FILE = "value.safetensors"
 _STATE_FILE = "trainer.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerState:
-    """A trainer's state besides the weights."""
+class TrainerNumbers:
+    """A trainer's state in a few numbers."""
 
     step: int
     """Updates done."""
@@ -33,6 +33,12 @@ class TrainerState:
     """State of the loss pipeline."""
     amsgrad: Mapping[str, Any] = field(default_factory=dict)
     """State of the global AMSGrad; empty without one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerTensors:
+    """A trainer's state besides numbers and weights."""
+
     optimizer: Mapping[str, Tensor]
     reference: Mapping[str, Tensor] | None
     """Weights of the reference policy; None without one."""
@@ -40,7 +46,9 @@ class TrainerState:
     """The value head with its optimizer's state; None without one."""
 
 
-def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerState) -> None:
+def save_checkpoint(
+    directory: Path, model: Any, tokenizer: Any, numbers: TrainerNumbers, tensors: TrainerTensors
+) -> None:
     """Write a checkpoint; the directory appears complete or not at all."""
     new = directory.with_name(directory.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
@@ -54,13 +62,13 @@ def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerS
             model.generation_config.save_pretrained(new)
             save_adapters(model, new / ADAPTER_FOLDER)
         tokenizer.save_pretrained(new)
-        save_file(dict(state.optimizer), new / _OPTIMIZER_FILE)
-        if state.reference is not None:
-            save_file(dict(state.reference), new / _REFERENCE_FILE)
-        if state.value is not None:
-            save_file(dict(state.value), new / _VALUE_FILE)
-        numbers = {"step": state.step, "estimator": state.loss, "amsgrad": state.amsgrad}
-        (new / _STATE_FILE).write_text(json.dumps(numbers))
+        save_file(dict(tensors.optimizer), new / OPTIMIZER_FILE)
+        if tensors.reference is not None:
+            save_file(dict(tensors.reference), new / REFERENCE_FILE)
+        if tensors.value is not None:
+            save_file(dict(tensors.value), new / _VALUE_FILE)
+        document = {"step": numbers.step, "estimator": numbers.loss, "amsgrad": numbers.amsgrad}
+        (new / _STATE_FILE).write_text(json.dumps(document))
         for path in new.rglob("*"):
             _sync(path)
         shutil.rmtree(directory, ignore_errors=True)
@@ -73,18 +81,26 @@ def save_checkpoint(directory: Path, model: Any, tokenizer: Any, state: TrainerS
         ) from error
 
 
-def load_checkpoint(directory: Path) -> TrainerState:
-    """Read a checkpoint except its weights, which the model is loaded with."""
+def load_numbers(directory: Path) -> TrainerNumbers:
+    """Read a checkpoint's numbers."""
     state = json.loads((directory / _STATE_FILE).read_text())
-    reference, value = directory / _REFERENCE_FILE, directory / _VALUE_FILE
-    return TrainerState(
-        step=int(state["step"]),
-        loss=state.get("estimator", {}),
-        amsgrad=state.get("amsgrad", {}),
-        optimizer=load_file(directory / _OPTIMIZER_FILE),
+    return TrainerNumbers(step=int(state["step"]), loss=state.get("estimator", {}), amsgrad=state.get("amsgrad", {}))
+
+
+def load_tensors(directory: Path) -> TrainerTensors:
+    """Read a checkpoint's tensors except its weights, which the model is loaded with."""
+    reference = directory / REFERENCE_FILE
+    return TrainerTensors(
+        optimizer=load_file(directory / OPTIMIZER_FILE),
         reference=load_file(reference) if reference.exists() else None,
-        value=load_file(value) if value.exists() else None,
+        value=load_value(directory),
     )
+
+
+def load_value(directory: Path) -> dict[str, Tensor] | None:
+    """Read a checkpoint's value head; None without one."""
+    value = directory / _VALUE_FILE
+    return load_file(value) if value.exists() else None
 
 
 def _sync(path: Path) -> None:

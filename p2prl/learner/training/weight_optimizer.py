@@ -110,11 +110,16 @@ class WeightOptimizer:
         *,
         precision: Precision = "fp32",
         states: OptimizerStates = "full",
+        parameters_of_all: int | None = None,
     ) -> None:
+        """`parameters` may be parts of a model's, which has `parameters_of_all`; None if they are the whole."""
         self._parameters = parameters
+        count = sum(p.numel() for p in parameters) if parameters_of_all is None else parameters_of_all
         self._states = states
         self._draws_globally = states == "8bit" and precision in PURE_BF16
-        self._optimizer = _build(parameters, config, precision=precision, states=states)
+        self._optimizer = _build(
+            parameters, config, precision=precision, states=states, fused=count >= FUSED_FROM_PARAMETERS
+        )
 
     def step(self, learning_rate: float, *, number: int) -> None:
         """Take step `number` with the parameters' gradients."""
@@ -165,7 +170,7 @@ class WeightOptimizer:
 
 
 def _build(
-    parameters: Sequence[Tensor], config: OptimizerConfig, *, precision: Precision, states: OptimizerStates
+    parameters: Sequence[Tensor], config: OptimizerConfig, *, precision: Precision, states: OptimizerStates, fused: bool
 ) -> torch.optim.Optimizer:
     rate, betas, decay = config.learning_rate, (config.beta1, config.beta2), config.weight_decay
     if states == "8bit":
@@ -174,7 +179,6 @@ def _build(
     if precision in PURE_BF16:
         kahan = precision == "bf16_kahan"
         return Bf16AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, kahan=kahan)
-    fused = sum(parameter.numel() for parameter in parameters) >= FUSED_FROM_PARAMETERS
     return torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, foreach=False, fused=fused)
 
 

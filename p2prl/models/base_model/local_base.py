@@ -25,16 +25,16 @@ from p2prl.protocol.manifests import RunManifest
 
 
 def load_policy(
-    directory: Path, first: Path, manifest: RunManifest, *, device: torch.device, dtype: str
+    directory: Path, first: Path, lora: LoraSpec | None, *, device: torch.device, dtype: str
 ) -> LoadedModel:
     """Load a checkpoint, or the first weights when `directory` is `first`, the directory of the run's first weights.
 
     `ConfigError` as `load_pretrained`, `IntegrityError` for damaged adapters.
     """
-    if manifest.lora is None:
+    if lora is None:
         return load_pretrained(str(directory), device=device, dtype=dtype)
     loaded = load_pretrained(str(first), device=device, dtype=dtype)
-    add_lora(loaded.model, manifest.lora)
+    add_lora(loaded.model, lora)
     load_adapters(loaded.model, directory / ADAPTER_FOLDER)
     return loaded
 

@@ -10,7 +10,7 @@ Shapes: N rows, L tokens of the longest, M completion tokens of all rows, H hidd
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from p2prl.models.logprobs.policy_logprobs import TokenIds, joined, pad_right
-from p2prl.models.logprobs.training_head import find_training_head
+from p2prl.models.logprobs.scoring_model import ScoringModel
 
 Row = tuple[TokenIds, TokenIds]
 """Prompt and completion, neither empty."""
@@ -40,57 +39,42 @@ class ScoredRows:
     logprobs_M: Tensor
     """Nats, float32."""
     normalizers_M: Tensor
-    """Log-normalizers, for `PolicyForward.backward`; zeros from a model's own logits."""
+    """Log-normalizers, with which `PolicyForward.score` makes the graph again; zeros from a model's own logits."""
     graph: Tensor | None
-    """Hidden states or log-probs with their graph; None without a graph."""
+    """Log-probs with their graph; None without a graph."""
     hidden_MH: Tensor | None = None
-    """Hidden states that the tokens were chosen from, without a graph; None from a model's own logits."""
+    """Hidden states that the tokens were chosen from, in that graph; None from a model's own logits."""
 
 
 class PolicyForward:
     """A causal LM that scores rows and takes gradients through them."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        temperature: float,
-        autocast: torch.dtype | None = None,
-        packs: bool | None = None,
-    ) -> None:
-        """`autocast` is a 16-bit type for the products of a float32 model.
-
-        `packs` joins rows to one instead of padding them; None does so where the attention's kernel then computes less.
-        """
-        self._model = model
-        self._temperature = temperature
-        self._autocast = autocast
-        self._head = find_training_head(model, temperature=temperature, compute_dtype=autocast)
+    def __init__(self, scoring: ScoringModel, *, packs: bool | None = None) -> None:
+        """`packs` joins rows to one instead of padding them; None does so where the attention's kernel then computes
+        less."""
+        self._scoring = scoring
+        model = scoring.model
         self._layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
         self._packs = model.config._attn_implementation in _VARLEN_ATTENTION if packs is None else packs
 
-    @property
-    def has_linear_head(self) -> bool:
-        """Whether the logits are a linear layer of the hidden states, which are then known."""
-        return self._head is not None
+    def score(
+        self,
+        rows: Sequence[Row],
+        *,
+        graph: bool = False,
+        checkpointing: bool = False,
+        normalizers_M: Tensor | None = None,
+    ) -> ScoredRows:
+        """Log-probs of the rows' completions; with `graph` they can be pushed back without another forward pass.
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Context in which the model computes its products in the 16-bit type, if there is one."""
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(next(self._model.parameters()).device.type, dtype=self._autocast)
-
-    def score(self, rows: Sequence[Row], *, graph: bool = False, checkpointing: bool = False) -> ScoredRows:
-        """Log-probs of the rows' completions; with `graph` they can be pushed back without another forward pass."""
+        With the normalizers of an earlier pass only the graph is made: the log-probs are not computed again, and zero.
+        """
         batch = self._batch(rows)
-        with torch.set_grad_enabled(graph), self.autocast(), _checkpointed(self._layers if checkpointing else ()):
-            if self._head is None:
-                logprobs_M = self._own_logprobs(batch)
-                own = logprobs_M if graph else None
-                return ScoredRows(batch.tokens_M, logprobs_M.detach(), torch.zeros_like(logprobs_M), own)
-            hidden_MH = self._hidden(batch)
-        logprobs_M, normalizers_M = self._head.logprobs(hidden_MH.detach(), batch.tokens_M)
-        return ScoredRows(batch.tokens_M, logprobs_M, normalizers_M, hidden_MH if graph else None, hidden_MH.detach())
+        with torch.set_grad_enabled(graph), _checkpointed(self._layers if checkpointing else ()):
+            logprobs_M, normalizers_M, hidden_MH = self._scoring(
+                batch.inputs, batch.places_M, batch.tokens_M, normalizers_M
+            )
+        return ScoredRows(batch.tokens_M, logprobs_M.detach(), normalizers_M, logprobs_M if graph else None, hidden_MH)
 
     def backward(self, scored: ScoredRows, coefficients_M: Tensor, *, extra_gradient_MH: Tensor | None = None) -> None:
         """Add the gradient of Σ coefficient · log-prob to the parameters. `scored` must hold a graph.
@@ -98,43 +82,16 @@ class PolicyForward:
         `extra_gradient_MH` is another term's gradient towards the hidden states.
         """
         assert scored.graph is not None
-        if self._head is None:
+        if extra_gradient_MH is None:
             torch.autograd.backward(scored.graph, coefficients_M)
             return
-        hidden_MH = scored.graph.detach()
-        gradient_MH = self._head.backward(hidden_MH, scored.tokens_M, scored.normalizers_M, coefficients_M)
-        if extra_gradient_MH is not None:
-            gradient_MH = gradient_MH + extra_gradient_MH.to(gradient_MH.dtype)
-        torch.autograd.backward(scored.graph, gradient_MH)
-
-    def regraph(self, rows: Sequence[Row], normalizers_M: Tensor, *, checkpointing: bool = False) -> ScoredRows:
-        """The graph of rows scored before, without scoring them again."""
-        if self._head is None:
-            return self.score(rows, graph=True, checkpointing=checkpointing)
-        batch = self._batch(rows)
-        with torch.enable_grad(), self.autocast(), _checkpointed(self._layers if checkpointing else ()):
-            hidden_MH = self._hidden(batch)
-        return ScoredRows(batch.tokens_M, torch.zeros_like(normalizers_M), normalizers_M, hidden_MH)
-
-    def _hidden(self, batch: _Batch) -> Tensor:
-        """Hidden states that predict the completion tokens, (M, H)."""
-        hidden_NLH: Tensor = self._model.base_model(**batch.inputs, use_cache=False).last_hidden_state
-        return hidden_NLH.flatten(0, 1)[batch.places_M]
-
-    def _own_logprobs(self, batch: _Batch) -> Tensor:
-        """Log-probs through the model's own logits."""
-        logits_NLV = self._model(**batch.inputs, use_cache=False).logits
-        logits_MV = logits_NLV.flatten(0, 1)[batch.places_M].float() / self._temperature
-        picked_M1 = torch.log_softmax(logits_MV, dim=-1).gather(1, batch.tokens_M[:, None])
-        return picked_M1[:, 0]
+        assert scored.hidden_MH is not None
+        extra_MH = extra_gradient_MH.to(scored.hidden_MH.dtype)
+        torch.autograd.backward((scored.graph, scored.hidden_MH), (coefficients_M, extra_MH))
 
     def _batch(self, rows: Sequence[Row]) -> _Batch:
-        return _packed(rows, self._device) if self._packs else _padded(rows, self._device)
-
-    @property
-    def _device(self) -> torch.device:
-        device: torch.device = next(self._model.parameters()).device
-        return device
+        device = next(self._scoring.parameters()).device
+        return _packed(rows, device) if self._packs else _padded(rows, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2prl.models.logprobs.linear_head import find_linear_head
-
 _TILE_POSITIONS = {"cpu": 512}
 """Positions of a tile by device type; other devices take `_LARGE_TILE`. Measured on a CPU with V = 151,936: 512 x 4,096
 (8 MB of logits) is fastest, 512 x 16,384 takes 1.3 times as long and all of V twice as long."""
@@ -59,44 +57,56 @@ class TrainingHead:
             normalizers_M = best_M + total_M.log()
         return picked_M - normalizers_M, normalizers_M
 
-    def backward(self, hidden_MH: Tensor, tokens_M: Tensor, normalizers_M: Tensor, coefficients_M: Tensor) -> Tensor:
-        """Gradient (M, H) of Σ coefficient · log-prob towards the hidden states.
+    def attach(self, hidden_MH: Tensor, tokens_M: Tensor, logprobs_M: Tensor, normalizers_M: Tensor) -> Tensor:
+        """These log-probs (M,) as a node of the graph of hidden states, weight and bias.
 
-        That towards weight and bias is added to their `.grad`, if they require one. `normalizers_M` are those of
-        `logprobs`.
+        `normalizers_M` are those of `logprobs`. Nothing is computed before the backward pass, and of that the values
+        of `logprobs_M` are no part.
         """
+        attached_M: Tensor = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden_MH,
+            self.weight_VH,
+            self.bias_V,
+            tokens_M,
+            logprobs_M,
+            normalizers_M,
+            self.temperature,
+            self.compute_dtype,
+        )
+        return attached_M
+
+    def gradients(
+        self, hidden_MH: Tensor, tokens_M: Tensor, normalizers_M: Tensor, coefficients_M: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients of Σ coefficient · log-prob towards hidden states, weight and bias; None for a frozen one."""
         scaled_M = coefficients_M.float() / self.temperature
         gradient_MH = torch.zeros(hidden_MH.shape, dtype=torch.float32, device=hidden_MH.device)
+        gradient_VH, gradient_V = _blank_for(self.weight_VH), _blank_for(self.bias_V)
         with torch.no_grad():
             current: slice | None = None
             tile_gradient: Tensor | None = None
             for words, rows, logits in self._tiles(hidden_MH):
                 if words != current:
-                    self._add_to_weight(current, tile_gradient)
+                    _write(gradient_VH, current, tile_gradient)
                     current, tile_gradient = words, None
                 # d logits = coefficient / temperature · (one-hot − softmax)
                 d_logits = logits.sub_(normalizers_M[rows, None]).exp_().mul_(-scaled_M[rows, None])
                 inside, index = _inside(tokens_M[rows], words)
                 d_logits.scatter_add_(1, index[:, None], torch.where(inside, scaled_M[rows], 0.0)[:, None])
-                if self.bias_V is not None and self.bias_V.requires_grad:
-                    _gradient_of(self.bias_V)[words] += d_logits.sum(dim=0).to(self.bias_V.dtype)
+                if gradient_V is not None:
+                    gradient_V[words] += d_logits.sum(dim=0).to(gradient_V.dtype)
                 d_logits = d_logits.to(self.compute_dtype)
                 weight = self.weight_VH[words].to(self.compute_dtype)
                 gradient_MH[rows] += (d_logits @ weight).float()
-                if self.weight_VH.requires_grad:
+                if gradient_VH is not None:
                     hidden = hidden_MH[rows].to(self.compute_dtype)
-                    if self.weight_VH.dtype == self.compute_dtype == torch.float32:
-                        _gradient_of(self.weight_VH)[words].addmm_(d_logits.T, hidden)
+                    if gradient_VH.dtype == self.compute_dtype == torch.float32:
+                        gradient_VH[words].addmm_(d_logits.T, hidden)
                     else:  # add up the positions in float32, and round once
                         part = (d_logits.T @ hidden).float()
                         tile_gradient = part if tile_gradient is None else tile_gradient.add_(part)
-            self._add_to_weight(current, tile_gradient)
-        return gradient_MH.to(hidden_MH.dtype)
-
-    def _add_to_weight(self, words: slice | None, tile_gradient: Tensor | None) -> None:
-        if words is not None and tile_gradient is not None:
-            gradient = _gradient_of(self.weight_VH)
-            gradient[words] = (gradient[words].float() + tile_gradient).to(gradient.dtype)
+            _write(gradient_VH, current, tile_gradient)
+        return gradient_MH.to(hidden_MH.dtype), gradient_VH, gradient_V
 
     def _tiles(self, hidden_MH: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """(words, positions, float32 logits of both), all positions of a slice of words before the next slice."""
@@ -117,16 +127,6 @@ class TrainingHead:
                 yield words, rows, logits
 
 
-def find_training_head(
-    model: Any, *, temperature: float, compute_dtype: torch.dtype | None = None
-) -> TrainingHead | None:
-    """The output head of a causal LM; None when its logits are more than a linear layer of the last hidden states."""
-    head = find_linear_head(model)
-    if head is None or not head.weight.is_leaf:
-        return None
-    return TrainingHead(head.weight, head.bias, temperature, compute_dtype or head.weight.dtype)
-
-
 def _inside(tokens: Tensor, words: slice) -> tuple[Tensor, Tensor]:
     """Whether each token is one of these words, and a legal index among them (its own if it is)."""
     index = tokens - words.start
@@ -134,8 +134,39 @@ def _inside(tokens: Tensor, words: slice) -> tuple[Tensor, Tensor]:
     return inside, index.clamp(0, words.stop - words.start - 1)
 
 
-def _gradient_of(parameter: Tensor) -> Tensor:
-    """The parameter's `.grad`, made of zeros when there is none yet."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+def _blank_for(parameter: Tensor | None) -> Tensor | None:
+    """Zeros for a parameter's gradient; None where there is no parameter, or a frozen one."""
+    return torch.zeros_like(parameter) if parameter is not None and parameter.requires_grad else None
+
+
+def _write(gradient_VH: Tensor | None, words: slice | None, tile_gradient: Tensor | None) -> None:
+    """Round a finished tile into the gradient, if it was added up apart."""
+    if gradient_VH is not None and words is not None and tile_gradient is not None:
+        gradient_VH[words] = tile_gradient.to(gradient_VH.dtype)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Log-probs whose backward pass is `TrainingHead.gradients`, so that autograd delivers the head's gradient too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        tokens_M: Tensor,
+        logprobs_M: Tensor,
+        normalizers_M: Tensor,
+        temperature: float,
+        compute_dtype: torch.dtype,
+    ) -> Tensor:
+        # Autograd notices a changed weight, and one that was gathered for this pass is gathered again before the next.
+        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, tokens_M, normalizers_M)
+        ctx.settings = (temperature, compute_dtype)
+        return logprobs_M.clone()
+
+    @staticmethod
+    def backward(ctx: Any, coefficients_M: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_MH, weight_VH, bias_V, tokens_M, normalizers_M = ctx.saved_tensors
+        head = TrainingHead(weight_VH, bias_V, *ctx.settings)
+        return (*head.gradients(hidden_MH, tokens_M, normalizers_M, coefficients_M), None, None, None, None, None)

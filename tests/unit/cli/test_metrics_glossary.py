@@ -18,8 +18,8 @@ from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.timing.live_forecast import UPDATES, Forecaster
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
-from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.models.groups.group_work import ReplayTools
@@ -61,7 +61,7 @@ def losses_metrics() -> set[str]:
         "luspo",
     }:  # the metrics of grpo and gspo; they have no default for the length
         objective = build_loss(name, options={})
-        trainer = Trainer(tiny_model(seed=2).model, LossPipeline.plain(objective), CONFIG, temperature=1.0)
+        trainer = make_trainer(tiny_model(seed=2).model, LossPipeline.plain(objective), CONFIG, temperature=1.0)
         names |= set(trainer.update(batch))
     return names
 
@@ -91,8 +91,8 @@ def metrics_of_settings() -> set[str]:
     )
     model = tiny_model(seed=2).model
     values = LossPipeline(LossPipelineConfig(objective=build_loss("ppo"), value=ValueHeadConfig()))
-    head = set(Trainer(tiny_model(seed=2).model, values, CONFIG, temperature=1.0).update(batch))
-    return head | set(Trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
+    head = set(make_trainer(tiny_model(seed=2).model, values, CONFIG, temperature=1.0).update(batch))
+    return head | set(make_trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
 
 
 def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import RunFolder, init_run, open_run, run_file_blobs
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.training.local_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
@@ -72,13 +73,13 @@ def first(run: RunFolder) -> Path:
 
 
 def loaded(run: RunFolder, directory: Path) -> LoadedModel:
-    return load_policy(directory, first(run), run.manifest, device=CPU, dtype="float32")
+    return load_policy(directory, first(run), run.manifest.lora, device=CPU, dtype="float32")
 
 
 def trainer(model: Any) -> Trainer:
     loss = LossPipeline.plain(build_loss("gepo_t", options={}))
     config = OptimizerConfig(learning_rate=1e-2, warmup_updates=1)
-    return Trainer(model, loss, config, temperature=1.0, reference=ReferenceConfig(ema_rate=0.5))
+    return make_trainer(model, loss, config, temperature=1.0, reference=ReferenceConfig(ema_rate=0.5))
 
 
 def batch(number: int) -> list[TrainingGroup]:
@@ -145,7 +146,8 @@ def test_the_reference_follows_the_adapters_and_shares_the_frozen_weights(run: R
     made = loaded(run, first(run))
     straight = trainer(made.model)
     straight.update(batch(1))
-    reference = straight._reference
+    assert isinstance(straight.engine, LocalEngine)
+    reference = straight.engine._reference
     assert reference is not None
     held = dict(reference._model.named_parameters())
     for name, parameter in made.model.named_parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from tests.unit.house.source_tree import LABORATORY, PRODUCT_FOLDERS, ROOT, imports_of, python_files
@@ -64,3 +65,32 @@ def test_every_room_is_read() -> None:
     assert "p2prl.client.agent" in edges["p2prl.client.service"]
     assert "p2prl_lab.bench.trust.attacks" in edges["p2prl_lab.bench.trust.benchmark"]
     assert "p2prl.patches.numba_kernels" in edges["p2prl.patches.kernel_choice"], "lazy imports count"
+
+
+def test_only_ranks_import_the_library_of_collectives() -> None:
+    users = {name for name, path in modules().items() for target in imports_of(path) if "torch.distributed" in target}
+    assert users
+    assert {name for name in users if not name.startswith("p2prl.ranks.")} == set()
+
+
+def test_a_learner_of_one_process_imports_no_ranks() -> None:
+    """They are imported inside the functions that start them."""
+    eager = {name for name, path in modules().items() if "p2prl.ranks" in path.read_text() and _at_its_top(path)}
+    assert {name for name in eager if not name.startswith("p2prl.ranks")} == {"p2prl.config.learner_ranks"}
+    assert not _at_its_top(modules()["p2prl.config.roles"], "p2prl.config.learner_ranks")
+
+
+def test_ranks_send_no_pickles() -> None:
+    """Nor does torch for them: its collectives of objects and its own checkpoint files are pickles."""
+    pickles = ("pickle", "object_list", "gather_object", "torch.load", "torch.save", "distributed.checkpoint")
+    for name, path in modules().items():
+        if name.startswith("p2prl.ranks"):
+            assert not [word for word in pickles if word in path.read_text()], name
+
+
+def _at_its_top(path: Path, package: str = "p2prl.ranks") -> bool:
+    """Whether a module imports a package outside of functions."""
+    return any(
+        isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package)
+        for node in ast.parse(path.read_text()).body
+    )

@@ -14,6 +14,9 @@ from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import InlineStage
+from p2prl.learner.training.local_engine import LocalEngine
+from p2prl.learner.training.update_engine import EngineSettings
+from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.net.process import control
@@ -70,6 +73,7 @@ class Publishing:
     def __init__(self, small_run: SmallRun, *, dead_band_ulp: int = 0, dtype: str = "bfloat16") -> None:
         self.small_run, self.port, self.clock = small_run, RecordingPort(), HandClock()
         self.model = tiny_model(seed=3).model
+        self.engine = LocalEngine(self.model, EngineSettings(temperature=1.0, optimizer=OptimizerConfig()))
         self.layout = layout_of(self.model, dtype)
         self.dead_band_ulp = dead_band_ulp
         self.stage = InlineStage()
@@ -95,7 +99,7 @@ class Publishing:
         for _ in range(versions):
             step = len(self.port.manifests())
             self.training.append(bytes(flatten(self.model, self.layout)))
-            self.publisher.begin(self.publisher.copy(self.model), step=step)
+            self.publisher.begin(self.publisher.copy(self.engine), step=step)
             assert self.publisher.finish() == step
             self.clock.time += 30.0
             with torch.no_grad():

@@ -270,7 +270,7 @@ def test_a_version_is_announced_when_its_files_are_durable(tmp_path: Path) -> No
     publishing.publish(2)
     stage = publishing.stage = HeldStage()
     publishing.start(publishing.small_run.storage)
-    weights = publishing.publisher.copy(publishing.model)
+    weights = publishing.publisher.copy(publishing.engine)
     copy = bytes(weights)
     publishing.publisher.begin(weights, step=2)
     with torch.no_grad():

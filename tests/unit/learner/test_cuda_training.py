@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import PURE_BF16, Precision, weight_dtype
@@ -91,7 +92,7 @@ def trainer(
         LossPipelineConfig(objective=build_loss(loss, max_completion_tokens=1000), value=value, **options)
     )
     held = TORCH_DTYPES[weight_dtype(precision)]
-    return Trainer(
+    return make_trainer(
         (model or wide_qwen2(seed=1)).to(device, held),
         pipeline,
         CONFIG,

@@ -15,6 +15,7 @@ from torch import Tensor
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, LocalProtocolError
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
 from p2prl.learner.training.loss_pipeline import BUCKETS, STALENESS_EDGES, LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.optimizer_step import Trainer
@@ -82,11 +83,11 @@ def test_kl_brake_and_vcpo_scale_the_rate() -> None:
 def test_trainer_uses_the_scaled_rate() -> None:
     work = list(batches(3))
     made = tiny_model(seed=2)
-    plain = Trainer(made.model, pipeline(), CONFIG, temperature=1.0)
+    plain = make_trainer(made.model, pipeline(), CONFIG, temperature=1.0)
     for batch in work:
         plain.update(batch)  # makes the batch off-policy
     ahead = plain.model
-    guarded = Trainer(ahead, pipeline(guards=GuardConfig(vcpo=True)), CONFIG, temperature=1.0)
+    guarded = make_trainer(ahead, pipeline(guards=GuardConfig(vcpo=True)), CONFIG, temperature=1.0)
     metrics = guarded.update(work[0])
     assert 0 < metrics["rate_factor"] < 1
     assert metrics["learning_rate"] == pytest.approx(CONFIG.learning_rate / 3 * metrics["rate_factor"])
@@ -226,7 +227,7 @@ def test_checkpoint_resumes_exactly_with_anything_around_the_loss(tmp_path: Path
     reference = ReferenceConfig(ema_rate=0.2) if around == "reference" else None
 
     def fresh(model: Any) -> Trainer:
-        return Trainer(model, LossPipeline(config), CONFIG, temperature=1.0, reference=reference)
+        return make_trainer(model, LossPipeline(config), CONFIG, temperature=1.0, reference=reference)
 
     made = tiny_model(seed=2)
     straight = fresh(made.model)

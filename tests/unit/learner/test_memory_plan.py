@@ -15,8 +15,10 @@ from p2prl.learner.training.memory_config import MemoryConfig, Precision
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, memory_needs, shape_of, token_bytes
 from p2prl.learner.training.memory_plan import plan_memory
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.models.hardware.device import container_room, free_memory
 from p2prl.models.logprobs.policy_forward import PolicyForward
+from p2prl.models.logprobs.scoring_model import ScoringModel
 
 QWEN_7B = ModelShape(
     parameters=7_615_616_512, vocabulary=152_064, hidden=3584, intermediate=18_944, layers=28, query=3584
@@ -55,7 +57,7 @@ def saved_bytes(model: Any, precision: Precision, *, checkpointing: bool, tokens
             kept[storage.data_ptr()] = storage  # held, so that its address is not used again
         return tensor
 
-    forward = PolicyForward(model, temperature=1.0)
+    forward = PolicyForward(ScoringModel(model, temperature=1.0))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward.score([((1,), tuple(range(2, tokens + 2)))], graph=True, checkpointing=checkpointing)
     assert result.graph is not None
@@ -92,6 +94,8 @@ def test_shapes_are_read_from_configurations() -> None:
     assert shape_of(gpt2().config, 1).intermediate == 4 * 128
     config.final_logit_softcapping = 30.0
     assert shape_of(config, 1).own_logits
+    config.tie_word_embeddings = True
+    assert shape_of(config, 1).tied
 
 
 def test_needs_of_a_7b_model_are_those_on_paper() -> None:
@@ -111,10 +115,28 @@ def test_needs_of_a_7b_model_are_those_on_paper() -> None:
     kahan = memory_needs(QWEN_7B, replace(CUDA, precision="bf16_kahan"), rule)
     assert kahan.weights + kahan.gradients + kahan.optimizer == 10 * parameters
     assert memory_needs(QWEN_7B, replace(CUDA, reference=True), rule).reference == 4 * parameters
+    tied = memory_needs(replace(QWEN_7B, tied=True), CUDA, rule)
+    assert tied.total - needs.total == 4 * 152_064 * 3_584, "the output's gradient waits for the input's"
     capped = replace(QWEN_7B, own_logits=True)
     assert memory_needs(capped, CUDA, rule).activations - needs.activations == pytest.approx(
         1024 * 152_064 * 4 * 3.3, rel=1e-6
     )
+
+
+def test_ranks_share_what_is_trained_and_hold_some_weights_whole() -> None:
+    parameters, rule = QWEN_7B.parameters, MicroBatchRule(tokens=1024, checkpointing=True)
+    alone = memory_needs(QWEN_7B, replace(CUDA, precision="fp32", reference=True), rule)
+    shared = replace(CUDA, precision="fp32", reference=True, parallel=ParallelConfig(ranks=4))
+    two = memory_needs(QWEN_7B, shared, rule)
+    three = memory_needs(QWEN_7B, replace(shared, parallel=ParallelConfig(ranks=4, zero=3)), rule)
+    share = -(-parameters // 4)
+    assert (two.gradients, two.optimizer) == (three.gradients, three.optimizer) == (4 * share, 8 * share)
+    assert two.weights == 4 * (share + parameters), "its share, and all of them between the passes"
+    embeddings = 2 * 152_064 * 3_584
+    gathered = embeddings + 2 * (parameters - embeddings) // QWEN_7B.layers
+    assert three.weights == 4 * (share + gathered), "its share, the embeddings, and the layer at work with the next"
+    assert two.reference == three.reference == 4 * (share + gathered) < alone.reference
+    assert (two.activations, two.scratch) == (alone.activations, alone.scratch), "each has micro-batches of its own"
 
 
 SMALL = ModelShape(parameters=123_000_000, vocabulary=151_936, hidden=640, intermediate=1792, layers=6, query=640)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from p2prl.algorithms.loss_registry import LOSSES, build_loss
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.policy_gradient import BatchLogprobs
+from p2prl.learner.training.policy_gradient import BatchLogprobs, backpropagate
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from tests.unit.models.small_decoders import difference, gemma2, gradients, qwen2, rows_of
@@ -54,7 +55,7 @@ def rollouts(model: Any, rewards: Tensor | None = None) -> Rollouts:
 def gradient(model: Any, loss: LossPipeline, batch: Rollouts, rule: MicroBatchRule) -> tuple[Tensor, Estimate]:
     model.zero_grad()
     policy = BatchLogprobs(model, temperature=1.0)
-    return policy.backward(ROWS, rule, lambda flat, _: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch))
+    return backpropagate(policy, ROWS, rule, lambda flat, _: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch))
 
 
 def full_batch(model: Any, loss: LossPipeline, batch: Rollouts) -> Estimate:
@@ -116,6 +117,24 @@ def test_the_plain_path_is_the_full_batch_to_the_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(gradients(model), expected, strict=True))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_parts_are_as_near_the_exact_gradient_as_the_full_batch(tied: bool) -> None:
+    model = qwen2(vocabulary=5003, tied=tied)
+    batch = rollouts(model)
+    exact = copy.deepcopy(model).double()
+    doubles: dict[str, Any] = {
+        each.name: value.double()
+        for each in fields(batch)
+        if isinstance(value := getattr(batch, each.name), Tensor) and value.is_floating_point()
+    }
+    full_batch(exact, pipeline(), replace(batch, **doubles))
+    wanted = [each.float() for each in gradients(exact)]
+    full_batch(model, pipeline(), batch)
+    most = 2 * difference(gradients(model), wanted)
+    gradient(model, pipeline(), batch, MicroBatchRule(tokens=TOKENS))
+    assert difference(gradients(model), wanted) < most < 1e-5
+
+
 @contextmanager
 def computed_rows(model: Any) -> Iterator[list[tuple[int, bool]]]:
     """(rows, whether with a graph) of every forward pass inside the block."""
@@ -134,8 +153,11 @@ def test_rows_without_advantage_are_not_computed_again() -> None:
     policy = BatchLogprobs(model, temperature=1.0)
     loss = pipeline("reinforce")
     with computed_rows(model) as seen:
-        policy.backward(
-            ROWS, MicroBatchRule(tokens=1), lambda flat, _: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch)
+        backpropagate(
+            policy,
+            ROWS,
+            MicroBatchRule(tokens=1),
+            lambda flat, _: loss.estimate(flat.reshape(batch.mask_BGT.shape), batch),
         )
     scored_without_graph = sum(rows for rows, graph in seen if not graph)
     with_graph = sum(rows for rows, graph in seen if graph)
@@ -150,7 +172,8 @@ def test_a_batch_of_one_micro_batch_is_computed_once() -> None:
     batch = rollouts(model)
     policy = BatchLogprobs(model, temperature=1.0)
     with computed_rows(model) as seen:
-        policy.backward(
+        backpropagate(
+            policy,
             ROWS,
             MicroBatchRule(tokens=10_000),
             lambda flat, _: pipeline().estimate(flat.reshape(batch.mask_BGT.shape), batch),
@@ -170,7 +193,7 @@ def test_scores_without_gradient_are_those_of_the_gradient_pass() -> None:
     rule = MicroBatchRule(tokens=TOKENS)
     batch = rollouts(model)
     logprobs, _ = gradient(model, pipeline(), batch, rule)
-    assert torch.equal(BatchLogprobs(model, temperature=1.0).score(ROWS, rule), logprobs)
+    assert torch.equal(BatchLogprobs(model, temperature=1.0).logprobs(ROWS, rule), logprobs)
     with torch.no_grad():
         expected, _ = completion_logprobs(model, [row[0] for row in ROWS], [row[1] for row in ROWS], 1.0)
     torch.testing.assert_close(logprobs, expected, rtol=1e-5, atol=1e-5)

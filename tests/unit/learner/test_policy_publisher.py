@@ -133,7 +133,7 @@ def test_weights_within_the_dead_band_stay_as_published(tmp_path: Path, band: in
     publishing.publish(5)
     own = {name: tensor.clone() for name, tensor in publishing.model.state_dict().items()}
     publishing.training.append(bytes(flatten(publishing.model, publishing.layout)))
-    publishing.publisher.begin(publishing.publisher.copy(publishing.model), step=5)
+    publishing.publisher.begin(publishing.publisher.copy(publishing.engine), step=5)
     publishing.publisher.finish()
     assert all(torch.equal(tensor, own[name]) for name, tensor in publishing.model.state_dict().items())
     published = publishing.published()

@@ -19,6 +19,7 @@ from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.training.checkpoints import complete_checkpoints, newest_checkpoint
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.training_group import TrainingGroup, training_group
@@ -53,7 +54,7 @@ def batches(count: int) -> Iterator[list[TrainingGroup]]:
 
 
 def trainer(model: Any) -> Trainer:
-    return Trainer(model, LossPipeline.plain(build_loss("gepo_t", options={})), CONFIG, temperature=1.0)
+    return make_trainer(model, LossPipeline.plain(build_loss("gepo_t", options={})), CONFIG, temperature=1.0)
 
 
 def state(of: Trainer) -> bytes:
@@ -114,7 +115,7 @@ def test_small_gradients_take_small_steps_unless_the_run_says_otherwise() -> Non
     seen = {}
     for follows in (True, False):
         config = replace(CONFIG, global_amsgrad=follows)
-        subject = Trainer(tiny_model(seed=2).model, LossPipeline.plain(loss), config, temperature=1.0)
+        subject = make_trainer(tiny_model(seed=2).model, LossPipeline.plain(loss), config, temperature=1.0)
         seen[follows] = [subject.update(batch) for batch in work]
     for metrics in seen[False]:
         assert metrics["amsgrad_factor"] == 1.0
@@ -136,7 +137,7 @@ def test_gradient_that_is_not_finite_is_not_applied() -> None:
         return replace(honest.loss(policy_logprobs, batch), loss=policy_logprobs.sum() * math.inf)
 
     exploding = replace(honest, spec=replace(honest.spec, function=explode))
-    subject = Trainer(model, LossPipeline.plain(exploding), CONFIG, temperature=1.0)
+    subject = make_trainer(model, LossPipeline.plain(exploding), CONFIG, temperature=1.0)
     before = state(subject)
     with pytest.raises(MachineError, match="the gradient at update 0 is not finite") as caught:
         subject.update(batch)

@@ -14,9 +14,9 @@ from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
 from p2prl.learner.intake.settlement import receipt_of
 from p2prl.learner.journal.groups import GroupState
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
-from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
@@ -100,7 +100,7 @@ def groups(model: torch.nn.Module) -> list[TrainingGroup]:
 
 def test_an_update_counts_and_trains_the_policys_tokens_alone() -> None:
     model = tiny_model(seed=2).model
-    trainer = Trainer(
+    trainer = make_trainer(
         model,
         LossPipeline.plain(build_loss("grpo")),
         OptimizerConfig(learning_rate=1e-3, warmup_updates=1),

@@ -13,10 +13,11 @@ from torch import Tensor
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.ppo import gae
 from p2prl.errors import ConfigError, LocalProtocolError, MachineError
+from p2prl.learner.training.local_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.optimizer_step import Trainer
-from p2prl.learner.training.policy_gradient import BatchLogprobs
+from p2prl.learner.training.policy_gradient import BatchLogprobs, backpropagate
 from p2prl.learner.training.training_group import TrainingGroup, step_rewards_of, training_group
 from p2prl.learner.training.value_head import TokenValues, ValueHead, ValueHeadConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
@@ -98,7 +99,8 @@ def test_gradient_in_micro_batches_is_that_of_the_whole_batch(tokens: int) -> No
     assert len(wanted_head) == 2
     model.zero_grad()
     head.zero_gradients()
-    found_logprobs, found = BatchLogprobs(model, temperature=1.0, value=head).backward(
+    found_logprobs, found = backpropagate(
+        BatchLogprobs(model, temperature=1.0, value=head),
         ROWS,
         MicroBatchRule(tokens=tokens),
         lambda flat, each: pipeline().estimate(
@@ -148,7 +150,9 @@ def test_rewards_on_an_environments_tokens_count_for_the_choice_before() -> None
 
 
 def trainer(model: Any, learning_rate: float = 1e-3) -> Trainer:
-    return Trainer(model, pipeline(), OptimizerConfig(learning_rate=learning_rate, warmup_updates=3), temperature=1.0)
+    return make_trainer(
+        model, pipeline(), OptimizerConfig(learning_rate=learning_rate, warmup_updates=3), temperature=1.0
+    )
 
 
 def batch_of(model: Any) -> list[TrainingGroup]:
@@ -196,9 +200,10 @@ def test_a_gradient_of_the_head_that_is_not_finite_is_not_applied() -> None:
     made = trainer(model)
     group = batch_of(model)
     made.update(group)
-    assert made._value is not None
+    assert isinstance(made.engine, LocalEngine)
+    assert made.engine._value is not None
     with torch.no_grad():
-        made._value.parameters[1].fill_(torch.inf)
+        made.engine._value.parameters[1].fill_(torch.inf)
     with pytest.raises((MachineError, LocalProtocolError), match=r"finite|NaN or infinity"):
         made.update(group)
 

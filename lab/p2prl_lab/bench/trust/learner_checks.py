@@ -19,10 +19,11 @@ from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.verification import Candidate, Outcome
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.learner.training.optimizer_step import StepMemory, Trainer
+from p2prl.learner.training.optimizer_step import StepMemory
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.engines.transformers.policy_model import PolicyModel
@@ -103,7 +104,7 @@ class LearnerChecks:
         self._batch = [_training_group(outcome) for outcome in verified]
         rules = MicroBatchLog()
         rules.change(MicroBatchRule(tokens=config.micro_batch_tokens), from_step=0)
-        self._trainer = Trainer(
+        self._trainer = make_trainer(
             training,
             LossPipeline.plain(build_loss("gepo_t")),
             OptimizerConfig(learning_rate=1e-6),

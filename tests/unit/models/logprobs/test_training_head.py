@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2prl.models.logprobs.training_head import TrainingHead, find_training_head
+from p2prl.models.logprobs.linear_head import find_linear_head
+from p2prl.models.logprobs.training_head import TrainingHead
 from tests.unit.models.small_decoders import gemma2, gpt2, qwen2
 
 POSITIONS, HIDDEN, VOCABULARY = 530, 8, 4201
@@ -39,16 +40,24 @@ def oracle(
     return logprobs.detach(), [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
+def pushed(head: TrainingHead, hidden: Tensor, tokens: Tensor, coefficients: Tensor) -> Tensor:
+    """Add the gradient of Σ coefficient · log-prob to the head's parameters; returns that of the hidden states."""
+    leaf = hidden.detach().requires_grad_()
+    torch.autograd.backward(head.attach(leaf, tokens, *head.logprobs(hidden, tokens)), coefficients)
+    assert leaf.grad is not None
+    return leaf.grad
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_and_gradients_are_those_of_a_whole_softmax(bias: bool, temperature: float) -> None:
     hidden, weight, bias_V, tokens, coefficients = case(bias=bias)
     expected, (d_hidden, d_weight, *d_bias) = oracle(hidden, weight, bias_V, tokens, temperature, coefficients)
     head = TrainingHead(weight, bias_V, temperature, torch.float32)
-    logprobs, normalizers = head.logprobs(hidden, tokens)
+    logprobs, _ = head.logprobs(hidden, tokens)
     torch.testing.assert_close(logprobs.double(), expected, rtol=1e-5, atol=1e-5)
     weight.grad = torch.ones_like(weight)  # as left by an earlier micro-batch: gradients add up
-    found = head.backward(hidden, tokens, normalizers, coefficients)
+    found = pushed(head, hidden, tokens, coefficients)
     torch.testing.assert_close(found.double(), d_hidden, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(weight.grad.double() - 1, d_weight, rtol=1e-4, atol=1e-5)
     for gradient in d_bias:
@@ -61,21 +70,41 @@ def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, weight, bias, tokens, coefficients = case(bias=True)
     assert bias is not None
     head = TrainingHead(weight.requires_grad_(False), bias.requires_grad_(False), 1.0, torch.float32)
-    gradient = head.backward(hidden, tokens, head.logprobs(hidden, tokens)[1], coefficients)
+    gradient = pushed(head, hidden, tokens, coefficients)
     assert (weight.grad, bias.grad) == (None, None)
     expected = oracle(hidden, weight, bias, tokens, 1.0, coefficients)[1][0]
     torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_of_the_weight_see_the_gradient() -> None:
+    hidden, weight, _, tokens, coefficients = case(bias=False)
+    seen: list[Tensor] = []
+    weight.register_hook(seen.append)  # type: ignore[no-untyped-call]
+    pushed(TrainingHead(weight, None, 1.0, torch.float32), hidden, tokens, coefficients)
+    (gradient,) = seen
+    expected = oracle(hidden, weight, None, tokens, 1.0, coefficients)[1][1]
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_changed_before_the_backward_pass_is_noticed() -> None:
+    hidden, weight, _, tokens, coefficients = case(bias=False)
+    head = TrainingHead(weight, None, 1.0, torch.float32)
+    attached = head.attach(hidden, tokens, *head.logprobs(hidden, tokens))
+    with torch.no_grad():
+        weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(attached, coefficients)
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
 def test_products_in_bfloat16_stay_near(weight_dtype: torch.dtype) -> None:
     hidden, weight, _, tokens, coefficients = case(bias=False, dtype=weight_dtype)
     head = TrainingHead(weight, None, 1.0, torch.bfloat16)
-    logprobs, normalizers = head.logprobs(hidden, tokens)
+    logprobs, _ = head.logprobs(hidden, tokens)
     assert float(logprobs.max()) < 0.0
     expected, (d_hidden, d_weight) = oracle(hidden, weight, None, tokens, 1.0, coefficients)
     assert float((logprobs.double() - expected).abs().max()) < 0.1
-    found = head.backward(hidden, tokens, normalizers, coefficients)
+    found = pushed(head, hidden, tokens, coefficients)
     assert weight.grad is not None
     for near, exact in ((found, d_hidden), (weight.grad, d_weight)):
         assert float((near.double() - exact).norm() / exact.norm()) < 0.02
@@ -84,9 +113,7 @@ def test_products_in_bfloat16_stay_near(weight_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("make", [qwen2, gpt2, lambda: qwen2(tied=False)])
 def test_a_linear_head_is_found(make: Any) -> None:
     model = make()
-    head = find_training_head(model, temperature=1.0)
-    assert head is not None
-    assert head.weight_VH is model.lm_head.weight
+    assert find_linear_head(model) is model.lm_head
 
 
 class ScaledHidden(nn.Module):
@@ -109,12 +136,12 @@ class ScaledHidden(nn.Module):
 
 @pytest.mark.parametrize(("before", "after"), [(0.5, 1.0), (1.0, 0.999)])
 def test_scaled_hidden_states_and_logits_are_noticed(before: float, after: float) -> None:
-    assert find_training_head(ScaledHidden(qwen2(), before=1.0, after=1.0), temperature=1.0) is not None
-    assert find_training_head(ScaledHidden(qwen2(), before=before, after=after), temperature=1.0) is None
+    assert find_linear_head(ScaledHidden(qwen2(), before=1.0, after=1.0)) is not None
+    assert find_linear_head(ScaledHidden(qwen2(), before=before, after=after)) is None
 
 
 def test_a_soft_cap_is_noticed_although_small_logits_pass_it_unchanged() -> None:
     model = gemma2()
     with torch.no_grad():
         model.lm_head.weight.mul_(1e-4)
-    assert find_training_head(model, temperature=1.0) is None
+    assert find_linear_head(model) is None

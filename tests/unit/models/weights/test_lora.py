@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.models.export.weight_source import CheckpointWeights, MergedWeights
 from p2prl.models.logprobs.policy_forward import PolicyForward
+from p2prl.models.logprobs.scoring_model import ScoringModel
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import flatten, is_adapter, layout_of
 from p2prl.models.weights.lora import (
@@ -211,7 +212,7 @@ def test_frozen_layers_pass_the_gradient_on_to_adapters_below(checkpointing: boo
     """Also where layers are computed again: their first input needs no gradient, since the embedding is frozen."""
     rows = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9))]
     model = with_adapters(llama(), noise=0.05)
-    forward = PolicyForward(model, temperature=1.0)
+    forward = PolicyForward(ScoringModel(model, temperature=1.0))
     scored = forward.score(rows, graph=True, checkpointing=checkpointing)
     forward.backward(scored, torch.ones_like(scored.logprobs_M))
     got = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

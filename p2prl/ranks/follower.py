@@ -1,0 +1,70 @@
+"""The program of every rank but rank 0: `python -m p2prl.ranks.follower`, with commands on its standard input.
+
+It ends with its pipe, so it never outlives the learner; a failure leaves its reason in the ranks' folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from p2prl.errors import P2PRLError
+from p2prl.exit_codes import TEMPORARY
+from p2prl.models.base_model.attention import use_attention
+from p2prl.models.base_model.local_base import load_policy
+from p2prl.models.hardware.device import use_threads
+from p2prl.ranks import commands
+from p2prl.ranks.execution import execute
+from p2prl.ranks.process_group import RankGroup
+from p2prl.ranks.rank import Rank
+
+READY = b"ready\n"
+"""Written once everything is imported: what may take long, or fail, before the ranks meet."""
+
+
+def main(arguments: list[str]) -> int:
+    """Follow rank 0's commands; `arguments` are this rank's number and the plan."""
+    number, plan = int(arguments[0]), msgspec.json.decode(arguments[1], type=commands.Plan)
+    folder, learner = Path(plan.folder), os.getppid()
+    try:
+        use_threads(plan.threads)
+        sys.stdout.buffer.write(READY)
+        sys.stdout.buffer.flush()
+        group = RankGroup(folder, rank=number, ranks=plan.ranks)
+        _follow(sys.stdin.buffer, group)
+    except (RuntimeError, MemoryError, OSError, P2PRLError) as error:
+        with suppress(FileNotFoundError):
+            reason_file(folder, number).write_text(" ".join(str(error).split())[:500])
+        if os.getppid() == learner:
+            return TEMPORARY  # it reads the reason, and removes the folder
+    shutil.rmtree(folder, ignore_errors=True)  # the learner may have been killed
+    return 0
+
+
+def reason_file(folder: Path, number: int) -> Path:
+    """Where rank `number` leaves the reason of its end."""
+    return folder / f"reason-{number}"
+
+
+def _follow(pipe: IO[bytes], group: RankGroup) -> None:
+    rank: Rank | None = None
+    while (command := commands.receive(pipe)) is not None:
+        if isinstance(command, commands.Load):
+            loaded = load_policy(
+                Path(command.weights), Path(command.first), command.lora, device=group.device, dtype=command.dtype
+            )
+            use_attention(loaded.model, command.attention)
+            rank = Rank(loaded.model, command.settings, group, zero=command.zero)
+        else:
+            assert rank is not None, "the model is loaded first"
+            execute(command, rank, group)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""`p2prl learn --ranks 2` with a volunteer: nothing listens beyond loopback, and a killed rank ends it in seconds."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, wait_until
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
+
+_ENDS_WITHIN_S = 10.0
+"""What users are promised once a rank is gone."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of an untrained model with a checkpoint every five updates."""
+    made = tiny_model("chain4", seed=1)
+    made.model.save_pretrained(tmp_path / "base")
+    made.tokenizer.save_pretrained(tmp_path / "base")
+    options = ("--preset", "chain4", "--in", str(tmp_path), "--model", str(tmp_path / "base"), "--probe", "off")
+    result = command("init", "run", *options, environment=SwarmProcesses(tmp_path).environment())
+    assert result.returncode == 0, result.stderr
+    settings = tmp_path / "run" / "run.toml"
+    text = settings.read_text()
+    assert "\ncheckpoint_every = 10 " in text
+    settings.write_text(text.replace("\ncheckpoint_every = 10 ", "\ncheckpoint_every = 5 "))
+    return tmp_path / "run"
+
+
+def steps(run: Path) -> list[int]:
+    """Updates in the metrics log."""
+    log = run / "metrics.jsonl"
+    return [int(json.loads(line)["step"]) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def meeting_folders() -> list[Path]:
+    """Folders of all ranks on this machine."""
+    return list(Path(tempfile.gettempdir()).glob("p2prl-ranks-*"))
+
+
+def follower(learner: RoleProcess) -> psutil.Process | None:
+    """The learner's other rank."""
+    return next((p for p in learner.tree() if "p2prl.ranks.follower" in p.cmdline()), None)
+
+
+def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> None:
+    before = set(meeting_folders())
+    swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
+    with swarm.running():
+        learner = swarm.start("learner", "learn", str(run), "--updates", "14", "--ranks", "2", *LISTEN)
+        link = wait_until(
+            lambda: (run / "link").exists() and (run / "link").read_text().strip(), seconds=120, what="a link"
+        )
+        home = tmp_path / "home"
+        swarm.start("volunteer", "join", link, "--threads", "1", *LISTEN, home=home)
+        wait_until(lambda: len(steps(run)) >= 7, seconds=240, what="seven updates")
+
+        other = follower(learner)
+        assert other is not None
+        for process in (psutil.Process(learner.process.pid), other):
+            open_to = {each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+            assert open_to <= {"127.0.0.1", "::1"}
+
+        other.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        assert learner.wait(_ENDS_WITHIN_S) == 75
+        assert time.monotonic() - killed_at < _ENDS_WITHIN_S
+        assert "rank 1 of the learner was ended by signal 9" in learner.log
+        assert "Traceback" not in learner.log
+        assert not set(meeting_folders()) - before
+
+        swarm.start_again(learner)
+        wait_until(lambda: follower(learner), seconds=120, what="a second rank")
+        reached = len(steps(run))
+        wait_until(lambda: len(steps(run)) > reached, seconds=240, what="an update after the kill")
+        orphan = follower(learner)
+        assert orphan is not None
+        learner.process.kill()
+        learner.process.wait()
+        wait_until(
+            lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE, seconds=10, what="its end"
+        )
+
+        wait_until(lambda: not set(meeting_folders()) - before, seconds=10, what="an empty temporary folder")
+
+        alone = swarm.start("alone", "learn", str(run), "--updates", "14", *LISTEN)
+        assert alone.wait(240) == 0
+        assert "another number of ranks than before" in alone.log
+    assert steps(run) == list(range(1, 15))
