@@ -91,8 +91,14 @@ class Ownership:
         if not mine:
             return None
         newest = max(mine, key=lambda d: d.serial)
-        voided = [r.from_ms for r in self._revocations.get((owner, machine), ()) if r.serial >= newest.serial]
-        return min([newest.expires_ms, *voided])
+        revoked_ms = self.revoked_from(machine, owner)
+        return newest.expires_ms if revoked_ms is None else min(newest.expires_ms, revoked_ms)
+
+    def revoked_from(self, machine: bytes, owner: bytes) -> int | None:
+        """Since when the newest delegation of this pair is revoked, Unix milliseconds; None if it is not."""
+        serials = [d.serial for d in self._delegations.get(machine, ()) if d.owner == owner]
+        revocations = self._revocations.get((owner, machine), ())
+        return min((r.from_ms for r in revocations if serials and r.serial >= max(serials)), default=None)
 
     def _is_void(self, delegation: Delegation, at_ms: int) -> bool:
         revocations: Iterable[Revocation] = self._revocations.get((delegation.owner, delegation.delegate), ())
