@@ -96,7 +96,7 @@ class _BoundedProtocol(H11Protocol):
 
     limits = VisitorLimits()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] - as uvicorn has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection in, in another one's place if there is no room."""
         others = [other for other in self.connections if isinstance(other, _BoundedProtocol)]
         super().connection_made(transport)

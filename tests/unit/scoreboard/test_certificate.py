@@ -228,8 +228,8 @@ def test_a_revoked_machine_issues_nothing_until_it_is_delegated_again() -> None:
     writer = machines_ledger()
     writer.add(ANN, sign_revocation(ANN, BOB.public_key, serial=START_MS + 1, from_ms=START_MS + 2 * HOUR_MS))
     revoked = MemorySource(writer).snapshot()
-    assert issue(revoked, ANN.peer_id, BOB, now_ms=START_MS + 2 * HOUR_MS - 1)
+    issue(revoked, ANN.peer_id, BOB, now_ms=START_MS + 2 * HOUR_MS - 1)
     with pytest.raises(IdentityError, match="revoked"):
         issue(revoked, ANN.peer_id, BOB, now_ms=START_MS + 2 * HOUR_MS)
     writer.add(BOB, sign_delegation(ANN, BOB.public_key, serial=START_MS + 2, expires_ms=START_MS + 1000 * HOUR_MS))
-    assert issue(MemorySource(writer).snapshot(), ANN.peer_id, BOB, now_ms=START_MS + 3 * HOUR_MS)
+    issue(MemorySource(writer).snapshot(), ANN.peer_id, BOB, now_ms=START_MS + 3 * HOUR_MS)
