@@ -1,4 +1,4 @@
-"""What a dishonest volunteer of a simulated swarm knows and can do, and the port through which it publishes."""
+"""Dishonest volunteer of a simulated swarm: its knowledge, its means, and the port through which it publishes."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _RESUMED = re.compile(r"resuming at step (\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrashPlan:
-    """Number, order and timing of the kills."""
+    """Number, order and timing of the kills. Many fields, because each is an option of `p2prl_lab.torture`."""
 
     kills: int
     updates: int

@@ -24,7 +24,7 @@ LOOPBACK = Subnet("loopback")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisitorLimits:
-    """What the visitors of a board may take up."""
+    """Time and connections that the visitors of a board may use."""
 
     header_s: float = 10.0
     """From the connection, or the answer before, to the end of a request's headers. They fit one packet: a modem needs
