@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 
+_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
 _LAST_MS = 253_402_300_799_000
 """Last millisecond of the year 9999, the latest in RFC 3339; a verdict may carry a later date."""
 
@@ -15,7 +17,12 @@ def time_text(ms: float) -> str | None:
     """Milliseconds since the epoch as RFC 3339 in UTC, to the second; None outside the years 1970 to 9999."""
     if not 0 <= ms <= _LAST_MS:
         return None
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime(_FORMAT)
+
+
+def time_of_text(text: str) -> int:
+    """Milliseconds since the epoch of what `time_text` gave. Raises `ValueError` for any other text."""
+    return int(datetime.strptime(text, _FORMAT).replace(tzinfo=UTC).timestamp()) * 1000
 
 
 def moment(time: str | None) -> str:

@@ -53,7 +53,9 @@ def sibling_places(index: int, count: int) -> list[int]:
 
 
 def top_by_proof(leaf: bytes, index: int, count: int, proof: bytes) -> Digest | None:
-    """The top that a proof leads to; None when it does not have the length of one for this leaf."""
+    """The top that a proof leads to; None where the tree has no such leaf, or its proof another length."""
+    if not 0 <= index < count:
+        return None
     node, used = leaf, 0
     for size in level_sizes(count):
         if (index ^ 1) < size:

@@ -85,6 +85,12 @@ class Ownership:
         owners = self.owners_of(machine)
         return frozenset(owners.union(*(self._machines.get(owner, ()) for owner in owners)))
 
+    def revoked_from(self, machine: bytes, owner: bytes) -> int | None:
+        """Since when the newest delegation of this pair is revoked, Unix milliseconds; None if it is not."""
+        serials = [d.serial for d in self._delegations.get(machine, ()) if d.owner == owner]
+        revocations = self._revocations.get((owner, machine), ())
+        return min((r.from_ms for r in revocations if serials and r.serial >= max(serials)), default=None)
+
     def _is_void(self, delegation: Delegation, at_ms: int) -> bool:
         revocations: Iterable[Revocation] = self._revocations.get((delegation.owner, delegation.delegate), ())
         return any(revocation.voids(delegation, at_ms) for revocation in revocations)

@@ -2,7 +2,8 @@
 
 Names of machines and people are derived from their keys (`display_names`), and nobody can type one. A team chooses its
 own. So the rule keeps out what a page, a terminal or a reader could be fooled by: links, markup, control and invisible
-characters, text that is drawn over its neighbors, and two ways to write one name.
+characters, text that is drawn over its neighbors, two ways to write one name, and letters of one alphabet between those
+of another that look like them.
 
 Every reader of a ledger must come to the same result, whatever its Python. So the rule reads the characters of Unicode
 3.2, which Python has in every version for this purpose: all scripts in wide use are in it, and later characters are
@@ -31,6 +32,10 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u3164\u
     map(chr, range(0xFE00, 0xFE10))
 )
 """Letters and marks that nobody sees: fillers, joiners and variation selectors."""
+
+_ALIKE = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "GEORGIAN", "DESERET"})
+"""Alphabets of which many letters look like those of another: a name has letters of one of them at most. Other scripts
+go with any, as in Japanese. Unicode has this rule for identifiers (UTS 39, moderately restrictive)."""
 
 _MOST_MARKS = 2
 """Marks on one letter; more are drawn over the lines above and below."""
@@ -77,4 +82,10 @@ def _fault(name: str) -> str:
     runs = "".join("m" if kind in _MARKS else " " for kind in categories).split()
     if any(len(run) > _MOST_MARKS for run in runs):
         return "it has too many marks on one letter"
+    # The first word of a letter's name in Unicode is its script, and no name ever changes.
+    scripts = {
+        _UNICODE.name(char).partition(" ")[0] for char, kind in zip(name, categories, strict=True) if kind[0] == "L"
+    }
+    if len(alike := sorted(scripts & _ALIKE)) > 1:
+        return f"it mixes letters of {' and '.join(alike).title()}, of which many look alike"
     return ""

@@ -33,6 +33,8 @@ def main() -> int:
     """Run one test and print its report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="kill -9s of random roles")
+    parser.add_argument("--naps", type=int, default=0, help="kills after which a volunteer's machine sleeps")
+    parser.add_argument("--nap", type=float, default=60.0, help="seconds that it sleeps")
     parser.add_argument("--cut", type=float, default=0.0, help="seconds to cut one volunteer off, instead of killing")
     parser.add_argument("--storm", action="store_true", help="floods of strangers go on all the time")
     parser.add_argument(
@@ -91,6 +93,8 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
         seed=arguments.seed,
         volunteers=arguments.volunteers,
         owner=arguments.owner,
+        naps=arguments.naps,
+        nap_s=arguments.nap,
         finish_s=max(300.0, 2.0 * arguments.updates),
         patience=arguments.patience,
         every_role=arguments.roles == "all",

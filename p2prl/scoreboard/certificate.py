@@ -19,7 +19,7 @@ from p2prl.scoreboard.documents.leaderboard_view import contributor_document
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
-from p2prl.time_text import time_text
+from p2prl.time_text import moment, time_of_text, time_text
 
 FORMAT = "p2prl/certificate/v1"
 
@@ -60,6 +60,11 @@ class Certificate:
     worked_until: str = ""
     """Last such day."""
 
+    @property
+    def issued_ms(self) -> int:
+        """`issued_at` in milliseconds since 1970. Raises `ValueError` for a text that is no time."""
+        return time_of_text(self.issued_at)
+
 
 @dataclass(frozen=True, slots=True)
 class Signed:
@@ -97,6 +102,12 @@ def issue(snapshot: Snapshot, contributor_id: str, signer: Identity, *, now_ms: 
             "this key belongs neither to the contributor nor to the learner",
             remedy="Make the certificate on a machine of the contributor, or in the run folder.",
         )
+    revoked = _revoked(board, owner, signer.peer_id, at_ms=now_ms)
+    if revoked:
+        raise IdentityError(
+            f"{revoked}, so it signs nothing for its owner",
+            remedy="Make the certificate on another machine of the contributor, or in the run folder.",
+        )
     certificate = Certificate(
         format=FORMAT,
         run=run.run.hex(),
@@ -133,6 +144,7 @@ def read(text: str) -> Signed:
         signature = bytes.fromhex(document.pop("signature"))
         certificate = msgspec.convert(document, Certificate)
         signer = public_key_of(PeerId(certificate.signer))
+        _ = certificate.issued_ms
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, IdentityError) as error:
         raise ConfigError("this file is not a certificate", remedy="Use a file made by `p2prl certificate`.") from error
     if certificate.format != FORMAT or set(document) != set(_facts(certificate)):
@@ -144,8 +156,11 @@ def read(text: str) -> Signed:
     return Signed(certificate, text, signature.hex())
 
 
-def recount(certificate: Certificate, snapshot: Snapshot) -> None:
-    """Hold a certificate to the ledger at its height. Raises `IntegrityError` naming the first fact that differs."""
+def recount(certificate: Certificate, snapshot: Snapshot, *, newest: BoardState | None = None) -> None:
+    """Hold a certificate to the ledger at its height. Raises `IntegrityError` naming the first fact that differs.
+
+    `newest` is the ledger as it is now, if it has grown: an owner may have revoked the machine that signed.
+    """
     run, board = require_run(snapshot)
     person = contributor_document(snapshot, certificate.contributor)
     owner = None if person is None else public_key_of(PeerId(person.id))
@@ -183,6 +198,23 @@ def recount(certificate: Certificate, snapshot: Snapshot) -> None:
             f"the ledger does not confirm this certificate: {different[0].replace('_', ' ')} differs",
             remedy="Ask for the ledger that it was made from: p2prl ledger dump",
         )
+    assert owner is not None, "a contributor that is missing differs"
+    # The signer chose the time of issue, but not that of the receipts it names: it signed after them.
+    signed_ms = max(certificate.issued_ms, board.newest_ms() or 0)
+    revoked = _revoked(newest or board, owner, certificate.signer, at_ms=signed_ms)
+    if revoked:
+        raise IntegrityError(
+            f"{revoked}, and it signed this certificate later",
+            remedy="Ask the contributor for one that another of its machines signed, or the run's learner.",
+        )
+
+
+def _revoked(board: BoardState, owner: bytes, signer: str, *, at_ms: int) -> str:
+    """A clause on a machine that its owner had revoked at a time; empty for any other signer."""
+    from_ms = board.revoked.get((owner, public_key_of(PeerId(signer))))
+    if from_ms is None or at_ms < from_ms:
+        return ""
+    return f"the owner has revoked the machine {signer} from {moment(time_text(from_ms))} on"
 
 
 def _days(board: BoardState, owner: bytes) -> dict[str, str]:

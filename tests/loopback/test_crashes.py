@@ -1,4 +1,4 @@
-"""kill -9 at random times, and a disconnect: no acknowledged work is lost or counted twice, no process is left."""
+"""kill -9 at random times, sleep, a disconnect: no acknowledged work is lost or counted twice, no process is left."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def run(made_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made_run, tmp_path / "run")
 
 
-def test_a_run_survives_kills_of_its_roles_at_random_moments(run: Path, tmp_path: Path) -> None:
+def test_a_run_survives_kills_of_its_roles_at_random_moments_and_sleep(run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
-    plan = CrashPlan(kills=4, updates=60, seed=3, volunteers=2, pause_s=(0.5, 2.0))
+    plan = CrashPlan(kills=4, updates=60, seed=3, volunteers=2, pause_s=(0.5, 2.0), naps=2)
     with swarm.running():
         report = CrashRun(swarm, run, plan, say=print).execute()
     audit = report.audit
     assert audit is not None
     assert len(report.killed) == plan.kills
+    assert len(report.slept) == plan.naps
     assert report.resumes_checked >= 1
     assert audit.updates == plan.updates
     assert audit.policies_reproduced == audit.versions == 13

@@ -58,6 +58,16 @@ def test_the_top_is_that_of_the_definition_and_every_leaf_leads_to_it(count: int
         assert top_by_proof(leaf_of(name), index, count, proof) == top
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 100])
+def test_a_tree_has_no_leaf_before_its_first_or_after_its_last(count: int) -> None:
+    """A place beyond the count is that of another leaf after a few halvings, and shares its proof."""
+    names = names_of(count)
+    nodes = TreeBuilder(names).nodes
+    for place in (*range(-2 * count - 1, 0), *range(count, 4 * count + 1)):
+        for index, name in enumerate(names):
+            assert top_by_proof(leaf_of(name), place, count, proof_among(nodes, index, count)) is None
+
+
 def test_the_largest_blobs_proofs_fit_their_limit() -> None:
     assert 32 * (len(level_sizes(limits.MAX_CHUNKS)) - 1) == limits.MAX_PROOF_BYTES
 

@@ -66,6 +66,29 @@ def test_no_forged_group_is_credited_and_no_honest_one_is_lost(tmp_path: Path) -
         assert {state for state, _ in found[kind]} == {ReceiptState.REJECTED}
 
 
+def test_a_stolen_machine_key_does_not_have_its_owners_other_machine_blamed(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, ("poisoned",), updates=6)
+    forged = found["poisoned"]
+    assert credited(forged) == 0
+    assert forged[ReceiptState.REJECTED, "excluded"] > 0, "by then its forgeries have excluded a key"
+    assert set(found[""]) == {(ReceiptState.VERIFIED, "")}, "one of these is the owner's"
+
+
+@pytest.mark.parametrize("kind", ["best of versions", "rotating keys", "machines of one owner"])
+def test_choosers_deliver_valid_groups_and_cost_no_honest_one(tmp_path: Path, kind: str) -> None:
+    """How much of the training they get is what `test_choosers` is about; in so few updates nobody is known yet."""
+    found = outcomes(tmp_path, (kind,), updates=3)
+    assert all(set(of) == {(ReceiptState.VERIFIED, "")} for of in found.values())
+
+
+@pytest.mark.parametrize("kind", ["starving", "stating"])
+def test_crowding_takes_nothing_from_honest_volunteers(tmp_path: Path, kind: str) -> None:
+    found = outcomes(tmp_path, (kind,), updates=3)
+    assert set(found[""]) == {(ReceiptState.VERIFIED, "")}
+    assert credited(found[""]) >= 2 * 16
+    assert not found[kind]
+
+
 def test_a_learner_that_trusts_credits_what_is_forged(tmp_path: Path) -> None:
     found = outcomes(tmp_path, ("fabricated", "copied"), updates=1, checks=False)
     for of in found.values():

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
 import numpy as np
 
-from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
-from p2prl.net.process.passing_port import PassingPort
-from p2prl.protocol.envelope import Opened, open_envelope, seal
-from p2prl.protocol.identity import Identity
+from p2prl.protocol.delegation import sign_delegation
+from p2prl.protocol.envelope import Opened, seal
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.selecting_port import selecting
-from p2prl.swarm import signals
+from p2prl.sim.virtual_time import START
+from p2prl_lab.sim.cheat import Cheat, PublishingPort
+from p2prl_lab.sim.choosing_volunteers import BestVersionPort, OwnersMachinesPort, RotatingKeysPort
+from p2prl_lab.sim.crowding_volunteers import starving, stating
 
 _DIGITS = 10
 """Token ids below this are digits in every small model of the project."""
@@ -30,45 +30,13 @@ _DIGITS = 10
 _CLAIMED_LOGPROB = -6.0
 """What a liar claims for each token: an unlikely sample weighs most in training."""
 
+_DELEGATED_MS = 24 * 3600 * 1000
+
 _COPIES = 8
 """Times that a flood publishes each of its groups."""
 
-_HEARD = 64
-"""Groups of others that a copier remembers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cheat:
-    """What a dishonest volunteer knows."""
-
-    identity: Identity
-    run: bytes
-    rng: random.Random
-    heard: deque[RolloutGroup] = field(default_factory=lambda: deque(maxlen=_HEARD))
-    """Newest groups of others: every volunteer gets all messages."""
-
-
 Rewrite = Callable[[Cheat, RolloutGroup], Iterator[RolloutGroup]]
 """What is published instead of an honest group."""
-
-
-class PublishingPort(PassingPort):
-    """A network port that publishes something else in place of each group; everything else passes."""
-
-    def __init__(self, port: NetworkPort, publish: Callable[[Opened, RolloutGroup], Iterator[bytes]]) -> None:
-        """`publish` gets the envelope of each group and the group in it, and gives envelopes."""
-        super().__init__(port)
-        self._publish = publish
-
-    def send(self, message: control.ToNetwork) -> None:
-        """Send a message, or what replaces it."""
-        if isinstance(message, signals.Publish):
-            opened = open_envelope(message.envelope, now=None)
-            if isinstance(opened.body, RolloutGroup):
-                for envelope in self._publish(opened, opened.body):
-                    super().send(signals.Publish(envelope))
-                return
-        super().send(message)
 
 
 def fabricated(group: RolloutGroup, rng: random.Random) -> RolloutGroup:
@@ -112,11 +80,22 @@ def _repeated(cheat: Cheat, group: RolloutGroup) -> Iterator[RolloutGroup]:
         yield msgspec.structs.replace(group, seconds=float(copy))
 
 
+def _poisoned(cheat: Cheat, group: RolloutGroup) -> Iterator[RolloutGroup]:
+    """Forged groups of a stolen machine key, whose owner has an honest machine too: it is to be blamed for them."""
+    owner, signed_ms = identity_of(f"owner of {cheat.identity.peer_id}"), int(START * 1000)
+    for machine in (cheat.identity, cheat.neighbor):
+        if machine is not None:
+            ends_ms = signed_ms + _DELEGATED_MS
+            cheat.send(machine, sign_delegation(owner, machine.public_key, serial=signed_ms, expires_ms=ends_ms))
+    yield fabricated(group, cheat.rng)
+
+
 def _rewriting(rewrite: Rewrite) -> Callable[[NetworkPort, Cheat], NetworkPort]:
     def port(inner: NetworkPort, cheat: Cheat) -> NetworkPort:
         def publish(opened: Opened, group: RolloutGroup) -> Iterator[bytes]:
             signed = opened.sent_ms / 1000
-            return (seal(cheat.identity, made, run=cheat.run, now=signed) for made in rewrite(cheat, group))
+            run = cheat.simulated.run
+            return (seal(cheat.identity, made, run=run, now=signed) for made in rewrite(cheat, group))
 
         return PublishingPort(inner, publish)
 
@@ -131,11 +110,17 @@ CHEATS: Mapping[str, Callable[[NetworkPort, Cheat], NetworkPort]] = MappingProxy
         "selected": lambda port, _: selecting("highest-reward")(port),
         "withheld": lambda port, _: selecting("lowest-reward", stretch=2)(port),
         "repeated": _rewriting(_repeated),
+        "best of versions": BestVersionPort,
+        "rotating keys": RotatingKeysPort,
+        "machines of one owner": OwnersMachinesPort,
+        "starving": starving,
+        "stating": stating,
+        "poisoned": _rewriting(_poisoned),
     }
 )
 """Name → the port of a volunteer that cheats so."""
 
-FORGED = frozenset({"fabricated", "edited", "copied"})
+FORGED = frozenset({"fabricated", "edited", "copied", "poisoned"})
 """Cheats none of whose groups is the seeded draw of its slot."""
 
 

@@ -15,9 +15,11 @@ from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import RolloutGroup
+from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.swarm import Swarm, SwarmConfig
-from p2prl_lab.sim.dishonest_volunteers import CHEATS, Cheat, PublishingPort
+from p2prl_lab.sim.cheat import Cheat, PublishingPort
+from p2prl_lab.sim.dishonest_volunteers import CHEATS
 from p2prl_lab.sim.trusting_learner import TRUSTING
 
 _SLOTS = 4
@@ -62,7 +64,9 @@ class MixedSwarm(Swarm):
             self.kinds[identity.public_key] = ""
             return PublishingPort(port, self._overheard)
         kind = self.kinds[identity.public_key] = self._cheats[number - self._honest]
-        cheat = Cheat(identity, self._run.run, random.Random(f"cheat/{number}"))  # noqa: S311 - simulated
+        rng = random.Random(f"cheat/{number}")  # noqa: S311 - simulated
+        neighbor = identity_of(f"volunteer {self._config.seed}/0") if self._honest else None
+        cheat = Cheat(identity, kind, self.kinds, self._run, self.network, rng, neighbor)
         self._heard.append(cheat.heard)
         return CHEATS[kind](port, cheat)
 

@@ -32,6 +32,7 @@ from p2prl_lab.testing.swarm_processes import (
     kill_tree,
     lasting,
     rows,
+    sleep_tree,
     spools,
     wait_until,
 )
@@ -55,7 +56,7 @@ _RESUMED = re.compile(r"resuming at step (\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrashPlan:
-    """Number, order and timing of the kills."""
+    """Number, order and timing of the kills. Many fields, because each is an option of `p2prl_lab.torture`."""
 
     kills: int
     updates: int
@@ -64,6 +65,9 @@ class CrashPlan:
     volunteers: int = 3
     pause_s: tuple[float, float] = (1.0, 3.0)
     """Time between two kills, drawn evenly from this range."""
+    naps: int = 0
+    """Kills after which a volunteer's machine sleeps, and goes on where it was."""
+    nap_s: float = 5.0
     finish_s: float = 300.0
     """Longest time from the last kill to the end of the run."""
     every_role: bool = False
@@ -90,6 +94,8 @@ class CrashReport:
     """Kills of a run, and its final audit."""
 
     killed: list[str] = field(default_factory=list)
+    slept: list[str] = field(default_factory=list)
+    """Volunteers whose machine slept and woke up."""
     resumes_checked: int = 0
     orphans_ended_s: list[float] = field(default_factory=list)
     learner_back_s: float = 0.0
@@ -110,6 +116,7 @@ class CrashReport:
         assert audit is not None
         return {
             "kills": Counter(self.killed),
+            "naps": Counter(self.slept),
             "resumes_checked": self.resumes_checked,
             "orphans_ended_s_max": round(max(self.orphans_ended_s, default=0.0), 2),
             "learner_back_s": round(self.learner_back_s, 2),
@@ -159,10 +166,12 @@ class CrashRun:
         began = time.monotonic()
         record_everything(self._run)
         learner, link = self._start_all()
-        for _ in range(self._plan.kills):
+        for number in range(self._plan.kills):
             self._wait_restlessly(self._rng.uniform(*self._plan.pause_s))
             assert learner.is_alive, f"the learner exited unexpectedly:\n{learner.log[-2000:]}"
             self._kill(self._next_victim(learner))
+            if number < self._plan.naps:
+                self._nap()
             if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still recovering
                 done = recorded_steps(self._run)
                 self._wait(lambda done=done: recorded_steps(self._run) > done, seconds=90, what="an update")  # type: ignore[misc]
@@ -248,6 +257,15 @@ class CrashRun:
         self._swarm.start_again(role)
         if at_once:
             self._await_orphans(orphans, killed_at, role)
+
+    def _nap(self) -> None:
+        """Put a volunteer that is at work to sleep, while the rest of the swarm goes on."""
+        role = self._swarm.roles[self._rng.choice(self._homes).name]
+        self._wait(role.daemon, seconds=60, what=f"a network for {role.name}")
+        self._say(f"{role.name} sleeps at step {recorded_steps(self._run)}")
+        sleep_tree(role, lambda: self._pause.wait(self._plan.nap_s))
+        assert role.is_alive, role.log[-2000:]
+        self.report.slept.append(role.name)
 
     def _await_orphans(self, orphans: list[psutil.Process], killed_at: float, role: RoleProcess) -> None:
         if orphans:

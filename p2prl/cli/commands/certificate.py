@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +16,11 @@ from p2prl.config.owner_files import OWNER_FOLDER, named_keys
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import default_home
 from p2prl.disk_full import write_error
-from p2prl.errors import ConfigError, IdentityError, MachineError
+from p2prl.errors import ConfigError, IdentityError, IntegrityError, MachineError
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import is_link
+from p2prl.quantity_text import count, credit, quantity
 from p2prl.scoreboard import certificate as certificates
 from p2prl.scoreboard.documents.api_views import require_run
 from p2prl.scoreboard.documents.leaderboard_view import owner_of
@@ -39,7 +40,7 @@ def certificate(
     ),
     check: Annotated[
         Path | None,
-        typer.Option("--check", help="Check this certificate against the ledger instead. Default: make one."),
+        typer.Option("--check", help="Check this certificate, and its picture, against the ledger instead."),
     ] = None,
     home: Home = None,
     listen: Listen = None,
@@ -69,7 +70,7 @@ def certificate(
         raise write_error(error, out) from error
     facts = signed.certificate
     if as_json:
-        emit({"file": str(out), "contributor": facts.contributor, "receipts_root": facts.receipts_root, "valid": True})
+        emit(_document(out, facts))
         return
     say(f"Certificate of {facts.handle} in {out}: {counted(facts.verified_groups, 'verified group')} of {facts.name}.")
     say(f"Anyone can check it:  p2prl certificate SOURCE --check {out}")
@@ -82,8 +83,11 @@ _ENDINGS = (".png", ".pdf")
 
 
 def _check(source: str, file: Path, *, home: Path | None, listen: list[str] | None, as_json: bool) -> None:
-    """Hold the certificate in `file` to the ledger of `source`. Raises `IntegrityError` when they differ."""
-    from p2prl.scoreboard.web.certificate_picture import certificate_text
+    """Hold the certificate in `file` to the ledger of `source`, and its picture to its signed text.
+
+    Raises `IntegrityError` when they differ.
+    """
+    from p2prl.scoreboard.web.certificate_picture import certificate_text, shows
 
     try:
         with file.open("rb") as opened:
@@ -93,14 +97,37 @@ def _check(source: str, file: Path, *, home: Path | None, listen: list[str] | No
     text = certificate_text(data) if len(data) <= _MAX_FILE_BYTES else None
     if text is None:
         raise ConfigError(f"{file} holds no certificate", remedy="Use a file made by `p2prl certificate`.")
-    facts = certificates.read(text).certificate
+    signed = certificates.read(text)
+    facts = signed.certificate
     with ledger_of(source, home, listen) as ledger:
         await_current_ledger(ledger)
-        certificates.recount(facts, _at_height(ledger, facts.ledger_height))
+        _, newest = require_run(ledger.snapshot())
+        certificates.recount(facts, _at_height(ledger, facts.ledger_height), newest=newest)
+    if not shows(data, signed):
+        raise IntegrityError(
+            f"{file} does not look as this program draws its signed text, which says: {_figures(facts)}",
+            remedy="Go by these figures, or ask its owner for a new one: another release of the drawing libraries may "
+            "have made it.",
+        )
     if as_json:
-        emit({"file": str(file), "contributor": facts.contributor, "receipts_root": facts.receipts_root, "valid": True})
+        emit(_document(file, facts))
         return
-    say(f"Valid: {facts.handle} has {counted(facts.verified_groups, 'verified group')} of {facts.name} in this ledger.")
+    say(f"Valid, by this ledger: {_figures(facts)}")
+
+
+def _document(file: Path, facts: certificates.Certificate) -> dict[str, object]:
+    """A file and what is signed in it."""
+    return {"file": str(file), "valid": True, **asdict(facts)}
+
+
+def _figures(facts: certificates.Certificate) -> str:
+    """What a certificate says, as a sentence."""
+    when = f", from {facts.worked_from} to {facts.worked_until}" if facts.worked_from else ""
+    return (
+        f"{facts.handle} ({facts.contributor}) has {counted(facts.verified_groups, 'verified group')} of {facts.name}, "
+        f"{quantity(facts.verified_tokens)} verified tokens and {credit(facts.credit)} of checked work{when}; rank "
+        f"{count(facts.rank)} of {count(facts.contributors)}."
+    )
 
 
 def _at_height(ledger: LedgerSource, height: int) -> Snapshot:

@@ -31,6 +31,12 @@ _CODE_SUFFIX = "_implementation"  # attention and expert kernels: transformers w
 _PLAIN_KEYS = ("cache_implementation",)  # a kind of cache in transformers, named by the config.json of Gemma 2
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SHARD_INDEX = "model.safetensors.index.json"
+
+_MAX_JSON_BYTES = 32 << 20
+"""Largest configuration or index that is read. An index has some hundred bytes for each tensor, of which the largest
+mixtures of experts have a hundred thousand."""
+
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "merges.txt", "vocab.txt", "chat_template.jinja", "README.md"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _FIELD = re.compile(r"`(\w+)`")
@@ -141,7 +147,7 @@ def _check_weights(report: Mapping[str, Any], source: str) -> None:
 
 def check_architecture(directory: Path, source: str) -> None:
     """`ConfigError` with the supported architectures unless a model's is one. Before its weights are loaded."""
-    kind = read_json((directory / "config.json").read_bytes(), "config.json").get("model_type")
+    kind = read_json_file(directory / "config.json").get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ConfigError(
             f"the architecture of {source}, {str(kind)[:64]!r}, is not supported",
@@ -198,17 +204,52 @@ def _check_directory(directory: Path, source: str) -> None:
         raise ConfigError(f"{source} has no config.json", remedy="Use the directory of a transformers model.")
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         path = directory / name
-        if path.is_file() and (named := names_code(read_json(path.read_bytes(), name))):
+        if path.is_file() and (named := names_code(read_json_file(path))):
             raise ConfigError(
                 f"{name} of {source} requires code through {named!r}",
                 remedy="Use a model whose architecture is part of transformers, without quantization.",
             )
+    if (directory / "adapter_config.json").is_file():
+        # transformers would load the model that it names, from anywhere on this machine.
+        raise ConfigError(
+            f"{source} holds adapters of another model", remedy="Merge them into their model, and give the result."
+        )
+    shard_names(directory)
     if not any(directory.glob("*.safetensors")):
         unsafe = sorted(p.name for p in directory.iterdir() if p.suffix in _UNSAFE_SUFFIXES)
         kind = f"only {unsafe[0]}, which can hold code" if unsafe else "no weights"
         raise ConfigError(
             f"{source} holds {kind}", remedy="Convert the weights to safetensors (save_pretrained writes them)."
         )
+
+
+def shard_names(directory: Path) -> list[str]:
+    """Names of the files with a model's weights that its index lists; none without an index.
+
+    `ConfigError` when the index names anything outside the directory: whatever is there would be read, and exported.
+    """
+    index = directory / SHARD_INDEX
+    if not index.is_file():
+        return []
+    listed = read_json_file(index).get("weight_map")
+    names = sorted(set(map(str, listed.values()))) if isinstance(listed, dict) else []
+    if not names or any(name != Path(name).name or not name.endswith(".safetensors") for name in names):
+        raise ConfigError(
+            f"{SHARD_INDEX} in {directory} does not list safetensors files beside it",
+            remedy="Save the model again: save_pretrained writes the index.",
+        )
+    return names
+
+
+def read_json_file(path: Path) -> dict[str, object]:
+    """The JSON object in a file of a model; `ConfigError` naming the file when it is too large or anything else."""
+    with path.open("rb") as file:
+        data = file.read(_MAX_JSON_BYTES + 1)
+    if len(data) > _MAX_JSON_BYTES:
+        raise ConfigError(
+            f"{path.name} has more than {_MAX_JSON_BYTES >> 20} MB", remedy="Download the file again; it is too large."
+        )
+    return read_json(data, path.name)
 
 
 def read_json(data: bytes, name: str) -> dict[str, object]:

@@ -6,7 +6,6 @@ does not disturb an export.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,12 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from p2prl.errors import IntegrityError
+from p2prl.models.base_model.pretrained import shard_names
 from p2prl.models.weights.layout import TORCH_DTYPES, WeightLayout
 from p2prl.models.weights.lora import read_adapters
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import DTYPE_BYTES
-
-_INDEX = "model.safetensors.index.json"
 
 _BLOCK_WEIGHTS = 1 << 20
 """Weights read at once: a few MiB of memory, however large the model."""
@@ -37,13 +35,10 @@ class CheckpointWeights:
     """The weights of a Hugging Face model directory, in its own names and types."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises `FileNotFoundError` when a file is gone and `IntegrityError` when one is damaged."""
-        index = directory / _INDEX
-        files = ["model.safetensors"]
-        if index.exists():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        """Raises `FileNotFoundError` when a file is gone, `IntegrityError` when one is damaged, `ConfigError` when its
+        index names files elsewhere."""
         self._slices: dict[str, Any] = {}
-        for file in files:
+        for file in shard_names(directory) or ["model.safetensors"]:
             self._open(directory / file)
 
     @property

@@ -80,6 +80,8 @@ class BoardState:
     """By the owner's public key."""
     machines: Mapping[bytes, Mapping[bytes, Person]]
     """The parts of the same totals: by owner, then by the machine's public key."""
+    revoked: Mapping[tuple[bytes, bytes], int]
+    """By owner and machine, both public keys: since when the owner has revoked the machine, ms."""
     validators: Mapping[bytes, Validator]
     """By the owner's public key."""
     validator_machines: Mapping[bytes, Mapping[bytes, Validator]]
@@ -178,6 +180,7 @@ class LedgerFold:
                 head=self._head,
                 people=MappingProxyType(dict(owners.people)),
                 machines=MappingProxyType(dict(owners.machines)),
+                revoked=MappingProxyType(dict(owners.revoked)),
                 validators=MappingProxyType({owner: merged(parts) for owner, parts in validators.items()}),
                 validator_machines=MappingProxyType(validators),
                 steps=MappingProxyType(dict(self._receipts.steps)),

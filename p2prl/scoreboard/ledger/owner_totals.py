@@ -69,6 +69,8 @@ class OwnerTotals:
         """Which owner was in which team when."""
         self.marks: dict[bytes, Mapping[int, int]] = {}
         """By owner: when it passed each of `OWN_GROUPS` credited groups, ms; an inner mapping is replaced."""
+        self.revoked: dict[tuple[bytes, bytes], int] = {}
+        """By (owner, machine), of those whose newest delegation is revoked: since when, ms."""
         self._receipts: dict[bytes, array[int]] = {}
         """By machine, `_COLUMNS` numbers a receipt."""
         self._groups: dict[bytes, bytearray] = {}
@@ -95,6 +97,12 @@ class OwnerTotals:
         rule = ownership.delegate(statement) if isinstance(statement, Delegation) else ownership.revoke(statement)
         if rule is None:
             self._count_again(statement.delegate)
+            pair = statement.owner, statement.delegate
+            from_ms = ownership.revoked_from(statement.delegate, statement.owner)
+            if from_ms is None:
+                self.revoked.pop(pair, None)
+            else:
+                self.revoked[pair] = from_ms
         return rule
 
     def _count_again(self, machine: bytes) -> None:

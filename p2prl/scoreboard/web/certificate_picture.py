@@ -17,6 +17,7 @@ _WIDTH, _HEIGHT = 1754, 1240
 _LEFT, _RIGHT = 150, _WIDTH - 150
 _CHUNK = "p2prl certificate"
 _MARK = "p2prl-certificate:"
+_PDF = b"%PDF"
 
 
 def certificate_png(signed: Signed) -> bytes:
@@ -25,19 +26,29 @@ def certificate_png(signed: Signed) -> bytes:
 
 
 def certificate_pdf(signed: Signed) -> bytes:
-    """The certificate as a PDF of one page."""
+    """The certificate as a PDF of one page. The same from every call: `shows` compares it."""
     certificate = signed.certificate
     return _drawn(signed).pdf(
         title=f"Certificate of {certificate.handle}",
         subject=f"Contribution to {certificate.name}",
         keywords=_MARK + base64.b64encode(signed.text.encode()).decode(),
         dpi=_DPI,
+        at_s=certificate.issued_ms / 1000,
     )
+
+
+def shows(data: bytes, signed: Signed) -> bool:
+    """Whether a file with this signed text shows what was signed and nothing else.
+
+    A PNG has to have the pixels that are drawn here, a PDF the same bytes: it may hold anything beside its page. A
+    certificate that another release of the drawing libraries made may differ too.
+    """
+    return data == certificate_pdf(signed) if data.startswith(_PDF) else _drawn(signed).is_shown_by(data)
 
 
 def certificate_text(data: bytes) -> str | None:
     """The signed text inside a PNG or PDF made here; None without one."""
-    if data.startswith(b"%PDF"):
+    if data.startswith(_PDF):
         # A PDF's properties are UTF-16; base64 has no character that a PDF string escapes.
         found = re.search(re.escape(_MARK.encode("utf-16-be")) + rb"((?:\x00[A-Za-z0-9+/=])+)", data)
         if found is None or len(found[1]) > 4 * MAX_BYTES:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Sequence
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,11 @@ INK, SOFT, ACCENT, GROUND, CARD, LINE = "#1d2421", "#5d6863", "#1f6b58", "#f6f5f
 """Colors of the page in light mode."""
 
 Point = tuple[float, float]
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+_DRAWN_CHUNKS = frozenset({b"IHDR", b"IDAT", b"iTXt", b"IEND"})
+"""All that `Picture.png` writes. Others can show something else over the same pixels: frames, palettes, profiles."""
 
 
 def can_draw() -> bool:
@@ -96,23 +103,64 @@ class Picture:
         self._image.save(out, "PNG", optimize=True, pnginfo=info)
         return out.getvalue()
 
-    def pdf(self, *, title: str, subject: str, keywords: str, dpi: float) -> bytes:
-        """The picture as a PDF of one page, with these properties."""
-        out = io.BytesIO()
-        self._image.save(out, "PDF", resolution=dpi, title=title, subject=subject, keywords=keywords, producer="p2prl")
+    def is_shown_by(self, png: bytes) -> bool:
+        """Whether a stranger's PNG shows these pixels and nothing else. Compressed data may differ."""
+        from PIL import Image
+
+        chunks = list(_png_chunks(png))
+        if not _DRAWN_CHUNKS.issuperset(kind for kind, _ in chunks) or _size_of(chunks) != self._image.size:
+            return False
+        try:
+            with Image.open(io.BytesIO(png), formats=("PNG",)) as image:
+                return image.mode == self._image.mode and image.tobytes() == self._image.tobytes()
+        except _LIBRARY_ERRORS:
+            return False
+
+    def pdf(self, *, title: str, subject: str, keywords: str, dpi: float, at_s: float) -> bytes:
+        """The picture as a PDF of one page, with these properties, made at a Unix time: the same from every call."""
+        out, at = io.BytesIO(), time.gmtime(at_s)
+        self._image.save(
+            out, "PDF", resolution=dpi, title=title, subject=subject, keywords=keywords, producer="p2prl",
+            creationDate=at, modDate=at,
+        )  # fmt: skip
         return out.getvalue()
+
+
+_LIBRARY_ERRORS = (OSError, SyntaxError, ValueError)
+"""What the library raises for bytes that are no picture."""
+
+_MOST_PIXELS = 1 << 24
+"""Of a stranger's PNG that is opened: eight certificates. The library warns of larger ones, and then raises."""
 
 
 def png_text(data: bytes, name: str) -> str | None:
     """A text chunk of a PNG; None without it, or for anything else."""
     from PIL import Image
 
+    width, height = _size_of(_png_chunks(data))
+    if not 0 < width * height <= _MOST_PIXELS:
+        return None
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             value = image.info.get(name)
-    except (OSError, SyntaxError, ValueError):  # what the library raises for bytes that are no picture
+    except _LIBRARY_ERRORS:
         return None
     return value if isinstance(value, str) else None
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """(kind, content) of each whole chunk of a PNG, up to its end; none of anything else."""
+    place = len(_PNG)
+    while data.startswith(_PNG) and place + 12 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, place)
+        yield kind, data[place + 8 : place + 8 + size]
+        place += 12 + size
+
+
+def _size_of(chunks: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
+    """Width and height that the first chunk tells; zeros when it tells none."""
+    kind, content = next(iter(chunks), (b"", b""))
+    return struct.unpack_from(">II", content) if kind == b"IHDR" and len(content) >= 8 else (0, 0)
 
 
 @lru_cache(maxsize=32)
@@ -125,7 +173,8 @@ def _font(size: int, bold: bool) -> FreeTypeFont:
         name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
         path = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / name
         if path.exists():
-            return ImageFont.truetype(str(path), size)
+            # The other layout engine draws differently where fribidi is installed, and certificates are compared.
+            return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
     default = ImageFont.load_default(size)
     assert isinstance(default, ImageFont.FreeTypeFont), "a wheel of Pillow has FreeType"
     return default

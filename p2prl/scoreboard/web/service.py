@@ -18,9 +18,12 @@ from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.events import EventStreams
 from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.listen_port import bind
+from p2prl.scoreboard.web.visitor_limits import VisitorLimits, bounded_protocol
 
 FRESH_S = 0.5
 """Seconds for which a snapshot is used again: shorter than anyone notices, and each one costs several queries."""
+
+VISITOR_LIMITS = VisitorLimits()
 
 
 class CachedSource:
@@ -88,8 +91,10 @@ class BoardServer:
         port: int,
         listener: socket.socket | None = None,
         is_public: bool = False,
+        limits: VisitorLimits = VISITOR_LIMITS,
     ) -> None:
         self._source = source
+        self._limits = limits
         self._socket = listener or bind(host, port)
         bound = self._socket.getsockname()
         shown = host if host not in ("0.0.0.0", "::", "") else "localhost"  # noqa: S104 - compared, not bound
@@ -104,6 +109,8 @@ class BoardServer:
         streams = EventStreams(source)
         config = uvicorn.Config(
             create_app(source, is_public=self._is_public, streams=streams),
+            http=bounded_protocol(self._limits),
+            ws="none",
             log_level="error",
             access_log=False,
             server_header=False,

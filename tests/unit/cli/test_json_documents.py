@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from p2prl.bench.engine.benchmark import EngineRow
 from p2prl.bench.engine_pairs.benchmark import PairResult
@@ -27,8 +29,10 @@ from p2prl.client.progress import Progress
 from p2prl.client.seeder import Seeding
 from p2prl.clock import SystemClock
 from p2prl.config.run_settings import RunFolder, open_run
+from p2prl.errors import IntegrityError
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.signing_sender import SigningSender
+from p2prl.scoreboard.display_names import display_name
 from p2prl.sim.swarm import SwarmConfig, SwarmResult
 from p2prl.validator.service import Audit
 from p2prl_lab.bench.comparison.report import CaseRow
@@ -44,7 +48,7 @@ from p2prl_lab.commands import recipe_comparison
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 from tests.command_doc import json_keys, section
 from tests.json_shapes import breaches, promised, shape_of
-from tests.unit.cli.invocation import commands, json_of
+from tests.unit.cli.invocation import commands, invoke, json_of
 from tests.unit.cli.views.test_worker_views import BUSY
 
 COMMANDS, LABORATORY = (Path(str(module.__file__)).parent for module in (certificate_make, recipe_comparison))
@@ -108,7 +112,9 @@ def test_documented_keys_of_teams(tmp_path: Path) -> None:
     assert set(json_of("team", "leave", "--home", home)) == json_keys("p2prl team leave")
 
 
-def test_documented_keys_of_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """A certificate's file, and the name of the contributor."""
     writer, volunteer = LedgerWriter(), identity("volunteer")
     writer.receipts(0, receipt(0, volunteer))
     monkeypatch.setattr(certificate_make, "ledger_of", lambda *_: nullcontext(MemorySource(writer)))
@@ -116,8 +122,31 @@ def test_documented_keys_of_a_certificate(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(certificate_make, "_signer", lambda *_: (volunteer, volunteer.peer_id))
     made = json_of("certificate", "LINK", "--out", tmp_path / "certificate.png")
     assert set(made) == json_keys("p2prl certificate")
-    checked = json_of("certificate", "LINK", "--check", made["file"])
-    assert checked == made
+    return Path(made["file"]), display_name(volunteer.public_key)
+
+
+def test_the_check_of_a_certificate_says_what_it_checked(certified: tuple[Path, str]) -> None:
+    file, name = certified
+    checked = json_of("certificate", "LINK", "--check", file)
+    assert set(checked) == json_keys("p2prl certificate")
+    assert (checked["verified_groups"], checked["verified_tokens"], checked["handle"]) == (1, 100, name)
+    assert checked["valid"] is True
+    assert "1 verified group of chain-of-sums" in invoke("certificate", "LINK", "--check", file).output
+
+
+def test_a_certificate_that_was_painted_over_is_refused_with_what_was_signed(
+    tmp_path: Path, certified: tuple[Path, str]
+) -> None:
+    file, name = certified
+    with Image.open(file) as image:
+        info = PngInfo()
+        info.add_itxt("p2prl certificate", image.info["p2prl certificate"])
+        image.putpixel((0, 0), (0, 0, 0))
+        image.save(tmp_path / "forged.png", pnginfo=info)
+    refused = invoke("certificate", "LINK", "--check", tmp_path / "forged.png").exception
+    assert isinstance(refused, IntegrityError)
+    assert f"{name} (" in str(refused)
+    assert "has 1 verified group of chain-of-sums, 100 verified tokens" in str(refused)
 
 
 @pytest.mark.parametrize(

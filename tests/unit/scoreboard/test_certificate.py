@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
 import time
+import zlib
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from p2prl.errors import ConfigError, IdentityError, IntegrityError
+from p2prl.protocol.delegation import sign_delegation, sign_revocation
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import Identity
 from p2prl.scoreboard.certificate import Certificate, Signed, issue, read, recount
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
-from p2prl.scoreboard.web.certificate_picture import certificate_pdf, certificate_png, certificate_text
+from p2prl.scoreboard.web.certificate_picture import certificate_pdf, certificate_png, certificate_text, shows
 from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt, sample_run
 
 ANN, BOB, LEARNER = identity("ann"), identity("bob"), identity("learner")
@@ -118,3 +124,112 @@ def test_a_fact_that_the_ledger_does_not_confirm_is_named() -> None:
 def test_other_files_hold_no_certificate() -> None:
     for data in (b"", b"%PDF-1.4 nothing", b"\x89PNG\r\n\x1a\nxx", b"GIF89a"):
         assert certificate_text(data) is None
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def saved(image: Image.Image, text: str, **options: Any) -> bytes:
+    """A PNG that carries this text."""
+    info, out = PngInfo(), io.BytesIO()
+    info.add_itxt("p2prl certificate", text)
+    image.save(out, "PNG", pnginfo=info, **options)
+    return out.getvalue()
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def test_a_picture_shows_what_was_signed_by_its_pixels_alone() -> None:
+    made = signed()
+    png = certificate_png(made)
+    image = Image.open(io.BytesIO(png))
+    assert shows(png, made)
+    assert shows(saved(image, made.text, compress_level=1), made), "other compression shows the same"
+    painted = image.copy()
+    ImageDraw.Draw(painted).text((150, 610), "2,000,000", fill="#1d2421")
+    one_pixel = image.copy()
+    one_pixel.putpixel((0, 0), (245, 246, 241))
+    for other in (painted, one_pixel, image.resize((1755, 1240)), image.convert("L"), image.convert("RGBA")):
+        forged = saved(other, made.text)
+        assert certificate_text(forged) == made.text, "its text is right"
+        assert not shows(forged, made)
+
+
+def test_a_picture_with_anything_else_that_a_viewer_shows_is_refused() -> None:
+    made = signed()
+    png = certificate_png(made)
+    image, frame = Image.open(io.BytesIO(png)), Image.new("RGB", (1754, 1240), "red")
+    assert not shows(saved(image, made.text, save_all=True, append_images=[frame]), made), "a second frame"
+    for kind in (b"gAMA", b"iCCP", b"tRNS", b"zzZz"):
+        assert not shows(png[:33] + chunk(kind, bytes(6)) + png[33:], made)
+    for broken in (png[:200], b"", b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", b"12")):
+        assert not shows(broken, made)
+
+
+def test_a_pdf_is_the_one_that_is_drawn_of_its_text() -> None:
+    made = signed()
+    pdf = certificate_pdf(made)
+    assert shows(pdf, made)
+    picture = pdf.index(b"stream")
+    for other in (pdf[: picture + 999] + b"x" + pdf[picture + 1000 :], pdf + b"\n", certificate_pdf(signed(LEARNER))):
+        assert not shows(other, made)
+
+
+def test_a_picture_that_claims_to_be_huge_is_not_opened() -> None:
+    """The imaging library raises something of its own for these."""
+    for width, height in ((1 << 16, 1 << 15), (1 << 31, 1 << 31), (1 << 16, 1 << 11)):
+        header = struct.pack(">II", width, height) + bytes([8, 2, 0, 0, 0])
+        assert certificate_text(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IEND", b"")) is None
+
+
+# --- revoked machines -----------------------------------------------------------------------------------------------
+
+START_MS = int(START_S * 1000)
+HOUR_MS = 3_600_000
+
+
+def machines_ledger() -> LedgerWriter:
+    """A ledger in which Ann's machine, which is Bob's key, worked for her from the first hour on."""
+    writer = LedgerWriter()
+    writer.add(BOB, sign_delegation(ANN, BOB.public_key, serial=START_MS, expires_ms=START_MS + 1000 * HOUR_MS))
+    writer.receipts(0, receipt(0, BOB), receipt(1, ANN))
+    return writer
+
+
+def test_a_certificate_that_a_machine_signed_after_its_revocation_is_refused() -> None:
+    writer = machines_ledger()
+    before = MemorySource(writer).snapshot()
+    early, late = (issue(before, ANN.peer_id, BOB, now_ms=START_MS + hours * HOUR_MS) for hours in (1, 3))
+    recount(late.certificate, before)
+    writer.now += 4 * 3600
+    writer.add(ANN, sign_revocation(ANN, BOB.public_key, serial=START_MS + 1, from_ms=START_MS + 2 * HOUR_MS))
+    revoked = MemorySource(writer).snapshot()
+    recount(early.certificate, before, newest=revoked.board)
+    with pytest.raises(IntegrityError, match=r"revoked the machine .* from 2026-09-21 \d\d:13:20 UTC on"):
+        recount(late.certificate, before, newest=revoked.board)
+    by_owner = issue(before, ANN.peer_id, ANN, now_ms=START_MS + 3 * HOUR_MS)
+    recount(by_owner.certificate, before, newest=revoked.board)
+
+
+def test_a_date_before_the_revocation_does_not_help_a_machine_that_names_later_receipts() -> None:
+    writer = machines_ledger()
+    writer.now += 3 * 3600
+    writer.receipts(1, receipt(2, ANN))
+    later = MemorySource(writer).snapshot()
+    dated_back = issue(later, ANN.peer_id, BOB, now_ms=START_MS + HOUR_MS)
+    writer.add(ANN, sign_revocation(ANN, BOB.public_key, serial=START_MS + 1, from_ms=START_MS + 2 * HOUR_MS))
+    with pytest.raises(IntegrityError, match="revoked"):
+        recount(dated_back.certificate, later, newest=MemorySource(writer).snapshot().board)
+
+
+def test_a_revoked_machine_issues_nothing_until_it_is_delegated_again() -> None:
+    writer = machines_ledger()
+    writer.add(ANN, sign_revocation(ANN, BOB.public_key, serial=START_MS + 1, from_ms=START_MS + 2 * HOUR_MS))
+    revoked = MemorySource(writer).snapshot()
+    issue(revoked, ANN.peer_id, BOB, now_ms=START_MS + 2 * HOUR_MS - 1)
+    with pytest.raises(IdentityError, match="revoked"):
+        issue(revoked, ANN.peer_id, BOB, now_ms=START_MS + 2 * HOUR_MS)
+    writer.add(BOB, sign_delegation(ANN, BOB.public_key, serial=START_MS + 2, expires_ms=START_MS + 1000 * HOUR_MS))
+    issue(MemorySource(writer).snapshot(), ANN.peer_id, BOB, now_ms=START_MS + 3 * HOUR_MS)

@@ -21,7 +21,6 @@ import numpy as np
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.models.base_model.pretrained import LoadedModel
-from p2prl.models.sampling import sample_all
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol import frames, limits
 from p2prl.protocol.delegation import Delegation, sign_delegation
@@ -35,12 +34,12 @@ from p2prl.protocol.rollout_group import Completion, EngineClass, GroupHeader, R
 from p2prl.protocol.wire_codec import Wire
 from p2prl.protocol.work_slots import SEED_RULE
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.simulated_run import SimulatedRun
 from p2prl.sim.swarm import Swarm, SwarmConfig
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Event, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
+from p2prl_lab.sim.known_version import KnownVersion
 
 _LINKS = 4
 """Links that a flood comes through."""
@@ -83,23 +82,14 @@ class FloodRow:
     """Of the groups trained on while the flood lasted, those of its keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a flood knows of the run: its newest version."""
-
-    run: SimulatedRun
-    version: VersionReady
-    weights: bytes
-
-
-MakeGroup = Callable[[Target, Identity, int, random.Random], Wire]
+MakeGroup = Callable[[KnownVersion, Identity, int, random.Random], Wire]
 """The group of a key and a slot, as a flood makes it, or what else it signs at that turn."""
 
 
-def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+def fabricated(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
     """The right prompt, and tokens that look right: everything but the replay passes."""
-    run, version = target.run, target.version
-    assignment = run.work.assign(beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
+    run, manifest = target.run, target.manifest
+    assignment = run.work.assign(beacon=manifest.beacon, peer=key.public_key, slot=slot)
     sampling = run.manifest.sampling
     completions = tuple(
         Completion(
@@ -111,8 +101,8 @@ def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> 
         for _ in range(sampling.group_size)
     )
     return RolloutGroup(
-        version=version.manifest.version,
-        policy=version.digest,
+        version=manifest.version,
+        policy=target.digest,
         slot=slot,
         task=assignment.task,
         prompt=np.asarray(assignment.prompt_ids, dtype="<u4").tobytes(),
@@ -123,49 +113,37 @@ def fabricated(target: Target, key: Identity, slot: int, rng: random.Random) -> 
     )
 
 
-def with_evidence(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+def with_evidence(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
     """A fabricated group with as much evidence as an envelope of the run holds."""
     return msgspec.structs.replace(fabricated(target, key, slot, rng), evidence=rng.randbytes(30_000))
 
 
-def one_slot(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+def one_slot(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
     """The same slot again and again."""
     del slot
     return fabricated(target, key, 0, rng)
 
 
-def honest(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+def honest(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
     """Honest work: newcomers in numbers, or sybils that pay for it."""
     del rng
-    run, version = target.run, target.version
-    assignment = run.work.assign(beacon=version.manifest.beacon, peer=key.public_key, slot=slot)
-    sampler = run.model.sampler(run.model.stage(target.weights, version.manifest.version))
-    return run.work.pack(
-        assignment,
-        sample_all(sampler, assignment.requests),
-        version=version.manifest.version,
-        policy=version.digest,
-        engine=sampler.engine_class,
-        seconds=1.0,
-    )
+    return target.group(key, slot)
 
 
-def unknown_verdict(target: Target, key: Identity, slot: int, rng: random.Random) -> Verdict:
+def unknown_verdict(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> Verdict:
     """A verdict on a group that nobody has sent."""
     del slot
-    version = target.version.manifest.version
-    return Verdict(rng.randbytes(32), key.public_key, version, True, "", 48, 0, 0.0, rng.randbytes(64))
+    return Verdict(rng.randbytes(32), key.public_key, target.manifest.version, True, "", 48, 0, 0.0, rng.randbytes(64))
 
 
-def header_without_body(target: Target, key: Identity, slot: int, rng: random.Random) -> GroupHeader:
+def header_without_body(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> GroupHeader:
     """The header of a large group whose parts nobody has."""
     del key
-    version = target.version
     parts = blob_of(rng.randbytes(limits.MAX_ENVELOPE_BYTES + 1), limits.GROUP_PART_BYTES)
-    return GroupHeader(version.manifest.version, version.digest, slot, parts)
+    return GroupHeader(target.manifest.version, target.digest, slot, parts)
 
 
-def owners_statement(target: Target, key: Identity, slot: int, rng: random.Random) -> Delegation:
+def owners_statement(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> Delegation:
     """The statement of one of any number of owners that the key's work is its own."""
     del target
     signed_ms = int(START * 1000) + slot
@@ -234,7 +212,7 @@ class Flood:
         version = self._newest
         if version is not None:
             weights = self._store.path(version.manifest.weights.root).read_bytes()
-            target = Target(self._swarm.simulated, version, weights)
+            target = KnownVersion(self._swarm.simulated, version.manifest, version.digest, weights)
             share = min(1.0, 1.0 - (left_s - _WAVE_S) / plan.lasts_s)
             due, self._sent = self._sent, int(share * plan.keys * plan.groups_per_key)
             for number, (key, slot) in zip(range(due, self._sent), self._left, strict=False):

@@ -43,10 +43,11 @@ from p2prl.sim.virtual_time import START
 from p2prl.tasks.task_registry import task_by_name
 from p2prl_lab.bench.results.result_version import result_version
 from p2prl_lab.bench.results.seed_file import Line, SeedFile
-from p2prl_lab.bench.trust.floods import Flood, FloodPlan, MakeGroup, Target, honest
+from p2prl_lab.bench.trust.floods import Flood, FloodPlan, MakeGroup, honest
 from p2prl_lab.bench.trust.floods import fabricated as unsampled
 from p2prl_lab.progress_lines import ProgressLines
-from p2prl_lab.sim.dishonest_volunteers import FORGED, fabricated, mixed
+from p2prl_lab.sim.dishonest_volunteers import CHEATS, FORGED, fabricated, mixed
+from p2prl_lab.sim.known_version import KnownVersion, rewards_of
 from p2prl_lab.sim.mixed_swarm import MixedSwarm
 
 _TASK = "chain4"
@@ -66,7 +67,7 @@ _CHOICES = 2
 _GROUPS_PER_SYBIL = 7
 """One fewer than make a key known."""
 
-_VERSION = result_version(mixed_swarm=1)
+_VERSION = result_version(mixed_swarm=2)
 """Incremented when a change moves the figures."""
 
 _STALL = 4.0
@@ -78,7 +79,8 @@ class MixedConfig:
     """Size of the benchmark."""
 
     honest: int = 10
-    cheats: int = 5
+    cheats: int = len(CHEATS)
+    """Of all kinds in turn."""
     sybils: int = 100
     updates: int = 200
     first_seed: int = 0
@@ -150,19 +152,15 @@ class Scenario:
     sybils: MakeGroup | None = None
 
 
-def _chosen(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+def _chosen(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
     """Valid work, the group with the highest rewards of a few slots: those teach least."""
     slots = range(_CHOICES * slot, _CHOICES * (slot + 1))
-    return max((honest(target, key, each, rng) for each in slots), key=lambda group: sum(_rewards(group)))
+    return max((honest(target, key, each, rng) for each in slots), key=rewards_of)
 
 
-def _forged(target: Target, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
+def _forged(target: KnownVersion, key: Identity, slot: int, rng: random.Random) -> RolloutGroup:
     """Tokens out of nothing in a group that is otherwise right."""
     return fabricated(unsampled(target, key, slot, rng), rng)
-
-
-def _rewards(group: RolloutGroup) -> list[float]:
-    return [completion.reward for completion in group.completions]
 
 
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(

@@ -16,6 +16,7 @@ import torch
 
 from p2prl.errors import ConfigError
 from p2prl.models.base_model.pretrained import check_saveable, load_pretrained
+from p2prl.models.export.weight_source import CheckpointWeights
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import flatten, layout_of
@@ -200,3 +201,42 @@ def test_a_file_is_told_from_a_directory_that_is_not_there(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"model\.gguf is a file, not a directory") as caught:
         load_pretrained(str(tmp_path / "model.gguf"))
     assert "safetensors" in caught.value.remedy
+
+
+def _elsewhere(directory: Path, shard: str) -> None:
+    """Let the index name a file that is not the directory's own."""
+    weights = directory / "model.safetensors"
+    names = safetensors.torch.load_file(weights)
+    weights.rename(directory.parent / "private.safetensors")
+    safetensors.torch.save_file({}, directory / "other.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, shard)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("where", ["../private.safetensors", "/absolute", "sub/x.safetensors", "..", "", "other.bin"])
+def test_an_index_names_files_of_its_own_directory_alone(tmp_path: Path, where: str) -> None:
+    """A stranger's model would have the weights of another one loaded, trained and published."""
+    directory = tmp_path / "model"
+    loaded = tiny_model(seed=11)
+    loaded.model.save_pretrained(directory)
+    loaded.tokenizer.save_pretrained(directory)
+    _elsewhere(directory, str(tmp_path / "private.safetensors") if where == "/absolute" else where)
+    with pytest.raises(ConfigError, match="does not list safetensors files beside it"):
+        load_pretrained(str(directory), device=CPU)
+    with pytest.raises(ConfigError, match="does not list safetensors files beside it"):
+        CheckpointWeights(directory)
+
+
+def test_adapters_do_not_bring_the_model_that_they_name(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/home/me/private"}))
+    with pytest.raises(ConfigError, match="adapters of another model"):
+        load_pretrained(str(directory), device=CPU)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "model.safetensors.index.json"])
+def test_a_file_of_any_size_is_read_up_to_a_limit(directory: Path, file: str) -> None:
+    with (directory / file).open("r+b" if (directory / file).exists() else "wb") as large:
+        large.truncate(1 << 40)  # sparse
+    with pytest.raises(ConfigError, match=f"{file} has more than 32 MB"):
+        load_pretrained(str(directory), device=CPU)
