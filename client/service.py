@@ -13,8 +13,10 @@ from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.delivery import Delivery
+from p2prl.client.evidence import evidence_path
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
+from p2prl.client.refused_work import RefusedWork, ReplayRefused
 from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.slot_numbers import first_slot
 from p2prl.client.spool import Added, Spool, SpoolConfig
@@ -84,8 +86,10 @@ class Volunteer:
         bootstrap: RunBootstrap[SamplingTools],
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
+        replay: ReplayRefused | None = None,
     ) -> None:
-        """`bootstrap` turns the run's files into a sampler. `on_notice` gets messages for the user."""
+        """`bootstrap` turns the run's files into a sampler. `on_notice` gets messages for the user. `replay` checks
+        groups that the learner refuses; without it they cannot be checked."""
         self._clock = clock
         self.bootstrap = bootstrap
         self._on_notice = on_notice
@@ -105,7 +109,7 @@ class Volunteer:
             author=identity.public_key,
             run=run,
             redeliver_s=config.redeliver_s,
-            on_rejected=self._on_rejected,
+            on_judged=self._on_judged,
             on_notice=on_notice,
         )
         self._progress = ProgressReporter(self._spool, on_progress, identity.public_key)
@@ -116,6 +120,7 @@ class Volunteer:
         """Where the owner's orders are given; a rest frees the engine and may leave the network."""
         self._is_freed = False  # the engine's memory
         self._excluded = False
+        self._refused = RefusedWork(self._spool, evidence_path(spool_path), replay, on_notice)
 
     # --- lifecycle----------------------------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ class Volunteer:
 
     def run(self, network: NetworkPort) -> bool:
         """Run until stopped. Returns True when the learner ended the run. `MachineError` once it has excluded this
-        machine's key."""
+        machine's key or this machine computes wrong numbers, `WorkRefusedError` when the learner refuses right ones."""
         self.attach(network)
         try:
             for wait_s in self.owner.turns(self.bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
@@ -148,6 +153,8 @@ class Volunteer:
             self._report(self._next_action(), final=True)
             if self._excluded and not self._parked:
                 raise exclusion_error()
+            if not self._parked and (error := self._refused.error()) is not None:
+                raise error
             return self._agent.finished
         finally:
             network.close()
@@ -161,6 +168,7 @@ class Volunteer:
     def turn(self, *, wait_s: float) -> Action:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
         self._follow_order(self.owner.order)
+        self._doubt()
         action, was_ready = self._next_action(), self.bootstrap.prepared is not None
         rest_s = self.owner.rest_s() if isinstance(action, Sample) else 0.0
         self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
@@ -219,11 +227,31 @@ class Volunteer:
             self._is_freed = False  # loading the next policy takes the memory again
         elif tools is not None and not self._is_freed:
             self._is_freed = True
-            self._sampler.drop(tools)
-            self._agent.emptied()
-            tools.sampler.sleep()
+            self._free_engine(tools)
             self._report(Wait(order.reason))  # leaving the network takes seconds
         self.owner.follow_network(order)
+
+    def _free_engine(self, tools: SamplingTools) -> None:
+        """Drop what is in flight, and give its memory back. Loading the next policy takes it again."""
+        self._sampler.drop(tools)
+        self._agent.emptied()
+        tools.sampler.sleep()
+
+    def _doubt(self) -> None:
+        """Replay what the learner has refused, if it is time to, and stop when that says enough."""
+        tools = self.bootstrap.prepared
+        self._agent.slow_down(self._refused.slow_reason)
+        if tools is None or self.owner.order.rests:
+            return
+        if self._refused.wants_replay:
+            self._free_engine(tools)
+            self._report(Wait("replaying groups that the learner rejected"))
+            while self._refused.wants_replay:
+                self._refused.replay_next()
+        if self._refused.is_over:
+            self._sampler.drop(tools)
+            self._agent.emptied()
+            self._agent.stop()
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -232,6 +260,8 @@ class Volunteer:
             match message:
                 case control.RunKnown() | control.FileReady():
                     self.bootstrap.take(message)
+                    if isinstance(message, control.RunKnown):
+                        self._refused.on_run(message.manifest)
                 case signals.VersionAnnounced(version=version, step=step):
                     self._progress.announce(version, step, self._clock.now())
                     self._run_end.on_policy(step)
@@ -264,11 +294,12 @@ class Volunteer:
         elif opened.kind is Kind.RECEIPTS:
             receipts = body_of(opened, Receipts)
             self._progress.run.on_receipts(receipts, envelope_digest(raw), self._clock.now())
-            self._delivery.on_receipts(receipts, opened.sent_ms)
+            self._delivery.on_receipts(receipts, opened.sent_ms, raw)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
-    def _on_rejected(self, receipt: Receipt) -> None:
+    def _on_judged(self, receipt: Receipt, receipts: bytes) -> None:
+        self._refused.on_judged(receipt, receipts)
         if receipt.state != ReceiptState.REJECTED:
             return  # thousands may expire after an outage: the panel counts them
         self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
