@@ -1,4 +1,4 @@
-"""What a volunteer does about refused work: say so, replay, keep evidence, and stop with a cause."""
+"""Reaction to refused work: say so, replay, keep evidence, and stop with a cause."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ class Volunteer:
         """Where the owner's orders are given; a rest frees the engine and may leave the network."""
         self._is_freed = False  # the engine's memory
         self._excluded = False
-        self._refused = RefusedWork(self._spool, evidence_path(spool_path), replay, on_notice)
+        self.refused = RefusedWork(self._spool, evidence_path(spool_path), replay, on_notice)
+        """What the learner refused of this machine's work."""
 
     # --- lifecycle----------------------------------------------------------------------------------------------
 
@@ -128,6 +129,10 @@ class Volunteer:
     def held_version(self) -> int:
         """Newest version whose weights are on this machine; −1 before the first."""
         return self._agent.held_version
+
+    def group_counts(self) -> dict[str, int]:
+        """Groups by `SpoolState`."""
+        return self._spool.counts()
 
     def finish(self) -> None:
         """Complete the slots in flight, keep their groups, and return from `run`."""
@@ -153,7 +158,7 @@ class Volunteer:
             self._report(self._next_action(), final=True)
             if self._excluded and not self._parked:
                 raise exclusion_error()
-            if not self._parked and (error := self._refused.error()) is not None:
+            if not self._parked and (error := self.refused.error()) is not None:
                 raise error
             return self._agent.finished
         finally:
@@ -240,15 +245,15 @@ class Volunteer:
     def _doubt(self) -> None:
         """Replay what the learner has refused, if it is time to, and stop when that says enough."""
         tools = self.bootstrap.prepared
-        self._agent.slow_down(self._refused.slow_reason)
+        self._agent.slow_down(self.refused.slow_reason)
         if tools is None or self.owner.order.rests:
             return
-        if self._refused.wants_replay:
+        if self.refused.wants_replay:
             self._free_engine(tools)
             self._report(Wait("replaying groups that the learner rejected"))
-            while self._refused.wants_replay:
-                self._refused.replay_next()
-        if self._refused.is_over:
+            while self.refused.wants_replay:
+                self.refused.replay_next()
+        if self.refused.is_over:
             self._sampler.drop(tools)
             self._agent.emptied()
             self._agent.stop()
@@ -261,7 +266,7 @@ class Volunteer:
                 case control.RunKnown() | control.FileReady():
                     self.bootstrap.take(message)
                     if isinstance(message, control.RunKnown):
-                        self._refused.on_run(message.manifest)
+                        self.refused.on_run(message.manifest)
                 case signals.VersionAnnounced(version=version, step=step):
                     self._progress.announce(version, step, self._clock.now())
                     self._run_end.on_policy(step)
@@ -299,7 +304,7 @@ class Volunteer:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
     def _on_judged(self, receipt: Receipt, receipts: bytes) -> None:
-        self._refused.on_judged(receipt, receipts)
+        self.refused.on_judged(receipt, receipts)
         if receipt.state != ReceiptState.REJECTED:
             return  # thousands may expire after an outage: the panel counts them
         self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
