@@ -31,6 +31,7 @@ from p2prl.learner.service import Learner
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
+from p2prl.learner.timing.live_forecast import Forecaster
 from p2prl.learner.timing.pacing import Pacing
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
 from p2prl.learner.timing.schedule import SAMPLING_SHARE, Schedule, ScheduleConfig, pause_s
@@ -279,5 +280,11 @@ def _pacing(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffer,
         return pause_s(update_s, sampling_s=buffer.sampling_s, staleness_bound=bound, limit=limit)
 
     return Pacing(
-        schedule, interval, parts.clock, automatic=config.publish == "auto", pause=pause, on_notice=parts.on_notice
+        schedule,
+        interval,
+        Forecaster(groups_per_update=config.groups_per_update),
+        parts.clock,
+        automatic=config.publish == "auto",
+        pause=pause,
+        on_notice=parts.on_notice,
     )

@@ -221,6 +221,11 @@ class Learner:
         figures = self._inbox.figures | self._checks.figures | self._publisher.figures
         self._training.stage.run(self._training.update(figures | self._pacing.figures, on_updated=self._updated))
 
-    def _updated(self, batch: list[VerifiedGroup], seconds: float) -> None:
+    def _updated(self, batch: list[VerifiedGroup], seconds: float, at_work: float) -> None:
         self._checks.update_ended(seconds)
-        self._pacing.batch_trained([group.verified_at for group in batch if group.verified_at is not None], seconds)
+        self._pacing.batch_trained(
+            [group.verified_at for group in batch if group.verified_at is not None],
+            seconds,
+            at_work=at_work,
+            ready_groups=self._checks.ready_groups,
+        )

@@ -18,7 +18,7 @@ from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified
 from p2prl.learner.journal.groups import KEPT_ROLLOUT_BYTES
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.timing.training_stage import Activity, TrainingStage, Work
+from p2prl.learner.timing.training_stage import Activity, TrainingStage, Work, share_at_work
 from p2prl.learner.training.checkpoints import newest_checkpoint, prune_checkpoints
 from p2prl.learner.training.learning_watch import GroupSignal, LearningWatch
 from p2prl.learner.training.metrics_log import MetricsLog
@@ -71,12 +71,15 @@ class Training:
         assert not self.stage.busy
         return self._trainer.model
 
-    def update(self, figures: Mapping[str, Any], *, on_updated: Callable[[list[VerifiedGroup], float], None]) -> Work:
+    def update(
+        self, figures: Mapping[str, Any], *, on_updated: Callable[[list[VerifiedGroup], float, float], None]
+    ) -> Work:
         """One update, if enough groups are fresh. At each `yield` the training thread computes, and the main thread
         answers messages and checks groups meanwhile.
 
         `figures` are the metrics of the other parts of the learner, logged with those of the update. `on_updated` gets
-        the batch and the seconds of the step, by which the next update and the next replays are timed.
+        the batch, the seconds of the step, and the share of the time since the last update in which the training thread
+        did not wait for groups: the next update and the next replays are timed by them.
         """
         journal, count = self._storage.journal, self._config.groups_per_update
         with journal.transaction():
@@ -94,8 +97,9 @@ class Training:
         seconds = self.stage.job_s
 
         # One line in metrics.jsonl, and warnings about runs that learn nothing.
-        self._log_update(batch, result, {**figures, **self.stage.take_shares()})
-        on_updated(batch, seconds)
+        shares = self.stage.take_shares()
+        self._log_update(batch, result, {**figures, **shares})
+        on_updated(batch, seconds, share_at_work(shares))
 
         # The weights and the optimizer's state every `checkpoint_every` updates. Until then a crash costs time alone.
         # A version is published from here by the next turn, when the schedule says so (`Learner.turn`).

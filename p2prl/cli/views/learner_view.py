@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from p2prl.learner.timing.live_forecast import UPDATES
 from p2prl.learner.training.learning_watch import SUMMARY
 from p2prl.plain_text import counted
 
@@ -65,6 +66,8 @@ def update_panel(name: str, metrics: Mapping[str, Any], *, planned: int, first: 
     table.add_row("batch", f"{counted(metrics['groups'], 'group')} of {volunteers}{pace}")
     if limit := _idle(metrics):
         table.add_row("training", limit)
+    if foreseen := forecast_text(metrics):
+        table.add_row("at work", foreseen)
     for text in evaluation_texts(metrics):
         table.add_row("evaluation", text)
     for text in warning_texts(metrics):
@@ -92,6 +95,18 @@ def warning_texts(metrics: Mapping[str, Any]) -> list[str]:
     """What keeps the run from learning, in clauses; empty while nothing does."""
     known = {str(trouble): text for trouble, text in SUMMARY.items()}
     return [known[name] for name in metrics.get("signal/warnings", ()) if name in known]
+
+
+def forecast_text(metrics: Mapping[str, Any]) -> str:
+    """How much of its time the learner had groups, and what is foreseen; empty before enough updates."""
+    if "plan/realised" not in metrics:
+        return ""
+    text = f"{metrics['plan/realised']:.0%} of the last {UPDATES} updates' time"
+    if "plan/predicted_utilisation" not in metrics:
+        return text
+    middle, low, high = (float(metrics[f"plan/{key}"]) for key in ("predicted_utilisation", "low", "high"))
+    spread = "" if f"{low:.0%}" == f"{high:.0%}" else f" ({low:.0%} to {high:.0%})"
+    return f"{text}, {middle:.0%} foreseen for the next{spread}"
 
 
 def _idle(metrics: Mapping[str, Any]) -> str:

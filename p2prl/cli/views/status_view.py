@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from p2prl.cli.views.learner_view import evaluation_texts, warning_texts
+from p2prl.cli.views.learner_view import evaluation_texts, forecast_text, warning_texts
 from p2prl.cli.views.quantities import (
     own_ledger_text,
     peers_text,
@@ -130,6 +130,7 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "peers" in worker:
         volunteers = counted(worker["peers"], "volunteer")
         rows.append(("batch", f"{counted(worker.get('groups', 0), 'group')} of {volunteers}"))
+    rows.append(("at work", forecast_text(worker)))
     rows += [("measured", text) for text in evaluation_texts(worker)]
     rows += [("warning", text) for text in warning_texts(worker)]
     return rows

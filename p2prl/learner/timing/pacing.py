@@ -1,21 +1,23 @@
-"""Pacing: the schedule and the measured publish interval, which changes κ if the run allows it."""
+"""Pacing: the schedule, the measured publish interval, which changes κ if the run allows it, and the forecast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from p2prl.clock import Clock
+from p2prl.learner.timing.live_forecast import Forecaster
 from p2prl.learner.timing.publish_interval import PublishInterval
 from p2prl.learner.timing.schedule import Action, Schedule
 
 
 class Pacing:
-    """Decides what is due, and measures the duration of updates and broadcasts."""
+    """Decides what is due, and measures updates, broadcasts and the volunteers' pace."""
 
     def __init__(
         self,
         schedule: Schedule,
         interval: PublishInterval,
+        forecaster: Forecaster,
         clock: Clock,
         *,
         automatic: bool,
@@ -26,6 +28,7 @@ class Pacing:
         wait after an update of a number of seconds (`step_pace`)."""
         self._schedule = schedule
         self._interval = interval
+        self._forecaster = forecaster
         self._clock = clock
         self._automatic = automatic
         self._on_notice = on_notice
@@ -60,12 +63,14 @@ class Pacing:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Publish interval and pause, as keys of the metrics log."""
-        return {"publish_every": self.publish_every, "pause_s": self._paused_s}
+        """Publish interval, pause and forecast, as keys of the metrics log."""
+        return {"publish_every": self.publish_every, "pause_s": self._paused_s, **self._forecaster.figures}
 
     def group_verified(self, peer: bytes, version: int) -> None:
         """Record that a peer delivered a group of a version, which has passed now: the version has reached it."""
-        self._interval.delivered(peer, version, self._clock.now())
+        now = self._clock.now()
+        self._interval.delivered(peer, version, now)
+        self._forecaster.delivered(peer, now)
 
     def version_copied(self) -> None:
         """Record that a version of the current step is on its way: training goes on."""
@@ -75,16 +80,19 @@ class Pacing:
         """Record that a version was sent."""
         self._interval.published(version, self._clock.now())
 
-    def batch_trained(self, verified_at: Sequence[float], seconds: float) -> None:
+    def batch_trained(self, verified_at: Sequence[float], seconds: float, *, at_work: float, ready_groups: int) -> None:
         """Count one update, which took `seconds`, and change the interval if the measurements suggest it.
 
         `verified_at` are the times at which groups of its batch passed their checks, as far as they are known.
+        `at_work` is the share of the time since the update before in which the learner did not wait for groups.
         """
         self._schedule.stepped()
         now = self._clock.now()
         self._paused_s = self._pause(seconds)
         self._paused_until = now + self._paused_s
         self._interval.updated(now)
+        if missed := self._forecaster.updated(now, at_work=at_work, ready=ready_groups):
+            self._on_notice(missed)
         for at in verified_at:
             self._interval.used(now - at)
         choice = self._interval.choice

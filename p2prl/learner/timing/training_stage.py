@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +24,8 @@ class Activity(StrEnum):
     WAIT_REPLAY = "waiting_replay"
     """Idle: groups are stored, but too few are verified."""
 
+
+_AT_WORK = (Activity.UPDATE, Activity.PUBLISH, Activity.CHECKPOINT)
 
 Work = Generator[tuple[Activity, Job], Any, None]
 """Work of the main thread that yields jobs for the training thread, and gets back the result of each."""
@@ -48,6 +51,11 @@ class TrainingTime:
         shares = {f"training/{each}": self._seconds[each] / total for each in Activity} if total > 0.0 else {}
         self._seconds.clear()
         return shares
+
+
+def share_at_work(shares: Mapping[str, float]) -> float:
+    """Of the shares of `TrainingTime.take_shares`, the time in which the thread did not wait for groups."""
+    return math.fsum(shares.get(f"training/{each}", 0.0) for each in _AT_WORK)
 
 
 class TrainingStage:

@@ -17,6 +17,7 @@ from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.config import EvaluationConfig
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replaying import Replayer
+from p2prl.learner.timing.live_forecast import UPDATES, Forecaster
 from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
@@ -73,6 +74,15 @@ def lost_figures() -> set[str]:
     return set(work.figures)
 
 
+def forecast_figures() -> set[str]:
+    """Keys of a learner that has made more than sixteen updates, and then sixteen more."""
+    forecaster = Forecaster(groups_per_update=2)
+    for update in range(2 * UPDATES + 2):
+        forecaster.delivered(b"a", update + 0.5)
+        forecaster.updated(float(update), at_work=0.5, ready=0)
+    return set(forecaster.figures)
+
+
 def metrics_of_settings() -> set[str]:
     """Keys that only a run with a reference policy writes, or with a value head."""
     (batch,) = batches(1)
@@ -101,7 +111,7 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
     written = {key.replace("evaluation/chain4/", "evaluation/TASK/") for key in written}
     written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
-    seen = without_buckets(written | losses_metrics() | metrics_of_settings() | lost_figures())
+    seen = without_buckets(written | losses_metrics() | metrics_of_settings() | lost_figures() | forecast_figures())
     assert seen == glossary("metrics.jsonl")
 
 

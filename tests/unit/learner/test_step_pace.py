@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
+from p2prl.learner.timing.live_forecast import Forecaster
 from p2prl.learner.timing.pacing import Pacing
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
 from p2prl.learner.timing.schedule import Action, Schedule, ScheduleConfig, pause_s
@@ -57,15 +58,21 @@ def test_the_next_update_waits_for_the_pause_and_nothing_else_does() -> None:
     schedule = Schedule(ScheduleConfig(groups_per_update=2, publish_every=2, updates=9), step=0, published_step=0)
     interval = PublishInterval(PublishIntervalConfig(staleness_bound=8, least=2, most=9), publish_every=2)
     pacing = Pacing(
-        schedule, interval, clock, automatic=False, pause=lambda update_s: 0.25 * update_s, on_notice=lambda _: None
+        schedule,
+        interval,
+        Forecaster(groups_per_update=2),
+        clock,
+        automatic=False,
+        pause=lambda update_s: 0.25 * update_s,
+        on_notice=lambda _: None,
     )
     assert (pacing.next_action(2), pacing.pause_left_s) == (Action.STEP, 0.0)
-    pacing.batch_trained([], 4.0)
+    pacing.batch_trained([], 4.0, at_work=1.0, ready_groups=0)
     assert (pacing.next_action(2), pacing.pause_left_s) == (Action.COLLECT, 1.0)
     assert pacing.figures == {"publish_every": 2, "pause_s": 1.0}
     clock.time += 1.0
     assert (pacing.next_action(2), pacing.pause_left_s) == (Action.STEP, 0.0)
-    pacing.batch_trained([], 4.0)
+    pacing.batch_trained([], 4.0, at_work=1.0, ready_groups=0)
     assert pacing.next_action(2) is Action.PUBLISH, "a version that is due goes out at once"
 
 

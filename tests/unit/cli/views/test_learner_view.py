@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from p2prl.cli.views.learner_view import update_line, update_panel, waiting_text
+from p2prl.cli.views.learner_view import forecast_text, update_line, update_panel, waiting_text
 
 METRICS = {
     "step": 1_012,
@@ -53,6 +53,17 @@ def test_busy_share_and_the_largest_reason_for_idling_are_shown() -> None:
     shown = panel(planned=0, first=False, **full)
     assert "100% busy" in shown
     assert "waiting" not in shown
+
+
+def test_the_forecast_is_shown_beside_what_came() -> None:
+    assert forecast_text(METRICS) == ""
+    came = {"plan/realised": 0.714}
+    assert forecast_text(came) == "71% of the last 16 updates' time"
+    foreseen = came | {"plan/predicted_utilisation": 0.8, "plan/low": 0.7, "plan/high": 0.9}
+    assert forecast_text(foreseen) == "71% of the last 16 updates' time, 80% foreseen for the next (70% to 90%)"
+    assert "80% foreseen" in panel(planned=0, first=False, **foreseen)
+    sure = came | {"plan/predicted_utilisation": 1.0, "plan/low": 1.0, "plan/high": 1.0}
+    assert forecast_text(sure) == "71% of the last 16 updates' time, 100% foreseen for the next"
 
 
 EVALUATED = {
