@@ -1,6 +1,6 @@
 """Evidence of refused work: the learner's signed receipts and the signed groups that they refuse, in one file.
 
-Whoever has the file can check all signatures without asking anybody, and whoever has the weights can replay the groups.
+All signatures in it can be checked without asking anybody, and the groups replayed with the weights of their version.
 It says who signed what; that a group is right, only a replay says.
 """
 

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from p2prl.client.evidence import MAX_CASES, Case, Evidence, write_evidence
+from p2prl.client.evidence import MAX_CASES, Case, Evidence, evidence_path, write_evidence
 from p2prl.client.refusals import VOIDED_AT, Fault, Refusals, Replayed
 from p2prl.client.spool import Spool
 from p2prl.errors import MachineError, P2PRLError, WorkRefusedError
 from p2prl.plain_text import counted
-from p2prl.protocol.ledger_messages import Receipt
+from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 
 ReplayRefused = Callable[[bytes, bytes, str], Replayed]
@@ -19,27 +19,51 @@ ReplayRefused = Callable[[bytes, bytes, str], Replayed]
 what a group or a machine may lack: then a replay is impossible."""
 
 
+RECEIPTS_TO_STOP = 3
+"""Groups rejected with `excluded` after which a volunteer stops: one fewer than a learner sends in one exclusion."""
+
+COUNTED_FOR_S = 24 * 3600.0
+"""Age of a group from which its rejection counts no more: the exclusion may have ended since."""
+
+
+def exclusion_error() -> MachineError:
+    """What the owner is told."""
+    return MachineError(
+        "the learner has excluded this machine's key: several of its groups were not what the policy samples, and a "
+        "second replay confirmed it each time",
+        remedy="If you changed nothing, this machine computes wrong numbers: undo overclocking, test its memory and "
+        "graphics card, update the driver. The exclusion ends by itself, the first after an hour, each further one "
+        "after twice as long: start again then. Credit that is final stays.",
+    )
+
+
 class RefusedWork:
     """The learner's refusals of this machine's groups, and what follows from them."""
 
     def __init__(
-        self, spool: Spool, evidence: Path, replay: ReplayRefused | None, on_notice: Callable[[str], None]
+        self,
+        spool: Spool,
+        spool_path: Path,
+        replay: ReplayRefused | None,
+        on_notice: Callable[[str], None],
+        manifest: Callable[[], bytes],
     ) -> None:
-        """`evidence` is the file to keep signed proof in. Without `replay` none is possible."""
+        """Signed proof is kept beside the spool. Without `replay` none is possible. `manifest` gives the envelope of
+        the run's manifest."""
         self._spool = spool
-        self._path = evidence
+        self._path = evidence_path(spool_path)
         self._replay = replay
         self._on_notice = on_notice
-        self._manifest = b""
+        self._manifest = manifest
+        self._is_excluded = False
         self._was_told = False
         self._seen = Refusals()
 
-    def on_run(self, manifest: bytes) -> None:
-        """The envelope of the run's manifest."""
-        self._manifest = manifest
-
-    def on_judged(self, receipt: Receipt, receipts: bytes) -> None:
+    def on_judged(self, receipt: Receipt, receipts: bytes, *, now: float) -> None:
         """The learner's receipt of a group of this machine, and the envelope that it came in."""
+        if receipt.state == ReceiptState.REJECTED and receipt.reason == RejectionReason.EXCLUDED:
+            counted_now = self._spool.rejected_since(receipt.reason, now - COUNTED_FOR_S)
+            self._is_excluded = counted_now >= RECEIPTS_TO_STOP
         self._seen.on_judged(receipt, receipts)
         if self._seen.is_doubtful and not self._was_told:
             self._was_told = True
@@ -60,22 +84,22 @@ class RefusedWork:
         """Whether a group is to be replayed, for which the engine's memory has to be free."""
         return self._replay is not None and self._seen.to_replay() is not None
 
-    def replay_next(self) -> None:
-        """Replay one refused group. Takes as long as a validator needs for it."""
-        refused = self._seen.to_replay()
-        if refused is None or self._replay is None:
-            return
-        kept = self._spool.bytes_of(refused.group)
-        found = Replayed.IMPOSSIBLE if kept is None else self._replay(*kept, refused.reason)
-        self._seen.on_replay(refused.group, found)
+    def replay(self) -> None:
+        """Replay refused groups until that settles it. Each takes as long as a validator needs for it."""
+        while self._replay is not None and (refused := self._seen.to_replay()) is not None:
+            kept = self._spool.bytes_of(refused.group)
+            found = Replayed.IMPOSSIBLE if kept is None else self._replay(*kept, refused.reason)
+            self._seen.on_replay(refused.group, found)
 
     @property
     def is_over(self) -> bool:
-        """Whether to stop: whose fault it is can be told, or nothing of this machine is accepted."""
-        return self._fault() is not None
+        """Whether to stop: this key is excluded, whose fault it is can be told, or nothing of it is accepted."""
+        return self._is_excluded or self._fault() is not None
 
     def error(self) -> P2PRLError | None:
         """Why the volunteer stopped; None when refused work is not why. Keeps evidence if the learner may be wrong."""
+        if self._is_excluded:
+            return exclusion_error()
         fault = self._fault()
         if fault is None:
             return None
@@ -128,5 +152,5 @@ class RefusedWork:
                 name = "" if replay is None else replay.value
                 cases.append(Case(receipts=refused.receipts, group=kept[0], body=kept[1], replay=name))
         return Evidence(
-            manifest=self._manifest, judged=self._seen.judged, refused=self._seen.refused, cases=tuple(cases)
+            manifest=self._manifest(), judged=self._seen.judged, refused=self._seen.refused, cases=tuple(cases)
         )

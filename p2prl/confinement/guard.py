@@ -117,7 +117,7 @@ class _Watch:
     def serve(self) -> int:
         """Answer until the child has ended; its wait status."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the child hears that its role has hung up
+            signal.signal(number, signal.SIG_IGN)  # the child ends when its role hangs up
         self._keep_only(self._channel.fileno())
         ended = os.pidfd_open(self._child)
         poll = select.poll()

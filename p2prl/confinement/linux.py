@@ -218,8 +218,8 @@ def seccomp_install(program: bytes, *, every_thread: bool = False) -> None:
 def seccomp_listen(program: bytes) -> int:
     """Install a filter on this thread, for good. Returns the descriptor that tells of the calls it asks about.
 
-    Whoever holds the descriptor answers them: send it away and close it. Before Linux 5.19 a signal interrupts a call
-    that waits, which is then made anew.
+    The process that holds the descriptor answers them: send it away and close it. Before Linux 5.19 a signal interrupts
+    a call that waits, which is then made anew.
     """
     try:
         return _seccomp(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER | _SECCOMP_FILTER_FLAG_WAIT_KILLABLE)

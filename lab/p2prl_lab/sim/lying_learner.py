@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from p2prl.client.agent import AgentConfig
+from p2prl.client.own_groups import OwnGroups
 from p2prl.client.refusals import Replayed
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.config.network_options import remember_run
@@ -132,3 +135,12 @@ class LyingSwarm(Swarm):
             on_notice=lambda _: None,
             replay=replay if self._replays else None,
         )
+
+
+def group_counts(directory: Path, number: int) -> Counter[str]:
+    """Groups of a volunteer by state, from its spool in the swarm's folder."""
+    with closing(OwnGroups(directory / f"volunteer-{number}" / "spool.db")) as groups:
+        counts = Counter[str]()
+        for (state, _reason), count in groups.counts().items():
+            counts[state] += count
+        return counts

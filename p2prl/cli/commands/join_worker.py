@@ -31,9 +31,8 @@ from p2prl.protocol.kinds import Role
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
-    from p2prl.config.own_runs import OwnRun
     from p2prl.models.engines.registry import ChosenEngine
-    from p2prl.models.groups.group_work import ReplayTools, SamplingTools
+    from p2prl.models.groups.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
     from p2prl.net.process.run_bootstrap import Prepare
@@ -83,11 +82,6 @@ def join_run(
             launch_tokenizer=tokenizer,
         )
 
-        def make_replay_tools(run: OwnRun, files: dict[str, Path]) -> ReplayTools:
-            return prepare_replay(
-                run.manifest, files, run=run.run, device=chosen, scores=False, launch_tokenizer=tokenizer
-            )
-
         volunteer = build_volunteer(
             link,
             worker,
@@ -97,7 +91,9 @@ def join_run(
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
             on_notice=screen.tell,
-            make_replay_tools=make_replay_tools,
+            make_replay_tools=lambda run, files: prepare_replay(
+                run.manifest, files, run=run.run, device=chosen, scores=False, launch_tokenizer=tokenizer
+            ),
         )
         mirror = LedgerMirror(worker, link)
         screen.on_plan += [lambda plan: volunteer.limit_spool(plan.spool_bytes), mirror.begin]

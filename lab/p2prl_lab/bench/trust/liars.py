@@ -16,7 +16,7 @@ from p2prl.models.sampler_port import Sampler
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.sim.dishonest_samplers import CHEATS, DishonestSampler
 from p2prl.sim.swarm import SwarmConfig
-from p2prl_lab.sim.lying_learner import LyingSwarm
+from p2prl_lab.sim.lying_learner import LyingSwarm, group_counts
 
 _VOLUNTEERS = 3
 _SAMPLE_S = 5.0
@@ -81,9 +81,8 @@ def liar_row(name: str, seed: int) -> LiarRow:
             broken=case.broken,
         )
         seconds = swarm.run_until_stopped(0, at_most_s=_AT_MOST_S)
-        first, *others = swarm.volunteers()
-        error = first.refused.error()
-        counts = first.group_counts()
+        error = swarm.volunteers()[0].refused.error()
+        counts, *others = (group_counts(Path(folder), number) for number in range(_VOLUNTEERS))
         row = LiarRow(
             learner=name,
             sampled=sum(counts.values()),
@@ -91,7 +90,7 @@ def liar_row(name: str, seed: int) -> LiarRow:
             rejected=counts.get("rejected", 0),
             stopped_after_s=-1.0 if error is None else seconds,
             exit_code=0 if error is None else error.exit_code,
-            others_credited=sum(other.group_counts().get("verified", 0) for other in others),
+            others_credited=sum(other["verified"] for other in others),
         )
         swarm.close()
     return row
