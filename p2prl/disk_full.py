@@ -1,9 +1,11 @@
-"""Full and unwritable disks: turn a failed write into one sentence with a remedy."""
+"""Small files replaced in one step, and full or unwritable disks told in one sentence with a remedy."""
 
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
+from pathlib import Path
 
 from p2prl.errors import MachineError
 
@@ -11,6 +13,27 @@ _NO_PERMISSION = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 )
 _NO_PERMISSION_SQLITE = frozenset({sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
+
+
+def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Replace a file in one step, so that nobody reads half of it; its folder is made. Raises `OSError`.
+
+    A `private` file is readable by its owner alone, survives a power cut once this returns, and may be replaced by
+    several programs at once.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}" if private else f"{path.name}.new")
+    path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+    try:
+        flags, mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666
+        with os.fdopen(os.open(new, flags, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            if private:
+                os.fsync(file.fileno())
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def write_error(error: Exception, what: object, *, kept: str = "nothing is lost") -> MachineError:

@@ -159,7 +159,7 @@ class DataSet(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Name of the task in the mix."""
     rows: int
     prompts: BlobRef
-    """Packed prompts, as token ids: all that sampling needs (`p2prl/tasks/data/packed_prompts.py`)."""
+    """Packed prompts, as token ids: all that sampling needs (`p2prl/tasks/data/packed_data.py`)."""
     answers: BlobRef
     """Packed rows as the scorers see them. Only learner and validators download them."""
     scoring: str

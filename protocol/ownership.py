@@ -85,15 +85,6 @@ class Ownership:
         owners = self.owners_of(machine)
         return frozenset(owners.union(*(self._machines.get(owner, ()) for owner in owners)))
 
-    def ends_at(self, machine: bytes, owner: bytes) -> int | None:
-        """When the newest delegation of this pair ends or was revoked, Unix milliseconds; None without one."""
-        mine = [d for d in self._delegations.get(machine, ()) if d.owner == owner]
-        if not mine:
-            return None
-        newest = max(mine, key=lambda d: d.serial)
-        voided = [r.from_ms for r in self._revocations.get((owner, machine), ()) if r.serial >= newest.serial]
-        return min([newest.expires_ms, *voided])
-
     def _is_void(self, delegation: Delegation, at_ms: int) -> bool:
         revocations: Iterable[Revocation] = self._revocations.get((delegation.owner, delegation.delegate), ())
         return any(revocation.voids(delegation, at_ms) for revocation in revocations)

@@ -32,7 +32,7 @@ from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.evaluation.pass_evaluation import EvaluationSet, evaluation_sets
 from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.tokenizer.text_codec import TextCodec
-from p2prl.tasks.pass_threshold import pass_threshold
+from p2prl.tasks.evaluation_report import pass_threshold
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.build import build_scorer, runs_third_party_code
 from p2prl.tasks.task_registry import task_by_name

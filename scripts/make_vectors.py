@@ -68,10 +68,9 @@ from p2prl.protocol.membership import invite_text, sign_membership, sign_team_na
 from p2prl.protocol.peer_messages import Introduction, PeerRecord
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
-from p2prl.protocol.row_order import RowOrderKey, row_of
 from p2prl.protocol.signed_group import seal_group
 from p2prl.protocol.wire_codec import Wire
-from p2prl.protocol.work_slots import SEED_RULE, SlotKey, slot_work
+from p2prl.protocol.work_slots import SEED_RULE, RowOrderKey, SlotKey, row_of, slot_work
 
 LEARNER = Identity(bytes(range(16)))
 VOLUNTEER = Identity(bytes(range(16, 32)))

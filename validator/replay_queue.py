@@ -1,11 +1,21 @@
-"""Queue of groups that a validator has selected for replay, by the policy they declare. Pure, bounded in bytes."""
+"""The groups a validator replays: a secret pseudorandom choice of them, and their queue by declared policy. Pure.
+
+No volunteer can predict the choice. The queue is bounded in bytes.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from p2prl.protocol.digests import Digest
+from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.signed_group import SignedGroup
+
+
+def is_selected(group: Digest, secret: bytes, rate: float) -> bool:
+    """Whether to replay a group, given the validator's secret and the share (0..1) it audits."""
+    draw = int.from_bytes(digest("p2prl/audit-selection/v1", secret, group)[:8], "little")
+    return draw < rate * 2**64
+
 
 _TAKEN_BYTES = 32 * 1024 * 1024
 """Bytes of groups taken at once, and one group more: a replay holds their tokens in memory several times over."""

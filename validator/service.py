@@ -29,10 +29,9 @@ from p2prl.protocol.ledger_messages import CheckOutcome, LedgerHead, Receipts, V
 from p2prl.protocol.run_end import RunEnd
 from p2prl.protocol.signed_group import GROUP_KINDS, SignedGroup, assemble_group, read_group
 from p2prl.swarm import signals
-from p2prl.validator.audit_sampling import is_selected
 from p2prl.validator.disputes import Disputes
 from p2prl.validator.own_ledger import GoodGroup, OwnLedger
-from p2prl.validator.replay_queue import ReplayQueue
+from p2prl.validator.replay_queue import ReplayQueue, is_selected
 from p2prl.validator.replay_weights import ReplayWeights
 from p2prl.validator.reward_checks import RewardChecks
 from p2prl.validator.verdicts import Judge, judge

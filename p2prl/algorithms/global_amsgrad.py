@@ -44,7 +44,7 @@ class GlobalAmsgrad:
         share = self._mean / self._known / self._highest.clamp(min=torch.finfo(torch.float64).tiny)
         return share.clamp(max=1.0).sqrt()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Plain numbers, for a checkpoint; exact."""
         return {"mean": self._mean.tolist(), "highest": self._highest.tolist(), "known": self._known}
 

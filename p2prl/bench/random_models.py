@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -66,7 +65,7 @@ def random_model(
     dtype: str = "float32",
     device: torch.device | None = None,
     seed: int,
-) -> Any:
+) -> Qwen2ForCausalLM:
     """A model of this name, without an end token. Head and input embedding are one unless the shape says otherwise.
 
     It is made on the device, by default the CPU, where a large one takes minutes.

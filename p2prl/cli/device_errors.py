@@ -18,7 +18,7 @@ def out_of_memory_explained(limits: MachineLimits) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        from p2prl.models.hardware.out_of_memory import is_out_of_memory
+        from p2prl.models.hardware.failures import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -38,7 +38,7 @@ def device_failures_explained() -> Iterator[None]:
     except P2PRLError:
         raise
     except Exception as error:
-        from p2prl.models.hardware.device_failure import device_failure
+        from p2prl.models.hardware.failures import device_failure
 
         if not (reported := device_failure(error)):
             raise

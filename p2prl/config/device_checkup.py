@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files as package_files
-from typing import Any
 
 import torch
 
@@ -47,7 +46,7 @@ def known_numbers() -> bytes:
     return made
 
 
-def check_device(name: str) -> dict[str, Any]:
+def check_device(name: str) -> dict[str, object]:
     """Sample the known completions on a device. `verdict` is `fits`, `noisy` or `wrong`."""
     began = time.monotonic()
     device = choose_device(name)
@@ -55,7 +54,7 @@ def check_device(name: str) -> dict[str, Any]:
     known = package_files("p2prl.config").joinpath(KNOWN)
     model = replace(model, files={**model.files, GOLDEN_FILE: known.read_bytes()})
     sampler = build_sampler(choose_engine("transformers", device), model, device=device, dtype="float32")
-    found: dict[str, Any] = {"device": device_class(device), "verdict": "fits", "noise": None, "allowed": None}
+    found: dict[str, object] = {"device": device_class(device), "verdict": "fits", "noise": None, "allowed": None}
     tested = self_test(model, sampler, dtype="float32", temperature=_TEMPERATURE)
     if tested is not None:
         found |= {"verdict": tested.verdict.name.lower(), "noise": tested.noise, "allowed": tested.allowed}
@@ -63,7 +62,7 @@ def check_device(name: str) -> dict[str, Any]:
     return {**found, "seconds": round(time.monotonic() - began, 2)}
 
 
-def torch_facts() -> dict[str, Any]:
+def torch_facts() -> dict[str, object]:
     """The build of torch, and the cards it sees."""
     cards = (
         [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -71,7 +70,7 @@ def torch_facts() -> dict[str, Any]:
     return {"torch": torch.__version__, "cuda_build": torch.version.cuda, "cards": cards}
 
 
-def device_findings(name: str, *, when_open: Callable[[], object]) -> dict[str, Any]:
+def device_findings(name: str, *, when_open: Callable[[], object]) -> dict[str, object]:
     """`torch_facts` and `check_device`, or `error` instead of the latter.
 
     `when_open` is called between the two steps of a worker: its device is open, and nothing has been computed.

@@ -15,7 +15,7 @@ from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.learner.training.memory_model import TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
-from p2prl.models.hardware.free_memory import free_memory
+from p2prl.models.hardware.device import free_memory
 from p2prl.models.run_files.checks import read_tokenizer
 from p2prl.models.weights.lora import ADAPTER_FOLDER, WEIGHTS_FILE
 from p2prl.protocol.manifests import DTYPE_BYTES

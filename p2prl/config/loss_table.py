@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Literal, NoReturn, cast, get_args
 
 from p2prl.algorithms.advantages import GROUPLESS, AdvantageConfig, AdvantageKind
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
@@ -225,5 +225,5 @@ _LARGER = "Make a run with --group-size 2 or more."
 _SINGLE = 'Set loss.advantage = "none" or "reinforce_pp", or make a run with --group-size 2 or more.'
 
 
-def _refuse(setting: str, why: str, remedy: str) -> Any:
+def _refuse(setting: str, why: str, remedy: str) -> NoReturn:
     raise ConfigError(f"{setting} has no meaning here: {why}", remedy=remedy)

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2prl.config.owner_files import load_delegation, load_revocations
+from p2prl.config.owner_files import load_delegation, load_memberships, load_revocations
 from p2prl.config.requirements import VERSIONS_KEPT
-from p2prl.config.team_files import load_memberships
 from p2prl.config.worker_folder import WorkerFolder
-from p2prl.disk_full import write_error
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import ConfigError
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES, NetworkConfig, ReachOptions
 from p2prl.protocol.digests import Digest
@@ -113,11 +112,8 @@ def blobs_of_worker(worker_folder: WorkerFolder, run: Digest) -> Path:
 
 def remember_run(directory: Path, raw: bytes) -> None:
     """Keep the run manifest on disk, so that the next start can begin without a peer."""
-    new = directory / "run.manifest.new"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(raw)
-        new.rename(directory / "run.manifest")
+        replace_file(directory / "run.manifest", raw)
     except OSError as error:
         raise write_error(error, f"in {directory}") from error
 

@@ -141,7 +141,7 @@ def refused_group_replay(directory: Path, make_tools: MakeTools) -> ReplayRefuse
     found = {"disagrees": Replayed.RIGHT, "agrees": Replayed.WRONG}
 
     def replay(raw: bytes, body: bytes, reason: str) -> Replayed:
-        from p2prl.models.hardware.out_of_memory import is_out_of_memory, release_memory
+        from p2prl.models.hardware.failures import is_out_of_memory, release_memory
 
         try:
             run = read_run(directory)

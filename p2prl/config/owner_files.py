@@ -1,9 +1,13 @@
-"""Files of owners and delegates: the owner's key and its list of machines, a machine's delegation, revocations.
+"""Files of owners, delegates and teams in a home folder: keys, machines, delegations, revocations, memberships.
 
 HOME/owner/key.json        the owner's key, on the one machine that has it
 HOME/owner/delegates.json  machines it has signed for, with the names it gave them
 HOME/seat-1/delegation     the delegation of this worker's key, one line
 HOME/revocations           revocations that this machine's workers pass on, one a line
+
+HOME/team/key.json   the team's key, where it was founded; needed to rename the team and for nothing else
+HOME/team/invite     the team's newest signed name, one line
+HOME/memberships     the newest membership of each member that works here, one a line
 """
 
 from __future__ import annotations
@@ -14,11 +18,47 @@ from pathlib import Path
 
 import msgspec
 
-from p2prl.config.home_files import damaged_file, read_file, replace_file
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol.delegation import Delegation, Revocation, parse_statement, statement_text
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.membership import (
+    Membership,
+    TeamName,
+    invite_text,
+    membership_text,
+    parse_invite,
+    parse_membership,
+)
+
+_MOST_FILE_BYTES = 1024 * 1024
+"""Of any of these files; the list of a thousand machines has about 200 kB."""
+
+
+def damaged_file(path: Path, reason: object, *, remedy: str) -> IdentityError:
+    """The error for a file that does not hold what p2prl wrote; `remedy` is what to run after deleting it."""
+    return IdentityError(f"{path} is damaged: {reason}", remedy=f"Delete {path} and run {remedy} again.")
+
+
+def read_file(path: Path, *, remedy: str) -> str | None:
+    """The text of a file; None when it is not there. Raises `IdentityError` when it cannot be read as text."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_FILE_BYTES).decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged_file(path, error, remedy=remedy) from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a file in one step, readable by its owner alone. Raises `MachineError` when the disk refuses."""
+    try:
+        replace_file(path, text.encode(), private=True)
+    except OSError as error:
+        raise write_error(error, path) from error
+
 
 MOST_REVOCATIONS = 64
 """Revocations that one machine passes on: each costs every learner it meets a look."""
@@ -68,7 +108,7 @@ def load_delegation(folder: Path, public_key: bytes) -> Delegation | None:
 
 def save_delegation(folder: Path, delegation: Delegation) -> None:
     """Install a delegation in a worker folder."""
-    replace_file(folder / "delegation", statement_text(delegation) + "\n")
+    write_file(folder / "delegation", statement_text(delegation) + "\n")
 
 
 def load_revocations(home: Path) -> tuple[Revocation, ...]:
@@ -83,7 +123,7 @@ def add_revocation(home: Path, revocation: Revocation) -> None:
     """Keep a revocation, to be passed on by the workers of this machine. The oldest make room."""
     others = [known for known in load_revocations(home) if known != revocation]
     kept = [*others, revocation][-MOST_REVOCATIONS:]
-    replace_file(home / "revocations", "".join(statement_text(each) + "\n" for each in kept))
+    write_file(home / "revocations", "".join(statement_text(each) + "\n" for each in kept))
 
 
 def load_machines(home: Path) -> dict[str, Machine]:
@@ -104,7 +144,7 @@ def save_machine(home: Path, machine: Machine) -> None:
     """Add a machine to the owner's list, or replace its entry."""
     machines = {**load_machines(home), machine.peer_id: machine}
     document = {"format": _FORMAT, "machines": [asdict(each) for each in machines.values()]}
-    replace_file(home / "owner" / "delegates.json", msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+    write_file(home / "owner" / "delegates.json", msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
 
 
 def _parse(text: str, path: Path) -> Delegation | Revocation:
@@ -141,3 +181,45 @@ def key_file(base: Path, seat: str) -> Path:
             remedy="Use a name that `p2prl key show` lists, such as seat-1.",
         )
     return base / name / "key.json"
+
+
+_JOIN = "p2prl team join"
+
+
+def team_key_file(home: Path) -> Path:
+    """The key file of a team founded here, there or not."""
+    return home / "team" / "key.json"
+
+
+def load_team_name(home: Path) -> TeamName | None:
+    """The signed name of the team founded here; None without one. Raises `IdentityError` when the file is damaged."""
+    path = home / "team" / "invite"
+    text = read_file(path, remedy="p2prl team rename")
+    if text is None:
+        return None
+    try:
+        return parse_invite(text)
+    except IdentityError as error:
+        raise damaged_file(path, error, remedy="p2prl team rename") from error
+
+
+def save_team_name(home: Path, name: TeamName) -> None:
+    """Keep the signed name of the team founded here."""
+    write_file(home / "team" / "invite", invite_text(name) + "\n")
+
+
+def load_memberships(home: Path) -> dict[bytes, Membership]:
+    """The newest membership by member's public key. Raises `IdentityError` when the file is damaged."""
+    path = home / "memberships"
+    lines = (read_file(path, remedy=_JOIN) or "").splitlines()
+    try:
+        found = [parse_membership(line) for line in lines if line.strip()]
+    except IdentityError as error:
+        raise damaged_file(path, error, remedy=_JOIN) from error
+    return {membership.member: membership for membership in found}
+
+
+def save_memberships(home: Path, memberships: list[Membership]) -> None:
+    """Keep these, each in place of the earlier one of its member."""
+    kept = load_memberships(home) | {membership.member: membership for membership in memberships}
+    write_file(home / "memberships", "".join(membership_text(each) + "\n" for each in kept.values()))

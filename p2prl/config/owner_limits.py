@@ -7,16 +7,14 @@ HOME/limits.json   limits that `p2prl limits` has set, for every worker under th
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from p2prl.config.toml_tables import read_toml
 from p2prl.controls.limits import SPECS, Limits, checked, limit_spec
-from p2prl.disk_full import write_error
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import ConfigError
 
 _MOST_BYTES = 64 * 1024
@@ -41,15 +39,10 @@ def remember_limits(home: Path, changes: Mapping[str, str]) -> None:
     load_limits(home).changed(changes)
     kept = {**_remembered(home), **changes}
     kept = {name: text for name, text in kept.items() if text.strip().casefold() != "default"}
-    path, new = home / "limits.json", home / f".limits.{os.getpid()}"
+    path = home / "limits.json"
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
-            os.fsync(file.fileno())
-        new.replace(path)
+        replace_file(path, msgspec.json.format(msgspec.json.encode(kept)) + b"\n", private=True)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise write_error(error, path) from error
 
 
@@ -84,7 +77,7 @@ def _of_file(home: Path) -> dict[str, str]:
     return found
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     """A value of the file as the text of a limit. `ConfigError` for an unknown name or a wrong value."""
     spec = limit_spec(name)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -96,7 +89,7 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _flat(table: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(table: object, prefix: str = "") -> list[tuple[str, object]]:
     """Dotted keys of nested tables."""
     if not isinstance(table, Mapping):
         return [(prefix or "limits", table)]

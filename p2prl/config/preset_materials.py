@@ -101,7 +101,7 @@ def distinct(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kept.values())
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
     """Write rows as JSON lines, and return the path."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows:

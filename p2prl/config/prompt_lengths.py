@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from p2prl.clock import Clock, SystemClock
 from p2prl.tasks.counter_rng import SEED_LIMIT, Draws
@@ -42,7 +41,7 @@ class PromptLengths:
 
 
 def survey_prompts(
-    tasks: Iterable[Task], encode_all: Callable[[list[str]], Sequence[Sequence[Any]]], *, clock: Clock | None = None
+    tasks: Iterable[Task], encode_all: Callable[[list[str]], Sequence[Sequence[object]]], *, clock: Clock | None = None
 ) -> PromptLengths:
     """Measure prompts of tasks within about `_MEASURED_S`. `encode_all` gives the tokens of each text."""
     now = (clock or SystemClock()).now

@@ -11,7 +11,7 @@ from pathlib import Path
 from p2prl.config.network_options import is_remembered
 from p2prl.errors import RefusedRunError
 
-_OF_THE_RUN = ("run.manifest", "run.manifest.new", "status.json", "status.new")
+_OF_THE_RUN = ("run.manifest", "run.manifest.new", "status.json", "status.json.new")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,8 +28,7 @@ from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.models.base_model.attention import use_attention
-from p2prl.models.base_model.local_base import flatten_local_base
-from p2prl.models.base_model.policy_directory import load_policy
+from p2prl.models.base_model.local_base import flatten_local_base, load_policy
 from p2prl.models.engines.registry import ChosenEngine
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
@@ -38,13 +36,13 @@ from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.evaluation.pass_evaluation import evaluation_sets
 from p2prl.models.groups.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.hardware.device import choose_device, repeat_exactly, use_threads
-from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
+from p2prl.models.replay_statistics.baselines import KeptBaselines
 from p2prl.models.run_model import RunModel, confined_tokenizer_reader, read_run_model
 from p2prl.models.self_test.trial import build_tested_sampler
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig, ReachOptions
-from p2prl.net.process.run_bootstrap import FindBase, Prepare, RunBootstrap
+from p2prl.net.process.run_bootstrap import FindBase, OnManifest, Prepare, RunBootstrap
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
@@ -141,7 +139,7 @@ def _read_model(manifest: RunManifest, files: Mapping[str, Path], launch_tokeniz
 
 
 def build_learner(
-    folder: RunFolder, *, on_metrics: Callable[[dict[str, Any]], None], on_notice: Callable[[str], None]
+    folder: RunFolder, *, on_metrics: Callable[[dict[str, object]], None], on_notice: Callable[[str], None]
 ) -> Learner:
     """The learner of a run folder, resumed to the exact step it had reached."""
     device = choose_device(folder.settings.device)
@@ -269,19 +267,15 @@ def build_volunteer(
     the run and returns the disk for it, as `OnManifest`. `make_replay_tools` is for groups that the learner refuses.
     """
     directory = worker_folder.run_directory(link.run)
-
-    def accept(manifest: RunManifest, raw: bytes) -> int | None:
-        disk_bytes = on_manifest(manifest)
-        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
-        return disk_bytes
-
     return Volunteer(
         identity=worker_folder.identity,
         run=link.run,
         spool_path=directory / "spool.db",
         config=replace(config, background=True),
         clock=SystemClock(),
-        bootstrap=RunBootstrap(prepare, accept, base_finder(base, link, worker_folder, on_notice)),
+        bootstrap=RunBootstrap(
+            prepare, _accepting(directory, on_manifest), base_finder(base, link, worker_folder, on_notice)
+        ),
         on_progress=on_progress,
         on_notice=on_notice,
         replay=refused_group_replay(directory, make_replay_tools),
@@ -306,13 +300,6 @@ def build_validator(
 
     `runs_scorer` as in `prepare_replay`, `judge` and `own_ledger` as for `Validator`.
     """
-    directory = worker_folder.run_directory(link.run)
-
-    def accept(manifest: RunManifest, raw: bytes) -> int | None:
-        disk_bytes = on_manifest(manifest)
-        remember_run(directory, raw)  # only now: a run that is refused leaves nothing
-        return disk_bytes
-
     return Validator(
         identity=worker_folder.identity,
         run=link.run,
@@ -320,7 +307,7 @@ def build_validator(
         clock=SystemClock(),
         bootstrap=RunBootstrap(
             prepare,
-            accept,
+            _accepting(worker_folder.run_directory(link.run), on_manifest),
             base_finder(base, link, worker_folder, on_notice),
             role=Role.VALIDATOR,
             runs_code=runs_scorer,
@@ -330,3 +317,14 @@ def build_validator(
         judge=judge,
         own_ledger=own_ledger,
     )
+
+
+def _accepting(directory: Path, on_manifest: Callable[[RunManifest], int | None]) -> OnManifest:
+    """Ask about a run, and remember it once it is accepted: a run that is refused leaves nothing."""
+
+    def accept(manifest: RunManifest, raw: bytes) -> int | None:
+        disk_bytes = on_manifest(manifest)
+        remember_run(directory, raw)
+        return disk_bytes
+
+    return accept

@@ -22,10 +22,7 @@ from p2prl.tasks.data.data_plan import (
     ROWS_FILE,
     SCORER_FILE,
 )
-from p2prl.tasks.data.file_blob import file_blob
-from p2prl.tasks.data.packed_prompts import PackedPrompts
-from p2prl.tasks.data.packed_rows import PackedRows
-from p2prl.tasks.data.task_data import DataSplit, TaskData
+from p2prl.tasks.data.packed_data import DataSplit, PackedPrompts, PackedRows, TaskData, file_blob
 from p2prl.tasks.sandbox.pool import PoolConfig, Protection, ScorerPool, TaskScoring
 
 _TOLD_BYTES = 500_000_000

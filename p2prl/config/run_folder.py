@@ -18,9 +18,13 @@ RUN/link            the join link, once the learner has been up
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from p2prl.config.toml_tables import read_toml
 from p2prl.config.worker_folder import check_folder_name, try_lock
@@ -34,6 +38,25 @@ from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.manifests import RunManifest
+
+
+@contextlib.contextmanager
+def new_folder(directory: Path) -> Iterator[Path]:
+    """A folder beside `directory` to fill. It takes the place of `directory`, which is missing or empty, when the block
+    ends; after an exception nothing is left of it, nor of the folders above it that were made for it."""
+    new = directory.with_name(f".{directory.name}.new-{os.getpid()}")
+    missing = [parent for parent in directory.parents if not parent.exists()]
+    try:
+        new.mkdir(parents=True)
+        yield new
+        if directory.exists():
+            directory.rmdir()
+        new.rename(directory)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        for parent in missing:
+            with contextlib.suppress(OSError):  # it holds the run
+                parent.rmdir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +93,7 @@ class Folder:
         """Settings that may change between starts."""
         return self.directory / "run.toml"
 
-    def settings_table(self) -> dict[str, Any]:
+    def settings_table(self) -> dict[str, object]:
         """The raw settings, unchecked. Raises `ConfigError` when the file is not TOML."""
         return read_toml(self.settings_file) if self.settings_file.exists() else {}
 

@@ -17,7 +17,7 @@ from p2prl.plain_text import counted
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DataSet, blob_of, chunk_bytes_for
 from p2prl.tasks.data.data_plan import HELD_OUT_ROWS_FILE, PROMPTS_FILE, ROWS_FILE, SCORER_FILE, DataPlan
-from p2prl.tasks.data.file_blob import file_blob
+from p2prl.tasks.data.packed_data import file_blob
 from p2prl.tasks.data.packing import DataPacker, PackedData, refuse_overlap
 from p2prl.tasks.data.split_packer import PromptRoom
 from p2prl.tasks.scorers.build import RowCheck

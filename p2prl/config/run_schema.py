@@ -22,7 +22,7 @@ from p2prl.config.run_settings import RunSettings
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
-def run_schema() -> dict[str, Any]:
+def run_schema() -> dict[str, object]:
     """The schema of a whole run.toml."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -31,7 +31,7 @@ def run_schema() -> dict[str, Any]:
     }
 
 
-def field_docs(kind: type[Any]) -> dict[str, str]:
+def field_docs(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, on one line."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
@@ -48,7 +48,7 @@ def field_docs(kind: type[Any]) -> dict[str, str]:
     return docs
 
 
-def _table(kind: type[Any]) -> dict[str, Any]:
+def _table(kind: type) -> dict[str, object]:
     """A dataclass as an object whose unknown keys are refused."""
     hints, docs = typing.get_type_hints(kind), field_docs(kind)
     properties = {}
@@ -60,11 +60,11 @@ def _table(kind: type[Any]) -> dict[str, Any]:
         properties[each.name] = shape | _default(each)
         if each.default is MISSING and each.default_factory is MISSING:
             required.append(each.name)
-    table: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    table: dict[str, object] = {"type": "object", "properties": properties, "additionalProperties": False}
     return table | ({"required": required} if required else {})
 
 
-def _shape(hint: Any) -> dict[str, Any]:
+def _shape(hint: Any) -> dict[str, object]:
     """The schema of one type, for every type that `toml_tables` reads."""
     if isinstance(hint, type) and is_dataclass(hint):
         return _table(hint)
@@ -80,7 +80,7 @@ def _shape(hint: Any) -> dict[str, Any]:
     return {"type": _TYPES[hint]}
 
 
-def _default(each: Field[Any]) -> dict[str, Any]:
+def _default(each: Field[Any]) -> dict[str, object]:
     """The default of a plain setting; tables carry the defaults of their own keys, and an unset one has none."""
     value = each.default_factory() if each.default_factory is not MISSING else each.default
     if value is MISSING or value is None or is_dataclass(value) or isinstance(value, dict):

@@ -13,23 +13,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.fitted_settings import fitted_settings
 from p2prl.config.init_checks import InitChecks, NewRun, check_head, check_learnable, head_of
 from p2prl.config.listen_config import ListenConfig
 from p2prl.config.loss_table import LossConfig
-from p2prl.config.new_folder import new_folder
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.prompt_record import write_prompt_record
-from p2prl.config.run_folder import Folder, open_folder, refuse_folder_in_use
+from p2prl.config.run_folder import Folder, new_folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
-from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
@@ -221,7 +220,7 @@ def _tell_all(tell: Callable[[str], None], notices: Iterable[str]) -> None:
         tell(notice)
 
 
-def _first_adapters(model: Any, plan: RunPlan, folder: Path) -> LoraSpec | None:
+def _first_adapters(model: PreTrainedModel, plan: RunPlan, folder: Path) -> LoraSpec | None:
     """Put the first adapters into the model and write them, if the plan has some."""
     if not plan.lora_rank:
         return None
@@ -359,7 +358,7 @@ def run_file_blobs(folder: RunFolder) -> list[tuple[RunFile, bytes]]:
         ) from error
 
 
-def describe(manifest: RunManifest) -> dict[str, Any]:
+def describe(manifest: RunManifest) -> dict[str, object]:
     """Facts about a run to show before joining it."""
     return {
         "name": manifest.name,

@@ -31,7 +31,7 @@ def read_small(path: Path) -> bytes:
     return data
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, object]:
     """The tables of a TOML file. Raises `ConfigError` naming the file and the line."""
     try:
         return tomllib.loads(read_small(path).decode("utf-8"))
@@ -47,7 +47,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}", remedy="Fix that line; strings need quotes.") from error
 
 
-def parse(kind: type[T], table: Mapping[str, Any], *, where: str) -> T:
+def parse(kind: type[T], table: Mapping[str, object], *, where: str) -> T:
     """Parse `table` as a `kind`. `where` is shown in errors, as in `run.toml [learner]`.
 
     A field may name its key of earlier releases, which is still read: `field(metadata={"formerly": "old_key"})`.

@@ -27,7 +27,7 @@ from typing import IO, Any
 import platformdirs
 import psutil
 
-from p2prl.disk_full import write_error
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import ConfigError, MachineError
 from p2prl.net.storage.key_file import load_or_create_identity
 from p2prl.protocol.digests import Digest
@@ -212,14 +212,13 @@ def holder_of(directory: Path) -> int | None:
     return None
 
 
-def write_status(path: Path, status: dict[str, Any]) -> None:
+def write_status(path: Path, status: dict[str, object]) -> None:
     """Replace a status file atomically, so that a reader never sees half of it."""
-    new = path.with_suffix(".new")
     memory = psutil.Process().memory_info().rss
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps({"pid": os.getpid(), "resident_bytes": memory, **status}, sort_keys=True))
-        new.rename(path)
+        replace_file(
+            path, json.dumps({"pid": os.getpid(), "resident_bytes": memory, **status}, sort_keys=True).encode()
+        )
     except OSError as error:
         raise write_error(error, path) from error
 

@@ -115,13 +115,6 @@ def read_share(text: str) -> float:
     return share
 
 
-def battery_text(percent: float) -> str:
-    """The text that `read_battery` reads."""
-    if percent > 100.0:
-        return "never"
-    return f"{percent:g}%" if percent else "always"
-
-
 @dataclass(frozen=True, slots=True)
 class Hours:
     """A stretch of every week."""

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from p2prl.clock import Clock
-from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import Evaluations, EvaluationTools
-from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
@@ -23,7 +21,7 @@ from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.slot_prices import SlotPrices, slots_with_work
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
-from p2prl.learner.intake.verification import Admission
+from p2prl.learner.intake.verification import Admission, DecodedGroups
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
@@ -32,9 +30,8 @@ from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.live_forecast import Forecaster
-from p2prl.learner.timing.pacing import Pacing
+from p2prl.learner.timing.pacing import SAMPLING_SHARE, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
-from p2prl.learner.timing.schedule import SAMPLING_SHARE, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.timing.stages import InlineStage, Stage, ThreadStage
 from p2prl.learner.timing.training_stage import TrainingStage
 from p2prl.learner.training.checkpoints import newest_checkpoint_step
@@ -93,7 +90,7 @@ class LearnerParts:
     clock: Clock
     random_bytes: Callable[[int], bytes]
     """Draws beacons."""
-    on_metrics: Callable[[dict[str, Any]], None]
+    on_metrics: Callable[[dict[str, object]], None]
     """Gets the metrics of every update."""
     on_notice: Callable[[str], None]
     """Gets messages for the user."""

@@ -22,7 +22,7 @@ from p2prl.models.rewards.reward_parts import Parts, RewardParts
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import read_group
-from p2prl.tasks.data.task_data import TaskData
+from p2prl.tasks.data.packed_data import TaskData
 
 Order = Literal["newest", "best", "worst", "random"]
 

@@ -18,8 +18,7 @@ from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.timing.pacing import Pacing
-from p2prl.learner.timing.schedule import Action
+from p2prl.learner.timing.pacing import Action, Pacing
 from p2prl.learner.timing.training_stage import Activity, Work
 from p2prl.learner.update import Training
 from p2prl.net.process.bridge import NetworkPort
@@ -86,7 +85,7 @@ class Learner:
         """Number of groups by state."""
         return self._storage.journal.groups.counts()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, object]:
         """State of the run for `status.json`, beside the metrics of the newest update: the last version is published
         and measured after it."""
         share = self._publisher.written_share

@@ -26,7 +26,7 @@ from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.training_group import TrainingGroup
 
-UpdateResult = tuple[dict[str, Any], tuple[str, ...]]
+UpdateResult = tuple[dict[str, object], tuple[str, ...]]
 """Metrics of an update, and its notices."""
 
 
@@ -72,7 +72,7 @@ class Training:
         return self._trainer.model
 
     def update(
-        self, figures: Mapping[str, Any], *, on_updated: Callable[[list[VerifiedGroup], float, float], None]
+        self, figures: Mapping[str, object], *, on_updated: Callable[[list[VerifiedGroup], float, float], None]
     ) -> Work:
         """One update, if enough groups are fresh. At each `yield` the training thread computes, and the main thread
         answers messages and checks groups meanwhile.

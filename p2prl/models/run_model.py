@@ -15,7 +15,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import initialization
+from transformers import PreTrainedConfig, PreTrainedModel, initialization
 
 from p2prl.confinement.children import Launch
 from p2prl.errors import IntegrityError, RemoteProtocolError
@@ -57,7 +57,7 @@ class RunModel:
     """The layout of the run's policies."""
     tokenizer: Any
     """The run's fast tokenizer, or one in a confined process."""
-    skeleton: Any
+    skeleton: PreTrainedModel
     """The causal LM on the meta device, with its configuration and its end tokens."""
     lora: LoraSpec | None = None
     """Adapters in the model, if any."""
@@ -73,7 +73,7 @@ class RunModel:
         layers: int = config.num_hidden_layers
         return 2 * layers * heads * width
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """The checked settings of config.json and the name of the model's class, for an engine with its own loader."""
         raw = json_file(self.files, "config.json")
         named = {"model_type": raw["model_type"], "architectures": [type(self.skeleton).__name__]}
@@ -83,7 +83,7 @@ class RunModel:
         """Text to token ids as every peer of the run does it."""
         return TextCodec(self.tokenizer, self.skeleton)
 
-    def build(self, *, device: torch.device, dtype: str) -> Any:
+    def build(self, *, device: torch.device, dtype: str) -> PreTrainedModel:
         """The causal LM on `device` in `dtype`, in evaluation mode, all weights zero."""
         with initialization.no_init_weights(), torch.device(device):
             model = _from_config(self.skeleton.config, dtype, self.lora)
@@ -96,7 +96,7 @@ class RunModel:
         model.generation_config = self.skeleton.generation_config
         return model.eval()
 
-    def outline(self) -> Any:
+    def outline(self) -> PreTrainedModel:
         """The causal LM in float32 on the CPU, in evaluation mode, with its weights on the meta device.
 
         Tables that are no weights, such as rotary frequencies, are computed.
@@ -105,7 +105,7 @@ class RunModel:
             model = _from_config(self.skeleton.config, "float32", self.lora)
         model.tie_weights()
         saved = model.state_dict(keep_vars=True)  # holds every tensor until the end, so that its id stays its own
-        absent: dict[int, Any] = {}
+        absent: dict[int, torch.Tensor] = {}
         for tensor in saved.values():
             meta = tensor.detach().to("meta")
             is_parameter = isinstance(tensor, nn.Parameter)
@@ -166,7 +166,7 @@ def read_run_model(
     return RunModel(files=files, layout=layout, tokenizer=tokenizer, skeleton=skeleton, lora=lora)
 
 
-def _skeleton(raw: dict[str, Any], lora: LoraSpec | None) -> Any:
+def _skeleton(raw: dict[str, object], lora: LoraSpec | None) -> PreTrainedModel:
     """The run's causal LM on the meta device."""
     try:
         config_class = transformers.CONFIG_MAPPING[raw["model_type"]]
@@ -183,7 +183,7 @@ def _skeleton(raw: dict[str, Any], lora: LoraSpec | None) -> Any:
     return skeleton
 
 
-def _from_config(config: Any, dtype: str, lora: LoraSpec | None) -> Any:
+def _from_config(config: PreTrainedConfig, dtype: str, lora: LoraSpec | None) -> PreTrainedModel:
     model = transformers.AutoModelForCausalLM.from_config(
         config, dtype=TORCH_DTYPES[dtype], attn_implementation=exact_attention(config), trust_remote_code=False
     )

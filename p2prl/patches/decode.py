@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
-from p2prl.patches.dense_codecs import decode_planes, decode_raw
+from p2prl.patches.dense_codecs import ZstdCoder, decode_planes, decode_raw
 from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways
 from p2prl.patches.kernels import Applied, Kernels
 from p2prl.patches.stream_format import (
@@ -26,7 +26,6 @@ from p2prl.patches.stream_format import (
     words_digest,
 )
 from p2prl.patches.words import Words, WordType, word_type_of
-from p2prl.patches.zstd_coder import ZstdCoder
 from p2prl.protocol.digests import Digest
 
 

@@ -14,7 +14,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.patches.body_symbols import BodyOrder, Ranks
 from p2prl.patches.byte_reader import ByteReader, integers
 from p2prl.patches.entropy_coder import LOWEST, Runs, States, Tables, lanes_for, pack_states, read_states
-from p2prl.patches.exponent_classes import CLASSES, Groups, choose_top
+from p2prl.patches.exponent_classes import CLASSES, Groups, History, choose_top
 from p2prl.patches.frequency_tables import (
     MAX_SYMBOLS,
     Frequencies,
@@ -25,7 +25,6 @@ from p2prl.patches.frequency_tables import (
     read_table,
     shared_tables,
 )
-from p2prl.patches.history import History
 from p2prl.patches.intervals import Symbols, interval_count
 from p2prl.patches.kernels import Applied, Changes, Kernels
 from p2prl.patches.words import Words, WordType

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from p2prl.errors import LocalProtocolError
-from p2prl.patches.dense_codecs import encode_planes
+from p2prl.patches.dense_codecs import ZstdCoder, encode_planes
 from p2prl.patches.ec2 import encode_changes, encode_ec2
 from p2prl.patches.kernels import Applied, Kernels
 from p2prl.patches.stream_format import (
@@ -20,7 +20,6 @@ from p2prl.patches.stream_format import (
     words_digest,
 )
 from p2prl.patches.words import Words, WordType
-from p2prl.patches.zstd_coder import ZstdCoder
 from p2prl.protocol.digests import Digest
 
 _STRIPES, _STRIPE_WORDS = 8, 8192

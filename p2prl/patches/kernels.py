@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from p2prl.patches import body_symbols, entropy_coder
 from p2prl.patches.body_symbols import BodyOrder, Ranks
 from p2prl.patches.entropy_coder import Runs, States, Tables, Units
-from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
-from p2prl.patches.history import BLOCK_WORDS, Flags, History, packed_flags
+from p2prl.patches.exponent_classes import BLOCK_WORDS, CLASSES, Flags, Groups, History, class_window, packed_flags
 from p2prl.patches.intervals import Symbols, Values
 from p2prl.patches.words import Words, WordType, exponents_of, stepped, steps_between
 

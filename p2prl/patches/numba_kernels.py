@@ -14,9 +14,8 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.patches import numba_symbols
 from p2prl.patches.body_symbols import Ranks
 from p2prl.patches.entropy_coder import Runs, States, Tables, Units, too_short
-from p2prl.patches.exponent_classes import CLASSES, Groups, class_window
+from p2prl.patches.exponent_classes import CLASSES, Flags, Groups, History, class_window
 from p2prl.patches.frequency_tables import MAX_SYMBOLS, TABLE_TOTAL
-from p2prl.patches.history import Flags, History
 from p2prl.patches.intervals import Symbols, Values
 from p2prl.patches.kernels import Applied, Changes
 from p2prl.patches.numba_blocks import changed_at, classes_at, compiled, copy_block, place_of_rank, stepped_word

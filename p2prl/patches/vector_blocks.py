@@ -6,49 +6,58 @@ Arrays must be contiguous and aligned, and every block must lie within them: not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.base import BaseContext
+from numba.core.typing import Context, Signature
 from numba.extending import intrinsic
 
 _compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = intrinsic
 """Code that generates LLVM's own for a call with arguments of these types."""
 
+_Typed = tuple[Signature, Callable[[BaseContext, ir.IRBuilder, Signature, Sequence[ir.Value]], ir.Value]]
+"""Types of a call and what generates its code."""
+
 _WIDTH = 64
 _BYTES = ir.VectorType(ir.IntType(8), _WIDTH)
 
 
-def _block_pointer(context: Any, builder: Any, kind: Any, array: Any, start: Any, bits: int) -> Any:
+def _block_pointer(
+    context: BaseContext, builder: ir.IRBuilder, kind: types.Array, array: ir.Value, start: ir.Value, bits: int
+) -> ir.Value:
     """Pointer to a vector of 64 numbers of `bits` bits that begins at index `start` of an array."""
     data = context.make_array(kind)(context, builder, array).data
     vector = ir.VectorType(ir.IntType(bits), _WIDTH)
     return builder.bitcast(cgutils.gep_inbounds(builder, data, start), vector.as_pointer())
 
 
-def _splat(builder: Any, value: Any, vector: Any) -> Any:
+def _splat(builder: ir.IRBuilder, value: ir.Value, vector: ir.VectorType) -> ir.Value:
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), _WIDTH), [0] * _WIDTH)
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _mask(builder: Any, flags: Any) -> Any:
+def _mask(builder: ir.IRBuilder, flags: ir.Value) -> ir.Value:
     return builder.bitcast(flags, ir.IntType(_WIDTH))
 
 
-def _load_classes(context: Any, builder: Any, kind: Any, classes: Any) -> Any:
+def _load_classes(context: BaseContext, builder: ir.IRBuilder, kind: types.Array, classes: ir.Value) -> ir.Value:
     zero = ir.Constant(ir.IntType(64), 0)
     return builder.load(_block_pointer(context, builder, kind, classes, zero, 8), align=1)
 
 
 @_compiled
-def different(_typing: Any, old: Any, new: Any, _start: Any) -> Any:
+def different(_typing: Context, old: types.Array, new: types.Array, _start: types.Integer) -> _Typed:
     """Mask of the words from `start` on that differ between two arrays."""
     bits = old.dtype.bitwidth
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         loads = []
         for kind, array in zip(signature.args[:2], arguments[:2], strict=True):
             pointer = _block_pointer(context, builder, kind, array, arguments[2], bits)
@@ -59,11 +68,13 @@ def different(_typing: Any, old: Any, new: Any, _start: Any) -> Any:
 
 
 @_compiled
-def copy(_typing: Any, old: Any, new: Any, _start: Any) -> Any:
+def copy(_typing: Context, old: types.Array, new: types.Array, _start: types.Integer) -> _Typed:
     """Copy the 64 words from `start` on from one array to the same place of another."""
     bits = old.dtype.bitwidth
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         source, target = (
             _block_pointer(context, builder, kind, array, arguments[2], bits)
             for kind, array in zip(signature.args[:2], arguments[:2], strict=True)
@@ -76,12 +87,21 @@ def copy(_typing: Any, old: Any, new: Any, _start: Any) -> Any:
 
 @_compiled
 def classify(
-    _typing: Any, old: Any, _start: Any, _shift: Any, _mask_bits: Any, _below: Any, _above: Any, out: Any
-) -> Any:
+    _typing: Context,
+    old: types.Array,
+    _start: types.Integer,
+    _shift: types.Integer,
+    _mask_bits: types.Integer,
+    _below: types.Integer,
+    _above: types.Integer,
+    out: types.Array,
+) -> _Typed:
     """Write the classes of the 64 words from `start` on to the bytes `out`; see `exponent_classes.class_window`."""
     bits = old.dtype.bitwidth
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         array, start_at, *scalars, classes = arguments
         words = ir.VectorType(ir.IntType(bits), _WIDTH)
         pointer = _block_pointer(context, builder, signature.args[0], array, start_at, bits)
@@ -102,10 +122,12 @@ def classify(
 
 
 @_compiled
-def members(_typing: Any, classes: Any, _number: Any) -> Any:
+def members(_typing: Context, classes: types.Array, _number: types.Integer) -> _Typed:
     """Mask of the 64 bytes that equal `number`."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         block = _load_classes(context, builder, signature.args[0], arguments[0])
         wanted = _splat(builder, builder.trunc(arguments[1], ir.IntType(8)), _BYTES)
         return _mask(builder, builder.icmp_unsigned("==", block, wanted))
@@ -114,13 +136,22 @@ def members(_typing: Any, classes: Any, _number: Any) -> Any:
 
 
 @_compiled
-def advance(_typing: Any, classes: Any, _among: Any, seen: Any, following: Any, _first: Any) -> Any:
+def advance(
+    _typing: Context,
+    classes: types.Array,
+    _among: types.Integer,
+    seen: types.Array,
+    following: types.Array,
+    _first: types.Integer,
+) -> _Typed:
     """For each class `c` below 16 add the number of its bytes within a mask to `seen[first + c]`.
 
     Returns a mask of the classes whose `following` is below the sum. One block is loaded once for all of them.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(
+        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         block = _load_classes(context, builder, signature.args[0], arguments[0])
         counters, limits = (
             context.make_array(kind)(context, builder, array).data
@@ -142,20 +173,24 @@ def advance(_typing: Any, classes: Any, _among: Any, seen: Any, following: Any, 
 
 
 @_compiled
-def set_bits(_typing: Any, _mask_type: Any) -> Any:
+def set_bits(_typing: Context, _mask_type: types.Integer) -> _Typed:
     """Number of set bits of a mask."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def generate(
+        _context: BaseContext, builder: ir.IRBuilder, _signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         return builder.ctpop(arguments[0])
 
     return types.int64(types.uint64), generate
 
 
 @_compiled
-def lowest_bit(_typing: Any, _mask_type: Any) -> Any:
+def lowest_bit(_typing: Context, _mask_type: types.Integer) -> _Typed:
     """Place of the lowest set bit of a mask that is not 0."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def generate(
+        _context: BaseContext, builder: ir.IRBuilder, _signature: Signature, arguments: Sequence[ir.Value]
+    ) -> ir.Value:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), generate

@@ -24,7 +24,7 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
-from p2prl.learner.timing.schedule import Action
+from p2prl.learner.timing.pacing import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.groups.group_work import ReplayTools, SamplingTools
@@ -34,9 +34,8 @@ from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.sim.delay_distributions import parse_delay
 from p2prl.sim.hosts import identity_of
-from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
+from p2prl.sim.link_conditions import LinkConditions, parse_delay, slow_envelopes
 from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun
@@ -44,9 +43,6 @@ from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-
-_IDLE_TURN_S = 5.0
-"""Time between two turns of an idle role, as in its polling loop over sockets."""
 
 _OUTAGE_S = 60.0
 """Time a crashed volunteer stays down."""
@@ -59,7 +55,7 @@ class SwarmConfig:
     volunteers: int = 8
     updates: int = 60
     delay: str = "const:0"
-    """Distribution of the extra time a group takes to its receiver, seconds (`p2prl.sim.delay_distributions`)."""
+    """Distribution of the extra time a group takes to its receiver, seconds (`p2prl.sim.link_conditions`)."""
     step_seconds: float = 20.0
     """Virtual seconds of one update."""
     replayed_tokens_s: float = float("inf")
@@ -119,6 +115,10 @@ class _VolunteerHost:
 
 class Swarm:
     """A learner and its volunteers."""
+
+    idle_turn_s = 5.0
+    """Virtual seconds between two turns of an idle role. Over sockets a message wakes it and .2 s are the longest wait;
+    a shorter wait costs a simulation more turns."""
 
     def __init__(self, config: SwarmConfig, loaded: LoadedModel, directory: Path) -> None:
         """`loaded` is the initial policy; `directory` takes journals, spools and published weights."""
@@ -217,7 +217,7 @@ class Swarm:
 
     def _learner_turn(self, learner: Learner) -> float:
         if self._finished:
-            return _IDLE_TURN_S
+            return self.idle_turn_s
         before = self._scorer.replayed_tokens
         action = learner.turn(wait_s=0.0)
         self._counts = learner.counts()
@@ -226,7 +226,7 @@ class Swarm:
             self._finished = True
         if action is Action.STEP:
             return self._config.step_seconds + replay_s
-        return replay_s if action is Action.PUBLISH or replay_s else _IDLE_TURN_S
+        return replay_s if action is Action.PUBLISH or replay_s else self.idle_turn_s
 
     def _start_volunteer(self, number: int) -> None:
         identity = identity_of(f"volunteer {self._config.seed}/{number}")
@@ -271,7 +271,7 @@ class Swarm:
         host.port.hold_s = pace
         action = host.role.turn(wait_s=0.0)
         host.port.hold_s = 0.0
-        return pace if isinstance(action, Sample) else _IDLE_TURN_S
+        return pace if isinstance(action, Sample) else self.idle_turn_s
 
     # --- machines and faults -----------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Swarm:
         """Repeat `turn` forever; it returns the virtual seconds until the next one."""
 
         def take() -> None:
-            wait = turn() if self.network.is_up(port.peer) else _IDLE_TURN_S
+            wait = turn() if self.network.is_up(port.peer) else self.idle_turn_s
             self.network.after(wait, take)
 
         self.network.after(self._rng.random(), take)

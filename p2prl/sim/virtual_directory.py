@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.delay_distributions import DelayDistribution
+from p2prl.sim.link_conditions import DelayDistribution
 from p2prl.sim.virtual_time import VirtualLoop
 
 

@@ -38,11 +38,11 @@ from p2prl.swarm.events import ClockOff, Command, Event, WireMismatch
 from p2prl.swarm.gossip.entry_limits import traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
-from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
-from p2prl.swarm.policies.download_stats import DownloadStats
+from p2prl.swarm.peers.reachability import foremost
+from p2prl.swarm.policies.version_download import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
 from p2prl.swarm.running import Running

@@ -29,9 +29,8 @@ from p2prl.swarm.events import (
     Send,
 )
 from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
-from p2prl.swarm.gossip.final_head import FinalHead
 from p2prl.swarm.gossip.forwarding import Gossip
-from p2prl.swarm.gossip.head_witnesses import HeadWitnesses
+from p2prl.swarm.gossip.head_witnesses import FinalHead, HeadWitnesses
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies

@@ -26,17 +26,15 @@ from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.swarm import signals
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
-from p2prl.swarm.gossip.audience import AUDIENCE
 from p2prl.swarm.gossip.deduplication import CountedOnce
 from p2prl.swarm.gossip.own_statements import OwnStatements
 from p2prl.swarm.gossip.statement_quota import StatementQuota
-from p2prl.swarm.gossip.validation import check_envelope
+from p2prl.swarm.gossip.validation import AUDIENCE, check_envelope
 from p2prl.swarm.node_core import NodeCore
-from p2prl.swarm.peers.introductions import RELAYING, Introductions
 from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
-from p2prl.swarm.peers.topology import Candidate, region_of
-from p2prl.swarm.policies.download_stats import DownloadStats
+from p2prl.swarm.peers.topology import RELAYING, Candidate, Introductions, region_of
 from p2prl.swarm.policies.sync import PolicySync
+from p2prl.swarm.policies.version_download import DownloadStats
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _LOOPBACK = subnet_of("/ip4/127.0.0.1")

@@ -8,8 +8,7 @@ from the question alone. basic_arithmetic has no products here, because without 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.word_problems.templates import apply
@@ -62,7 +61,7 @@ def source(*, size: int, seed: int) -> str:
     return f"reasoning-gym:{','.join(_DATASETS)}&size={size}&seed={seed}"
 
 
-def demonstration_of(row: Mapping[str, Any], seed: int) -> tuple[str, str]:
+def demonstration_of(row: Mapping[str, object], seed: int) -> tuple[str, str]:
     """(question, completion) of a row: steps with the faults that `seed` picks, then `<answer>n</answer>`.
 
     A question of another form is answered without steps.
@@ -84,7 +83,7 @@ def practice(seed: int) -> tuple[str, str]:
     return "Practice.", "\n".join(_step(draws) for _ in range(_PRACTICE_STEPS))
 
 
-def demonstrations(rows: list[dict[str, Any]]) -> Callable[[int], tuple[str, str]]:
+def demonstrations(rows: Sequence[Mapping[str, object]]) -> Callable[[int], tuple[str, str]]:
     """Demonstrations of these rows by seed, in turn, and practice in place of some."""
 
     def of(seed: int) -> tuple[str, str]:

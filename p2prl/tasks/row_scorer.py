@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 
 
 class RowScorer(Protocol):

@@ -9,10 +9,9 @@ from functools import partial
 import pytest
 
 from p2prl.net.transports import multiaddrs
-from p2prl.net.transports.hivemind import dial_back, dial_back_messages, transport
+from p2prl.net.transports.hivemind import dial_back, transport
 from p2prl.net.transports.hivemind.daemon import read_message, sized_message
-from p2prl.net.transports.hivemind.dial_back import DialBack
-from p2prl.net.transports.hivemind.dial_back_messages import Status
+from p2prl.net.transports.hivemind.dial_back import DialBack, Status
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.swarm.peers.dial_rules import DialRules
 from tests.loopback.hivemind_swarm import DAEMON_CONFIG, LOCAL, fresh, run
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.loopback
 
 async def ask(asker: HivemindTransport, public: HivemindTransport, *named: str) -> tuple[int, str | None]:
     await asker.connect(public.addresses[0])
-    reader, writer = await asker._daemon.open_stream(public.peer_id, dial_back_messages.PROTOCOL)
+    reader, writer = await asker._daemon.open_stream(public.peer_id, dial_back.PROTOCOL)
     asked = question(multiaddrs.multihash_of(asker.peer_id), *map(multiaddrs.to_bytes, named))
     writer.write(sized_message(asked))
     status, address = parsed_answer(await read_message(reader))

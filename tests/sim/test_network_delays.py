@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.sim.delay_distributions import parse_delay
+from p2prl.sim.link_conditions import parse_delay
 
 
 def draws(text: str, count: int = 20_000) -> list[float]:

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.sim.delay_distributions import parse_delay
-from p2prl.sim.link_conditions import LinkConditions, slow_envelopes
+from p2prl.sim.link_conditions import LinkConditions, parse_delay, slow_envelopes
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl_lab.testing.protocol_swarm import ProtocolSwarm
 

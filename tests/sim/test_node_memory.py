@@ -38,8 +38,8 @@ from p2prl.sim.hosts import identity_of
 from p2prl.swarm import shared_allowance
 from p2prl.swarm.events import Dial, Send
 from p2prl.swarm.gossip import entry_limits, forwarding, ledger_sync, verdict_gate
+from p2prl.swarm.gossip.envelope_store import ReceiptCache
 from p2prl.swarm.gossip.forwarding import GossipConfig
-from p2prl.swarm.gossip.receipt_cache import ReceiptCache
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers import dial_rules

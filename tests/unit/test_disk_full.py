@@ -1,4 +1,4 @@
-"""Failed writes as one sentence: a full disk, missing permissions, a full database."""
+"""Files replaced in one step, and failed writes as one sentence: a full disk, permissions, a full database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.disk_full import write_error
+from p2prl.disk_full import replace_file, write_error
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -45,3 +45,30 @@ def test_a_full_database_and_a_read_only_one_differ(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_is_no_full_disk() -> None:
     assert "another folder" in write_error(OSError(errno.EEXIST, "File exists"), Path("/dev/null/x")).remedy
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_file_is_replaced_whole(tmp_path: Path, private: bool) -> None:
+    path = tmp_path / "made" / "limits.json"
+    replace_file(path, b"first", private=private)
+    with path.open("rb") as reader:
+        replace_file(path, b"second", private=private)
+        assert reader.read() == b"first", "whoever has the file open goes on reading the old one"
+    assert path.read_bytes() == b"second"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "limits.json"
+    replace_file(path, b"{}", private=True)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_refused_replacement_leaves_nothing_beside(tmp_path: Path, private: bool) -> None:
+    path = tmp_path / "taken"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(path, b"data", private=private)
+    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.iterdir()) == []

@@ -53,6 +53,10 @@ _Sweep = Annotated[
         help="Choose each method's learning rate and clip or cap on seeds 100 to 104; report on the seeds given.",
     ),
 ]
+_SweepOnly = Annotated[
+    bool,
+    typer.Option("--sweep-only", help="With --sweep: choose and stop; no reporting seed is run."),
+]
 _SteadyState = Annotated[
     bool,
     typer.Option("--steady-state", help="Refuse fewer updates than five times the longest delay of a law."),
@@ -123,6 +127,7 @@ def bench_staleness(
     out: _Out = Path("runs/bench-staleness"),
     check: _Check = False,
     sweep: _Sweep = False,
+    sweep_only: _SweepOnly = False,
     steady_state: _SteadyState = False,
     device: _Device = "cpu",
     seed: Seed = 0,
@@ -161,6 +166,7 @@ def bench_staleness(
         device=choose_device(device),
         check=check,
         sweep=sweep,
+        sweep_only=sweep_only,
         steady_state=steady_state,
     )
     use_threads(1)  # matrix products this small are slower on more threads
@@ -182,13 +188,17 @@ def _print(report: StalenessReport, out: Path) -> None:
     from p2prl_lab.bench.staleness.comparisons import as_markdown as comparisons_as_markdown
     from p2prl_lab.bench.staleness.summary import as_markdown
 
-    print_table(as_markdown(report.rows))
+    if report.rows:
+        print_table(as_markdown(report.rows))
     if report.comparisons:
         print_table(comparisons_as_markdown(report.comparisons))
     for verdict in report.verdicts:
         say(verdict_line(verdict.criterion.text, verdict.criterion.bound, verdict.measured, verdict.met))
     for choice in report.choices:
         say(f"{choice.method}: {choice.chosen} under delay, {choice.on_policy} on policy, of {len(choice.tried)}")
+    if not report.rows:
+        say(f"the runs of the sweep are in {out}/results.jsonl; no reporting seed was run")
+        return
     say(f"written to {out}: results.jsonl, staleness.csv, staleness.md, staleness.png, staleness_greedy.png")
 
 

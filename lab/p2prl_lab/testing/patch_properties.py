@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from p2prl.patches.decode import decode_segment
-from p2prl.patches.dense_codecs import decode_planes, encode_planes
+from p2prl.patches.dense_codecs import ZstdCoder, decode_planes, encode_planes
 from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways, encode_changes, encode_ec2
 from p2prl.patches.encode import encode_segment
-from p2prl.patches.history import History
+from p2prl.patches.exponent_classes import History
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
-from p2prl.patches.zstd_coder import ZstdCoder
 
 Version = tuple[WordType, Words, Words]
 """Word type, words before and words after."""

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.vllm.engine import VllmOptions
@@ -46,7 +47,7 @@ class BareVllm:
 
         self._kind = RequestOutputKind.FINAL_ONLY  # as `LLM.generate`: the cheapest
         self._names = itertools.count()
-        settings: dict[str, Any] = {"gpu_memory_utilization": _GPU_SHARE}
+        settings: dict[str, object] = {"gpu_memory_utilization": _GPU_SHARE}
         if device.type == "cpu":
             settings = {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES, "block_size": 32}
         with TemporaryDirectory() as directory, bars_as_stages():
@@ -81,7 +82,7 @@ class StartedVllm:
     bare: BareVllm
 
 
-def start_vllm(model: Any, *, device: torch.device, dtype: str, context: int, rows: int) -> StartedVllm:
+def start_vllm(model: PreTrainedModel, *, device: torch.device, dtype: str, context: int, rows: int) -> StartedVllm:
     """Start both for a transformers model, each with a share of the memory of a GPU.
 
     `context` tokens and `rows` completions at most. `ConfigError` without vLLM, `MachineError` when it cannot run it.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.models.seeded_draw.draw import draw
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ def run_engine_bench(
     return rows
 
 
-def _model(name: str, config: EngineBenchConfig) -> Any:
+def _model(name: str, config: EngineBenchConfig) -> PreTrainedModel:
     return random_model(name, vocabulary=config.vocabulary, dtype=config.dtype, device=config.device, seed=config.seed)
 
 
@@ -185,7 +188,7 @@ def _alternating(sides: Sequence[Callable[[], None]], repeats: int, device: torc
     return [median(times) for times in zip(*rounds[1:], strict=True)]
 
 
-def _generate(model: Any, prompts: Tensor, config: EngineBenchConfig) -> None:
+def _generate(model: PreTrainedModel, prompts: Tensor, config: EngineBenchConfig) -> None:
     made = model.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from p2prl.bench.device_time import CPU
 from p2prl.errors import ConfigError
@@ -50,7 +49,7 @@ class Float32Head(nn.Linear):
         return nn.functional.linear(states.float(), self.weight.float())
 
 
-def model_of_spread(spread: float, seed: int) -> Any:
+def model_of_spread(spread: float, seed: int) -> PreTrainedModel:
     """A random Qwen2 model whose logits have the standard deviation `spread`, in float32."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -77,7 +76,7 @@ def engines_on(device: torch.device) -> list[tuple[str, str, torch.device]]:
     return [(f"{name} on {each.type}", name, each) for each in (CPU, device) for name in ENGINES]
 
 
-def engine(name: str, model: Any, dtype: str, device: torch.device) -> PolicyModel:
+def engine(name: str, model: PreTrainedModel, dtype: str, device: torch.device) -> PolicyModel:
     """`model` as the engine `name` computes it in `dtype` on a device, with weights of its own."""
     made = copy.deepcopy(model).to(device=device, dtype=getattr(torch, dtype))
     made.set_attn_implementation("eager" if name == "eager" else "sdpa")
@@ -102,7 +101,7 @@ class VllmEngines:
         else:
             self.names = (VLLM,)
 
-    def sampler(self, model: Any, dtype: str) -> Sampler:
+    def sampler(self, model: PreTrainedModel, dtype: str) -> Sampler:
         """The engine with the weights of `model`."""
         layout = layout_of(model, dtype)
         if dtype not in self._samplers:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -48,6 +48,9 @@ from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm import signals
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BLOCKED_BOUND_S, HEAD_BOUND_S, SWITCH_BOUND_S, SILENT_BOUND_S = 0.3, 3.0, 5.0, 0.1
 REBUILD_BOUND_CPU_S = 2.0
@@ -196,7 +199,7 @@ def anonymous_bytes() -> int:
 class _Training:
     """Moves a model's weights as Adam with stationary moments would."""
 
-    def __init__(self, model: Any, config: PublishBenchConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: PublishBenchConfig) -> None:
         self._step = config.learning_rate * _FIRST_MOMENT
         self._parameters = [parameter.detach().view(-1) for parameter in model.parameters()]
         self._generator = torch.Generator(config.device).manual_seed(config.seed)

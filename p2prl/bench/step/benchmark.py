@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +31,9 @@ from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.hardware.device import choose_device, use_threads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NEEDS_REFERENCE = frozenset({"dpo"})
 
@@ -184,7 +187,7 @@ def _compared(row: StepRow, trainer: Trainer, batch: Sequence[TrainingGroup], co
     )
 
 
-def _trainer(model: Any, config: StepBenchConfig, loss: str) -> Trainer:
+def _trainer(model: PreTrainedModel, config: StepBenchConfig, loss: str) -> Trainer:
     rules = MicroBatchLog()
     rules.change(config.rule, from_step=0)
     return Trainer(
@@ -213,7 +216,7 @@ def _shortened(batch: Sequence[TrainingGroup]) -> list[TrainingGroup]:
     ]
 
 
-def _gradients(model: Any) -> list[torch.Tensor]:
+def _gradients(model: PreTrainedModel) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
@@ -224,7 +227,7 @@ _DRIFT_NATS = 0.1
 
 
 def step_batch(
-    model: Any, *, groups: int, completions: int, tokens: int, rule: MicroBatchRule, seed: int
+    model: PreTrainedModel, *, groups: int, completions: int, tokens: int, rule: MicroBatchRule, seed: int
 ) -> list[TrainingGroup]:
     """A batch of random tokens with behavior log-probs near the model's, and rewards that differ in every group.
 

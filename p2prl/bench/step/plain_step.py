@@ -6,7 +6,7 @@ Shares with the product the loss pipeline and the forward pass over padded rows,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,11 +14,14 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.training_group import TrainingGroup, rollouts_of, rows_of
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class PlainStep:
     """A model with its loss and optimizer."""
 
-    def __init__(self, model: Any, loss: LossPipeline, *, reference: Any = None) -> None:
+    def __init__(self, model: PreTrainedModel, loss: LossPipeline, *, reference: PreTrainedModel | None = None) -> None:
         self._model = model
         self._loss = loss
         self._reference = reference

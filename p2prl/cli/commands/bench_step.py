@@ -90,7 +90,7 @@ _COLUMNS = (
 )
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[dict[str, object]]) -> str:
     """The rows as a Markdown table."""
     return "\n".join([f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *(_line(row) for row in rows)])
 

@@ -10,7 +10,7 @@ import typer
 from p2prl.cli.commands.open_ledger import await_current_ledger, check_source, ledger_of
 from p2prl.cli.options import AsJson, Home, Listen
 from p2prl.cli.views.console import emit, say
-from p2prl.config.new_folder import new_folder
+from p2prl.config.run_folder import new_folder
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
 from p2prl.plain_text import counted

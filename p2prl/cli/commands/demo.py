@@ -157,7 +157,7 @@ def demo_panel(
     return table
 
 
-def demo_line(metrics: Sequence[Mapping[str, Any]], updates: int) -> str:
+def demo_line(metrics: Sequence[Mapping[str, object]], updates: int) -> str:
     """The newest update in one line."""
     if not metrics:
         return "waiting for the first groups"

@@ -11,7 +11,7 @@ from typing import Any
 from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder
 from p2prl.errors import ConfigError
-from p2prl.models.base_model.policy_directory import load_policy
+from p2prl.models.base_model.local_base import load_policy
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.evaluation.mean_reward import Evaluation, evaluate

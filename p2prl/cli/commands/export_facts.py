@@ -51,7 +51,7 @@ def newest_evaluation(snapshot: Snapshot, *, until_step: int) -> EvaluationDocum
     return max((each for each in measured if each.step <= until_step), key=lambda each: each.step, default=None)
 
 
-def loss_settings(loss: LossConfig) -> dict[str, Any]:
+def loss_settings(loss: LossConfig) -> dict[str, object]:
     """The `[loss]` table of run.toml: the name, and every setting that differs from its default."""
     changed = _changed(asdict(loss), asdict(LossConfig()))
     return {"name": loss.name, **changed}

@@ -131,7 +131,7 @@ def _make_small_model(
     directory: Path, task: str, demonstration: Callable[[], Demonstration], seed: int, on_progress: Progress
 ) -> None:
     from p2prl.models.hardware.device import use_threads
-    from p2prl.models.small_models.directory import make_small_model
+    from p2prl.models.small_models.language_model import make_small_model
 
     use_threads(_THREADS)
     make_small_model(directory, task, demonstration(), seed=seed, on_progress=on_progress)

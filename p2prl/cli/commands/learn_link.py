@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from p2prl.disk_full import replace_file
 from p2prl.net.listen_addresses import with_one_port, with_port
 from p2prl.net.process import control
 from p2prl.net.process.passing_port import PassingPort
@@ -83,9 +84,7 @@ class LearnerLink:
         if link == self.text:
             return
         self.text = link
-        new = self._folder.link_file.with_suffix(".new")
-        new.write_text(f"{link}\n")
-        new.rename(self._folder.link_file)
+        replace_file(self._folder.link_file, f"{link}\n".encode())
 
 
 class WatchedPort(PassingPort):

@@ -69,7 +69,7 @@ def tracker(name: str, folder: Folder) -> Iterator[Callable[[dict[str, Any]], No
             trackio.finish()
 
 
-def hyperparameters(folder: Folder) -> dict[str, Any]:
+def hyperparameters(folder: Folder) -> dict[str, object]:
     """What the run is trained with, for a tracker: the manifest's facts and the settings of run.toml, flat.
 
     No settings of the network: a tracker may be public, and they have addresses, those of other peers with their ids.
@@ -84,7 +84,7 @@ def hyperparameters(folder: Folder) -> dict[str, Any]:
     return facts | dict(_flat(settings))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -118,7 +118,7 @@ def _wandb_run(folder: Folder) -> Any:
         ) from error
 
 
-def _scalars(metrics: dict[str, Any]) -> dict[str, float]:
+def _scalars(metrics: dict[str, object]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, output_width, say
-from p2prl.cli.views.small_curve import sparkline
+from p2prl.cli.views.worker_screen import sparkline
 from p2prl.client.own_groups import OwnGroups
 from p2prl.client.spool import SpoolState
 from p2prl.config.own_runs import OwnRun, runs_here, spools_of
-from p2prl.config.owner_files import load_delegation
-from p2prl.config.team_files import load_memberships
+from p2prl.config.owner_files import load_delegation, load_memberships
 from p2prl.config.worker_folder import default_home, read_status
 from p2prl.errors import IdentityError, MachineError
 from p2prl.plain_text import cleaned, counted, wrapped
@@ -30,7 +29,7 @@ def me(home: Home = None, as_json: AsJson = False) -> None:
     """Show what this machine has contributed to all its runs."""
     base = home or default_home()
     runs = [run for run in runs_here(base) if run.spool.is_file()]
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, object]] = []
     days: dict[str, int] = {}
     if runs:
         with spools_of(runs) as spools:
@@ -48,7 +47,7 @@ def me(home: Home = None, as_json: AsJson = False) -> None:
             sys.stdout.write(f"{line}\n")
 
 
-def run_part(run: OwnRun, groups: OwnGroups) -> dict[str, Any]:
+def run_part(run: OwnRun, groups: OwnGroups) -> dict[str, object]:
     """One worker's part in one run, as a JSON value."""
     counts: dict[str, int] = {}
     for (state, _), count in groups.counts().items():

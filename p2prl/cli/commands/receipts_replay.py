@@ -102,7 +102,7 @@ def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: Repla
     return replay_group(run, group, folders, make_tools)
 
 
-def _document(group: OwnGroup, verdict: Verdict, code: str, sentence: str) -> dict[str, Any]:
+def _document(group: OwnGroup, verdict: Verdict, code: str, sentence: str) -> dict[str, object]:
     return {
         "group": group.digest.hex(),
         "version": verdict.version,

@@ -83,7 +83,7 @@ def sim(options: SimOptions, as_json: AsJson = False) -> None:
         from p2prl.models.hardware.device import use_threads
         from p2prl.models.small_models.tiny_models import tiny_model
         from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
-        from p2prl.sim.delay_distributions import parse_delay
+        from p2prl.sim.link_conditions import parse_delay
         from p2prl.sim.swarm import Swarm
     parse_delay(options.delay)
     config = options.config()

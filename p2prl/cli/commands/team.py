@@ -13,10 +13,13 @@ import typer
 from p2prl.cli.examples import epilog
 from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, say
-from p2prl.config.owner_files import key_file, load_delegation, named_keys, owner_key_file
-from p2prl.config.team_files import (
+from p2prl.config.owner_files import (
+    key_file,
+    load_delegation,
     load_memberships,
     load_team_name,
+    named_keys,
+    owner_key_file,
     save_memberships,
     save_team_name,
     team_key_file,

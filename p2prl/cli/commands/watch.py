@@ -96,7 +96,7 @@ def newest_rollout(runs: list[OwnRun]) -> Rollout | None:
     return newest
 
 
-def rollout_document(rollout: Rollout, tokenizer: ConfinedTokenizer) -> dict[str, Any]:
+def rollout_document(rollout: Rollout, tokenizer: ConfinedTokenizer) -> dict[str, object]:
     """A rollout as a JSON value."""
     group, receipt = rollout.contents, rollout.group.receipt
     scored = rollout.group.reward is not None
@@ -175,7 +175,7 @@ def _open_tokenizer(run: OwnRun) -> ConfinedTokenizer:
     return ConfinedTokenizer(files["tokenizer.json"].read_bytes(), special, size)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, object]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -46,15 +46,15 @@ class StatusFile:
 
     def __init__(self, worker: WorkerFolder, link: JoinLink, role: str) -> None:
         self._path = worker.run_directory(link.run) / "status.json"
-        self._common: dict[str, Any] = {"role": role, "run": link.name, "peer": worker.identity.peer_id}
+        self._common: dict[str, object] = {"role": role, "run": link.name, "peer": worker.identity.peer_id}
         self._next_at = 0.0
-        self.document: dict[str, Any] = dict(self._common)
+        self.document: dict[str, object] = dict(self._common)
 
     def keep(self, **facts: Any) -> None:
         """Have every further state hold these facts."""
         self._common |= facts
 
-    def write(self, document: Mapping[str, Any]) -> None:
+    def write(self, document: Mapping[str, object]) -> None:
         """Write the newest state, at most once a second."""
         self.document = {**self._common, **document}
         now = time.monotonic()

@@ -32,8 +32,7 @@ from p2prl.controls.desktop import desktop_program
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
 from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
-from p2prl.net.process.network_config import NetworkConfig, ReachOptions
-from p2prl.net.process.program import network_program
+from p2prl.net.process.network_config import NetworkConfig, ReachOptions, network_program
 from p2prl.net.transports.hivemind.daemon_folder import DaemonFolder
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol.join_link import JoinLink

@@ -105,7 +105,7 @@ _LABEL_OF = {"peers": "role", "groups": "state", "reasons": "reason"}
 _QUOTE = '"'
 
 
-def prometheus_text(workers: Sequence[Mapping[str, Any]]) -> str:
+def prometheus_text(workers: Sequence[Mapping[str, object]]) -> str:
     """The metrics of all workers in the text format 0.0.4, each family once."""
     families: dict[str, tuple[Family, list[str]]] = {}
     for worker in workers:

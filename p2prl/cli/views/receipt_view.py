@@ -37,7 +37,7 @@ _STATES = {
 }
 
 
-def group_document(group: OwnGroup, seat: str, *, parameters: int, in_escrow: bool) -> dict[str, Any]:
+def group_document(group: OwnGroup, seat: str, *, parameters: int, in_escrow: bool) -> dict[str, object]:
     """One group as a JSON value."""
     receipt = group.receipt
     tokens = _credited(group)
@@ -107,7 +107,7 @@ def explain_lines(group: OwnGroup, document: dict[str, Any], escrow_groups: int)
     return lines
 
 
-def record_document(record: GroupRecord) -> dict[str, Any]:
+def record_document(record: GroupRecord) -> dict[str, object]:
     """What a ledger says about a group, as a JSON value."""
     signed = record.receipt
     return {
@@ -159,7 +159,7 @@ def _credited(group: OwnGroup) -> int:
     return group.tokens if group.receipt is None else group.receipt.tokens
 
 
-def _verdict_document(signed: SignedVerdict) -> dict[str, Any]:
+def _verdict_document(signed: SignedVerdict) -> dict[str, object]:
     verdict = signed.verdict
     return {
         "entry": signed.entry,
@@ -208,7 +208,7 @@ def evidence_document(evidence: CheckedEvidence) -> dict[str, Any]:
 
 
 def evidence_lines(document: dict[str, Any]) -> list[str]:
-    """The same for people. What the learner signed comes first; what the volunteer says is said to be its own."""
+    """The same for people. What the learner signed comes first; then what the volunteer itself claims."""
     groups = document["groups"]
     lines = [
         f"Run        {document['run']}",

@@ -84,7 +84,7 @@ def _waiting(progress: Progress) -> int:
     return progress.groups.get("generated", 0) + progress.groups.get("delivered", 0)
 
 
-def progress_document(progress: Progress) -> dict[str, Any]:
+def progress_document(progress: Progress) -> dict[str, object]:
     """A volunteer's part of its status file and of `--json`."""
     received = progress.weight_bytes_from_learner + progress.weight_bytes_from_peers
     return {
@@ -116,7 +116,7 @@ def progress_document(progress: Progress) -> dict[str, Any]:
     }
 
 
-def run_document(run: RunView) -> dict[str, Any]:
+def run_document(run: RunView) -> dict[str, object]:
     """The run as this machine sees it, as a JSON value."""
     return {
         "step": run.step,

@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2prl.config.owner_files import load_delegation
+from p2prl.config.owner_files import load_delegation, load_memberships
 from p2prl.config.requirements import Requirements
-from p2prl.config.team_files import load_memberships
 from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest

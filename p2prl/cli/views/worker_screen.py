@@ -6,7 +6,8 @@ terminal, two on a wide one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,7 +17,6 @@ from rich.text import Text
 
 from p2prl.cli.views.quantities import peers_text, rate_text, reach_text, received_text, reward_text, version_text
 from p2prl.cli.views.receipt_advice import rejection_lines
-from p2prl.cli.views.small_curve import plot, sparkline
 from p2prl.client.progress import SEARCHING
 from p2prl.errors import IdentityError
 from p2prl.plain_text import cleaned, counted
@@ -25,6 +25,44 @@ from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
 from p2prl.time_text import age_text
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_ASCII = " .:-=+*%#"
+"""For terminals that cannot show blocks, from empty to full as `_BLOCKS`."""
+
+_FULL = len(_BLOCKS) - 1
+
+
+def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
+    """The values in one row of at most `width` characters, the lowest as the lowest block."""
+    return "".join(plot(values, width, 1, ascii_only=ascii_only))
+
+
+def plot(values: Sequence[float], width: int, rows: int, *, ascii_only: bool = False) -> list[str]:
+    """The values as `rows` lines of at most `width` characters, from the top; more values are averaged in neighbors.
+
+    The lowest value is one step high, so that it differs from nothing; values that are all equal are half high.
+    """
+    columns = _averaged(values, width)
+    if not columns or rows < 1:
+        return [""] * rows
+    low, high = min(columns), max(columns)
+    steps = rows * _FULL
+    heights = [
+        steps // 2 if high <= low else 1 + round((value - low) / (high - low) * (steps - 1)) for value in columns
+    ]
+    blocks = _ASCII if ascii_only else _BLOCKS
+    return [
+        "".join(blocks[max(0, min(_FULL, height - row * _FULL))] for height in heights) for row in reversed(range(rows))
+    ]
+
+
+def _averaged(values: Sequence[float], width: int) -> list[float]:
+    """At most `width` means of neighbors, each of nearly as many values."""
+    count = min(len(values), max(0, width))
+    edges = [round(place * len(values) / count) for place in range(count + 1)] if count else []
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+
 
 WIDE = 110
 """Columns from which the machine and the run stand side by side."""

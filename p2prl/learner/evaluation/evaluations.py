@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from p2prl.clock import Clock
 from p2prl.errors import MachineError
-from p2prl.learner.evaluation.config import EvaluationConfig
-from p2prl.learner.evaluation.evaluation_plan import SliceSize, TimeShare, version_due
+from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig, SliceSize, TimeShare, version_due
 from p2prl.learner.evaluation.results_file import ResultsFile
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import Job

@@ -117,11 +117,6 @@ class SlotAccount(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     """Unix time when a group was last stored."""
 
     @property
-    def frontier(self) -> int:
-        """Lowest slot that is not accounted for."""
-        return self.gaps[0].first if self.gaps else self.next_slot
-
-    @property
     def charged(self) -> int:
         """Lost slots that the open gaps count as, as long as they are not filled."""
         return sum(_charge(gap) for gap in self.gaps)

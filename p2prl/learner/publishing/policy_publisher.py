@@ -6,21 +6,23 @@ and the weights are in memory once. (Replacing the older one would make voluntee
 and break the interval that the run manifest promises.)
 
 A version is signed before it is sent and never again, so a learner that crashed publishes the same manifest.
+
+A head is signed with every version, and again before it expires while there is no new one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+
+from torch import nn
 
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
-from p2prl.learner.published_policies import versions_kept
-from p2prl.learner.publishing.patch_publishing import patch_bases
-from p2prl.learner.publishing.policy_heads import PolicyHeads
-from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, write_version
+from p2prl.learner.published_policies import PublishedPolicies, versions_kept
+from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, patch_bases, write_version
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import Stage
@@ -28,9 +30,72 @@ from p2prl.models.weights.host_memory import HostMemory
 from p2prl.models.weights.layout import WeightLayout, flatten
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import WORD_TYPES
+from p2prl.protocol import limits
 from p2prl.protocol.manifests import PolicyManifest
+from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.work_slots import begins_beacon
 from p2prl.swarm.policies.catalog import PolicyVersion
+
+_EXPIRES_S = 900.0
+"""How long a head stays valid: after a quarter of an hour a volunteer reports that the learner is silent."""
+
+_RENEW_S = 120.0
+"""Time after which a head is renewed without a new version: several reach every peer before the first expires."""
+
+_FIRST_INTERVAL_S = 60.0
+"""Assumed time between two versions until two are published."""
+
+_MAX_INTERVAL_S = 3600.0
+"""Longest interval announced: a run that was stopped overnight must not set a distant target time."""
+
+
+class PolicyHeads:
+    """Signs and sends heads of the published versions."""
+
+    def __init__(self, published: PublishedPolicies, sender: SigningSender, clock: Clock) -> None:
+        self._published = published
+        self._sender = sender
+        self._clock = clock
+        self._interval_s = _FIRST_INTERVAL_S
+        self._signed_at = -math.inf
+
+    def note_interval(self, seconds: float) -> None:
+        """Record the time between two versions: the next one is expected after the same time."""
+        self._interval_s = min(_MAX_INTERVAL_S, max(0.0, seconds))
+
+    def send(self) -> None:
+        """Sign a head of the newest version and send it."""
+        self._sender.send(self._sign())
+
+    def renew(self) -> None:
+        """Send a head again when the last one is `_RENEW_S` old."""
+        if self._published.newest is not None and self._clock.now() - self._signed_at >= _RENEW_S:
+            self.send()
+
+    def current(self) -> list[bytes]:
+        """A head signed now, for a network that has just started; none before the first version."""
+        return [] if self._published.newest is None else [self._sign()]
+
+    def _sign(self) -> bytes:
+        newest = self._published.newest
+        assert newest is not None
+        self._signed_at = now = self._clock.now()
+        kept = self._published.all()
+        edges = [
+            PatchEdge(policy.manifest.version, patch.base, patch.blob.size_bytes, policy.digest)
+            for policy in kept
+            for patch in policy.manifest.patches
+        ]
+        head = PolicyHead(
+            version=newest.manifest.version,
+            manifest=newest.digest,
+            oldest=kept[-1].manifest.version,
+            weight_bytes=newest.manifest.weights.size_bytes,
+            edges=tuple(edges[: limits.MAX_HEAD_EDGES]),
+            target_ms=newest.manifest.created_ms + int(1000 * self._interval_s),
+            expires_ms=int((now + _EXPIRES_S) * 1000),
+        )
+        return self._sender.sign(head)
 
 
 @dataclass(slots=True)
@@ -99,7 +164,7 @@ class PolicyPublisher:
             self._send(raw)
         return raw is not None
 
-    def copy(self, model: Any) -> bytearray:
+    def copy(self, model: nn.Module) -> bytearray:
         """Copy the weights out of a model, on the training stage: all that training waits for."""
         assert not self.busy, "a version in progress is written from this memory"
         if self._copy is None:

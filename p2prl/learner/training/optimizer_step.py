@@ -29,7 +29,7 @@ from p2prl.learner.training.trainer_checkpoint import TrainerState, load_checkpo
 from p2prl.learner.training.training_group import TrainingGroup, longest_row, rollouts_of, rows_of
 from p2prl.learner.training.value_head import TokenValues, ValueHead
 from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptimizer
-from p2prl.models.hardware.out_of_memory import is_out_of_memory, release_memory
+from p2prl.models.hardware.failures import is_out_of_memory, release_memory
 
 _LESS_MEMORY = (
     'Set checkpointing = "on" in [learner.memory] of run.toml, free some memory, or train on a larger device; the run'

@@ -1,4 +1,4 @@
-"""A base model that is already on disk, as the first weights of a run.
+"""Weights from folders on disk: a base model as the first weights of a run, and a policy of a run.
 
 A machine that has the model a run started from does not need to download its full weights. The digest of the weights
 decides, not the model's name. Reading needs the memory of one model; its directory is not changed.
@@ -9,19 +9,34 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
+from torch import nn
 
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
-from p2prl.models.base_model.pretrained import load_pretrained
+from p2prl.models.base_model.pretrained import LoadedModel, load_pretrained
 from p2prl.models.weights.layout import layout_of, weight_blocks
-from p2prl.models.weights.lora import add_lora, draw_first_adapters
+from p2prl.models.weights.lora import ADAPTER_FOLDER, add_lora, draw_first_adapters, load_adapters
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import RunManifest
+
+
+def load_policy(
+    directory: Path, first: Path, manifest: RunManifest, *, device: torch.device, dtype: str
+) -> LoadedModel:
+    """Load a checkpoint, or the first weights when `directory` is `first`, the directory of the run's first weights.
+
+    `ConfigError` as `load_pretrained`, `IntegrityError` for damaged adapters.
+    """
+    if manifest.lora is None:
+        return load_pretrained(str(directory), device=device, dtype=dtype)
+    loaded = load_pretrained(str(first), device=device, dtype=dtype)
+    add_lora(loaded.model, manifest.lora)
+    load_adapters(loaded.model, directory / ADAPTER_FOLDER)
+    return loaded
 
 
 def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Digest:
@@ -59,7 +74,7 @@ def flatten_local_base(model: Path, manifest: RunManifest, blobs: Path) -> Diges
     return Digest(digest.digest())
 
 
-def _add_adapters(loaded: Any, lora: LoraSpec, model: Path) -> None:
+def _add_adapters(loaded: nn.Module, lora: LoraSpec, model: Path) -> None:
     """Put the run's first adapters into the base. `ConfigError` when it has no such layers."""
     try:
         add_lora(loaded, lora)

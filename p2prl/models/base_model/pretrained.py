@@ -17,13 +17,13 @@ import huggingface_hub
 import msgspec
 import torch
 import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
-from p2prl.models.base_model.architectures import ARCHITECTURES
-from p2prl.models.base_model.attention import exact_attention
+from p2prl.models.base_model.attention import ARCHITECTURES, exact_attention
 from p2prl.models.hardware.device import best_device
-from p2prl.models.hardware.out_of_memory import is_out_of_memory
+from p2prl.models.hardware.failures import is_out_of_memory
 from p2prl.models.weights.layout import TORCH_DTYPES
 
 _CODE_KEYS = ("auto_map", "custom_pipelines", "quantization_config")
@@ -43,8 +43,8 @@ _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
 class LoadedModel:
     """A causal LM in evaluation mode and its fast tokenizer."""
 
-    model: Any
-    tokenizer: Any
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
 
 
 def default_dtype(device: torch.device) -> str:
@@ -211,7 +211,7 @@ def _check_directory(directory: Path, source: str) -> None:
         )
 
 
-def read_json(data: bytes, name: str) -> dict[str, Any]:
+def read_json(data: bytes, name: str) -> dict[str, object]:
     """A JSON object; `ConfigError` naming the file when it is anything else."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])

@@ -17,10 +17,8 @@ from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.sampling import GREEDY_TEMPERATURE, sample_all
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.manifests import RunManifest, TaskShare
-from p2prl.protocol.row_order import RowOrderKey, row_of
-from p2prl.protocol.work_slots import SlotKey, slot_work
-from p2prl.tasks.evaluation_report import CompletionOutcome, PromptOutcome, Split
-from p2prl.tasks.pass_threshold import pass_threshold
+from p2prl.protocol.work_slots import RowOrderKey, SlotKey, row_of, slot_work
+from p2prl.tasks.evaluation_report import CompletionOutcome, PromptOutcome, Split, pass_threshold
 
 MAX_SAMPLES = 1024
 """Samples of one prompt: the k of published pass@k curves."""

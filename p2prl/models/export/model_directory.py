@@ -7,18 +7,72 @@ run of adapters the frozen weights are written with the adapters added, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import IntegrityError
-from p2prl.models.export.model_files import exported_files, read_model_files
+from p2prl.models.base_model.pretrained import read_json
 from p2prl.models.export.sharded_weights import WeightSource, WrittenWeights, size_of, write_weights
 from p2prl.models.export.weight_source import CheckpointWeights, MergedWeights, PublishedWeights
 from p2prl.models.run_model import read_run_model
 from p2prl.models.weights.layout import WeightLayout
 from p2prl.models.weights.lora import ADAPTER_FOLDER, adapter_files
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
+
+REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+"""Every checkpoint has them; one that lacks any is being deleted."""
+
+OPTIONAL_FILES = (
+    "added_tokens.json", "generation_config.json", "merges.txt", "special_tokens_map.json", "tokenizer.model",
+    "vocab.json", "vocab.txt",
+)  # fmt: skip
+
+CHAT_TEMPLATE = "chat_template.jinja"
+
+_LOCAL_KEYS = ("_name_or_path", "_from_model_config", "name_or_path")
+"""Keys that hold a path of this machine, or tell transformers to derive the generation settings again."""
+
+
+def read_model_files(checkpoint: Path, first: Path) -> dict[str, bytes]:
+    """The checkpoint's files besides its weights. A chat template it lacks comes from the run's first weights, `first`.
+
+    Raises `FileNotFoundError` when a required file is gone.
+    """
+    files = {name: (checkpoint / name).read_bytes() for name in REQUIRED_FILES}
+    for name in (*OPTIONAL_FILES, CHAT_TEMPLATE):
+        if (checkpoint / name).is_file():
+            files[name] = (checkpoint / name).read_bytes()
+    if CHAT_TEMPLATE not in files and (first / CHAT_TEMPLATE).is_file():
+        files[CHAT_TEMPLATE] = (first / CHAT_TEMPLATE).read_bytes()
+    return files
+
+
+def exported_files(files: Mapping[str, bytes], *, dtype: str, stop_ids: Iterable[int]) -> dict[str, bytes]:
+    """The files of the export: its type in config.json, the run's end tokens in generation_config.json, no paths."""
+    config = _without_local(read_json(files["config.json"], "config.json"))
+    config.pop("torch_dtype", None)  # the older name of the key below
+    config["dtype"] = dtype
+    generation = _without_local(read_json(files.get("generation_config.json", b"{}"), "generation_config.json"))
+    ends = sorted(stop_ids)
+    if ends:
+        generation["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    tokenizer = _without_local(read_json(files["tokenizer_config.json"], "tokenizer_config.json"))
+    return {
+        **files,
+        "config.json": _dump(config),
+        "generation_config.json": _dump(generation),
+        "tokenizer_config.json": _dump(tokenizer),
+    }
+
+
+def _without_local(config: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in config.items() if key not in _LOCAL_KEYS}
+
+
+def _dump(value: Mapping[str, object]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,12 +13,9 @@ from types import MappingProxyType
 import numpy as np
 
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt
-from p2prl.models.groups.step_rewards import token_rewards
-from p2prl.models.groups.turn_inspection import inspect_turns
-from p2prl.models.groups.turn_prompts import seeded_prompts
-from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
-from p2prl.models.rewards.run_reward import RunReward
+from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt, inspect_turns, seeded_prompts
+from p2prl.models.replay_statistics.baselines import KeptBaselines
+from p2prl.models.rewards.run_reward import RunReward, token_rewards
 from p2prl.models.rewards.scoring import AnswerScorer, GroupRewards, PendingRewards, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
@@ -29,8 +26,7 @@ from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.work_slots import SEED_RULE, SlotKey, slot_work
-from p2prl.tasks.data.packed_rows import Row
-from p2prl.tasks.data.task_data import TaskData
+from p2prl.tasks.data.packed_data import Row, TaskData
 
 _TRIED_SLOTS = 8
 """Slots whose prompts are tried before work starts: a prompt takes a millisecond."""

@@ -2,21 +2,50 @@
 
 Every peer of a run agrees on them to the last token. A volunteer needs nothing else of a task, and evaluates no
 template: a procedural prompt stands between two fixed texts, and a row is token ids already.
+
+Of several turns, the claim of a group is its tokens alone: which of them the policy sampled is computed here, for the
+replay and for training.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.turns import TurnRules
-from p2prl.protocol.row_order import RowOrderKey, row_of
-from p2prl.protocol.work_slots import Slot
-from p2prl.tasks.data.packed_prompts import PackedPrompts
-from p2prl.tasks.data.task_data import TaskData
+from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.rejection_reasons import RejectionReason
+from p2prl.protocol.rollout_group import Completion
+from p2prl.protocol.work_slots import RowOrderKey, Slot, row_of
+from p2prl.tasks.data.packed_data import PackedPrompts, TaskData
+from p2prl.tasks.environment import Environment, EnvironmentTask
 from p2prl.tasks.task import Task
+
+Sampled = tuple[tuple[bool, ...], ...]
+
+
+def inspect_turns(
+    turns: TurnRules, completions: Sequence[Completion], token_ids: Sequence[Sequence[int]]
+) -> tuple[RejectionReason | str, Sampled]:
+    """The first fault of a group's transcripts, empty when there is none; and which tokens the policy sampled.
+
+    The log-probs of an environment's tokens must be 0: no policy gave them, and a slot has one valid group.
+    """
+    sampled: list[tuple[bool, ...]] = []
+    for completion, ids in zip(completions, token_ids, strict=True):
+        transcript = turns.read(ids)
+        if transcript is None:
+            return RejectionReason.BAD_TOKENS, ()
+        claimed = np.frombuffer(completion.logprobs, dtype="<f2")
+        if np.any(claimed[~np.asarray(transcript.sampled)] != 0):
+            return RejectionReason.BAD_TOKENS, ()
+        sampled.append(transcript.sampled)
+    return "", tuple(sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +115,35 @@ def _read(prompts: PackedPrompts, row: int) -> tuple[int, ...]:
         return prompts.token_ids(row)
     except IntegrityError as error:  # the bytes are those of the manifest: the run's learner made them so
         raise RemoteProtocolError(f"the run's data cannot be used: {error}") from error
+
+
+def seeded_prompts(task: Task, manifest: RunManifest, codec: TextCodec) -> PromptSource:
+    """The prompts of a task that makes them from seeds."""
+    prompts = ProceduralPrompts(task, manifest.prompt_frame, codec)
+    if not isinstance(task, EnvironmentTask):
+        return prompts
+    return EnvironmentPrompts(task.environment, prompts, manifest, codec)
+
+
+class EnvironmentPrompts:
+    """The openings of an environment, each with the rules of the turns that follow."""
+
+    def __init__(
+        self, environment: Environment, openings: ProceduralPrompts, manifest: RunManifest, codec: TextCodec
+    ) -> None:
+        self._environment = environment
+        self._openings = openings
+        self._manifest = manifest
+        self._codec = codec
+
+    def prompt(self, work: Slot, peer: bytes, *, held_out: bool) -> SlotPrompt:
+        """See `PromptSource`."""
+        opening = self._openings.prompt(work, peer, held_out=held_out)
+        turns = TurnRules(
+            environment=self._environment,
+            seed=work.prompt_seed,
+            codec=self._codec,
+            max_new_tokens=self._manifest.sampling.max_new_tokens,
+            frame=self._manifest.turn_frame,
+        )
+        return replace(opening, turns=turns)

@@ -1,14 +1,21 @@
-"""Device of a model, its number of CPU threads, and whether what it computes repeats to the bit."""
+"""Device of a model, its free memory and number of CPU threads, and whether what it computes repeats to the bit.
+
+Shortcuts that round products to fewer bits than the dtype has are off in every engine and scorer. TF32 keeps 10 bits
+of each factor: a hundred times the noise of float32, and not what the dtype of an engine class means. Sums of 16-bit
+products are kept in float32, whose order of adding alone is noise enough.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 
+import psutil
 import torch
 
 from p2prl.errors import ConfigError, DeviceFailedError, MachineError
-from p2prl.models.hardware.device_failure import first_line
+from p2prl.models.hardware.failures import first_line
 from p2prl.protocol.limits import MAX_NAME_CHARS
 
 _DEVICES = "Devices: auto, cuda, cuda:1, mps, cpu."
@@ -96,3 +103,50 @@ def unrepeatable(error: BaseException) -> str:
         return ""
     asked, _, refused = first_line(error).partition(". ")[0].partition(", but ")
     return refused if _REPEATS_ASKED in asked else asked  # cuBLAS's is the other way round
+
+
+def use_exact_arithmetic() -> None:
+    """Compute in the full precision of each dtype, in this process, on every device."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+_CGROUP_FILES = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"), "inactive_file"),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        "total_inactive_file",
+    ),
+)
+"""Limit and use of a container's memory, which the machine's free memory does not show, and the part of its use that
+caches files: in the `memory.stat` beside them, given back when programs need it."""
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a program may still allocate on this device. MPS shares the machine's memory."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return min(int(psutil.virtual_memory().available), *(container_room(*files) for files in _CGROUP_FILES))
+
+
+def container_room(limit: Path, used: Path, cached: str) -> int:
+    """Bytes left in a container; more than any machine has where there is no limit."""
+    unlimited = 1 << 62
+    try:
+        most = limit.read_text().strip()
+        if not most.isdecimal():
+            return unlimited
+        return max(0, int(most) - int(used.read_text()) + _statistic(limit.with_name("memory.stat"), cached))
+    except OSError:
+        return unlimited
+
+
+def _statistic(path: Path, name: str) -> int:
+    """The number after `name` in a file of names and numbers; 0 without one."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

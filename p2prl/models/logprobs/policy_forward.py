@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from p2prl.models.logprobs.policy_logprobs import TokenIds, joined, pad_right
@@ -50,7 +51,12 @@ class PolicyForward:
     """A causal LM that scores rows and takes gradients through them."""
 
     def __init__(
-        self, model: Any, *, temperature: float, autocast: torch.dtype | None = None, packs: bool | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        autocast: torch.dtype | None = None,
+        packs: bool | None = None,
     ) -> None:
         """`autocast` is a 16-bit type for the products of a float32 model.
 

@@ -12,16 +12,21 @@ knows the engine. Whatever they claim, `noise_scale` keeps the band between what
 of the dtype. Groups outside the band whose noise some class explains count too,
 so a band that has become too narrow, after an update of a driver perhaps, widens again. Evidence decays with the
 half-life of standing.
+
+`KeptBaselines` outlive the process in a small file, replaced whole now and then. Losing it costs nothing but time:
+until enough groups are seen again, every pair has the widest band of its dtype.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.replay_statistics.judge import FLOAT16_ROUNDOFF, LEAST_DENSITY, TokenScores
 from p2prl.models.replay_statistics.noise import Floats
@@ -213,3 +218,48 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     peer: bytes
     standing: Standing
     evidence: NoiseEvidence
+
+
+_SAVE_EVERY = 512
+"""Groups between two writes: a minute's work or more, and a fraction of a second's to measure again."""
+
+
+class KeptBaselines:
+    """Baselines of one learner or validator, in a file if it has one."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """A file that is damaged is begun anew."""
+        self._path = path
+        self._unsaved = 0
+        self._noise = NoiseBaselines()
+        if path is not None and path.exists() and path.stat().st_size <= MAX_FILE_BYTES:
+            try:
+                self._noise = NoiseBaselines.decode(path.read_bytes())
+            except RemoteProtocolError:
+                path.unlink(missing_ok=True)
+
+    @property
+    def records(self) -> int:
+        """Peers recorded, over all pairs."""
+        return len(self._noise)
+
+    def measured(self, pair: Pair) -> float | None:
+        """See `NoiseBaselines.measured`."""
+        return self._noise.measured(pair)
+
+    def record(self, pair: Pair, peer: bytes, evidence: NoiseEvidence, reason: str, *, now: float) -> None:
+        """See `NoiseBaselines.record`. Writes the file when it is time."""
+        self._noise.record(pair, peer, evidence, reason, now=now)
+        self._unsaved += 1
+        if self._unsaved >= _SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file, if there is news."""
+        if self._path is None or not self._unsaved:
+            return
+        try:
+            replace_file(self._path, self._noise.encode())
+        except OSError as error:
+            raise write_error(error, self._path) from error
+        self._unsaved = 0

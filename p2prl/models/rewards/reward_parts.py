@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from p2prl.models.rewards.run_reward import Completion, RunReward
 from p2prl.models.rewards.scoring import AnswerScorer
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.spec import parse_spec, scorers_alone
 
 Parts = dict[str, float | None]

@@ -11,7 +11,7 @@ from itertools import islice
 
 from p2prl.errors import ConfigError
 from p2prl.models.rewards.scoring import AnswerScorer, ScoredAnswer, failure_kind
-from p2prl.tasks.data.packed_rows import PackedRows, Row
+from p2prl.tasks.data.packed_data import PackedRows, Row
 from p2prl.tasks.sandbox.batch import TIMEOUT
 from p2prl.tasks.scorer_failures import failure_remedy, failure_text
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.base_model.architectures import ARCHITECTURES
+from p2prl.models.base_model.attention import ARCHITECTURES
 from p2prl.models.base_model.pretrained import names_code, read_json
 from p2prl.models.tokenizer.backend import read_backend, read_special_tokens
 

@@ -6,7 +6,6 @@ They contain no templates, no code and nothing local. Peers treat them as untrus
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -14,7 +13,7 @@ from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.run_files.checks import LABEL_KEYS, check_config, json_file
 from p2prl.models.tokenizer.checks import check_tokenizer
-from p2prl.models.tokenizer.control_encoding import SPECIAL_TOKENS
+from p2prl.models.tokenizer.control_text import SPECIAL_TOKENS
 
 _LOCAL_KEYS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 """Keys of config.json that depend on the machine it was written on."""
@@ -27,7 +26,7 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
 
     `ConfigError` when no run could use the model.
     """
-    config: dict[str, Any] = json.loads(loaded.model.config.to_json_string())
+    config: dict[str, object] = json.loads(loaded.model.config.to_json_string())
     tokens = {name: getattr(loaded.tokenizer, name) for name in SPECIAL_TOKENS}
     ends = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
@@ -49,5 +48,5 @@ def export_run_files(loaded: LoadedModel) -> dict[str, bytes]:
     return files
 
 
-def _dump(value: dict[str, Any]) -> bytes:
+def _dump(value: dict[str, object]) -> bytes:
     return json.dumps(value, indent=2, sort_keys=True).encode()

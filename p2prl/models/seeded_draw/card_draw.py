@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from p2prl.models.seeded_draw import every_token
+from p2prl.models.seeded_draw.every_token import KnownRows, critical_hashes
 from p2prl.models.seeded_draw.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2, noise_of
-from p2prl.models.seeded_draw.known_rows import KnownRows, critical_hashes
 
 _BLOCK = 1024
 """Tokens that share a bound: fewer make the first kernel write more, more make the second compute more."""

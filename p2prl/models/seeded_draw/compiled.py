@@ -13,9 +13,9 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from p2prl.models.seeded_draw.compiled_arithmetic import (
     MAGNITUDE,
@@ -31,6 +31,7 @@ from p2prl.models.seeded_draw.compiled_arithmetic import (
     power_of_two,
     scramble,
 )
+from p2prl.models.seeded_draw.gumbel_noise import Hashes, Indices
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
 
 _BLOCK = 512
@@ -45,7 +46,9 @@ _INFINITE_BITS = np.int32(0x7F800000)
 
 
 @compiled_part(fastmath={"contract"})
-def _maxima(logits: Any, scrambled: Any, state: Any, inverse: Any) -> Any:
+def _maxima(
+    logits: Floats, scrambled: Hashes, state: np.uint32, inverse: np.float32
+) -> tuple[np.float32, np.float32, np.bool]:
     """Of a block: upper bound of the noisy logits, largest logit, and whether one is not a number."""
     bound = np.int32(-(2**31))
     top = np.int32(-(2**31))
@@ -60,7 +63,7 @@ def _maxima(logits: Any, scrambled: Any, state: Any, inverse: Any) -> Any:
 
 
 @compiled_part(fastmath={"reassoc"})
-def _sum_of_exponentials(logits: Any, top: Any, inverse: Any) -> Any:
+def _sum_of_exponentials(logits: Floats, top: np.float32, inverse: np.float32) -> np.float32:
     """Sum of exp((logit − top) · `inverse`) over a block."""
     factor = _LOG2_E * inverse
     total = np.float32(0)
@@ -70,7 +73,15 @@ def _sum_of_exponentials(logits: Any, top: Any, inverse: Any) -> Any:
 
 
 @compiled_part()
-def _search(logits: Any, first: Any, scrambled: Any, state: Any, temperature: Any, best: Any, token: Any) -> Any:
+def _search(
+    logits: Floats,
+    first: int,
+    scrambled: Hashes,
+    state: np.uint32,
+    temperature: np.float32,
+    best: np.float32,
+    token: int,
+) -> tuple[np.float32, int]:
     """Best noisy logit and its token, of those given and a block that starts at token `first`."""
     inverse = np.float32(1) / temperature
     floor = floor_of(best)
@@ -85,7 +96,7 @@ def _search(logits: Any, first: Any, scrambled: Any, state: Any, temperature: An
 
 
 @compiled_part()
-def _first_broken(logits: Any) -> Any:
+def _first_broken(logits: Floats) -> int:
     """Index of the first that is not a number."""
     i = 0
     while logits[i] == logits[i]:
@@ -94,16 +105,16 @@ def _first_broken(logits: Any) -> Any:
 
 
 def _extend(
-    logits: Any,
-    first: Any,
-    temperatures: Any,
-    states: Any,
-    with_sums: Any,
-    scratch: Any,
-    tokens: Any,
-    best: Any,
-    tops: Any,
-    sums: Any,
+    logits: Floats,
+    first: int,
+    temperatures: Floats,
+    states: Hashes,
+    with_sums: bool,
+    scratch: Hashes,
+    tokens: Indices,
+    best: Floats,
+    tops: Floats,
+    sums: NDArray[np.float64],
 ) -> None:
     """Go on with draws: `logits` are those of token `first` and the following ones. See `Draws` for the results."""
     width = logits.shape[1]

@@ -10,15 +10,20 @@ the lanes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
+from numba.core.base import BaseContext
+from numba.core.typing import Context, Signature
 from numba.extending import intrinsic
 
-from p2prl.models.seeded_draw.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2
+from p2prl.models.seeded_draw.gumbel_noise import ADDED, BYTES_HASHED, FACTOR_1, FACTOR_2, FINAL_1, FINAL_2, Hashes
+
+Loop = TypeVar("Loop", bound=Callable[..., object])
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 """All bits of a float32 but the sign."""
@@ -49,27 +54,29 @@ _BIAS = np.int32(127)
 _MANTISSA_BITS = np.int32(23)
 
 
-def compiled(loop: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def compiled(loop: Loop, **options: object) -> Loop:
     """Compile when first used, without a cache on disk: numba would keep machine code in pickles there."""
-    made: Callable[..., Any] = njit(nogil=True, error_model="numpy", **options)(loop)
+    made: Loop = njit(nogil=True, error_model="numpy", **options)(loop)
     return made
 
 
-def compiled_part(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def compiled_part(**options: object) -> Callable[[Loop], Loop]:
     """A function that only compiled functions call: without wrappers for Python it compiles faster."""
 
-    def decorated(loop: Callable[..., Any]) -> Callable[..., Any]:
+    def decorated(loop: Loop) -> Loop:
         return compiled(loop, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
 
     return decorated
 
 
 @cache
-def _bit_cast(source: Any, target: Any) -> Callable[..., Any]:
+def _bit_cast(source: types.Number, target: types.Number) -> Callable[..., Any]:
     """A function of one number of type `source` that gives the number of type `target` with the same bits."""
 
-    def cast(_context: Any, _value: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def cast(_context: Context, _value: types.Number) -> tuple[Signature, Callable[..., ir.Value]]:
+        def generate(
+            context: BaseContext, builder: ir.IRBuilder, _signature: Signature, arguments: Sequence[ir.Value]
+        ) -> ir.Value:
             return builder.bitcast(arguments[0], context.get_value_type(target))
 
         return target(source), generate
@@ -78,17 +85,17 @@ def _bit_cast(source: Any, target: Any) -> Callable[..., Any]:
     return made
 
 
-bits_of = _bit_cast(types.float32, types.int32)
-float_of = _bit_cast(types.int32, types.float32)
+bits_of: Callable[[np.float32], np.int32] = _bit_cast(types.float32, types.int32)
+float_of: Callable[[np.int32], np.float32] = _bit_cast(types.int32, types.float32)
 
 
 @compiled_part()
-def _rotate(x: Any, bits: Any) -> Any:
+def _rotate(x: np.uint32, bits: int) -> np.uint32:
     return np.uint32(np.uint32(x << np.uint32(bits)) | np.uint32(x >> np.uint32(32 - bits)))
 
 
 @compiled_part()
-def scramble(first: Any, scrambled: Any) -> None:
+def scramble(first: int, scrambled: Hashes) -> None:
     """`gumbel_noise.scramble` of `first`, `first` + 1, …"""
     for i in range(scrambled.shape[0]):
         x = np.uint32(np.uint32(first + i) * FACTOR_1)
@@ -96,7 +103,7 @@ def scramble(first: Any, scrambled: Any) -> None:
 
 
 @compiled_part()
-def hash_of(state: Any, scrambled: Any) -> Any:
+def hash_of(state: np.uint32, scrambled: np.uint32) -> np.uint32:
     """`gumbel_noise.hashes`."""
     h = np.uint32(np.uint32(_rotate(np.uint32(state ^ scrambled), 13) * _FIVE) + ADDED)
     h = np.uint32(h ^ BYTES_HASHED)
@@ -106,26 +113,26 @@ def hash_of(state: Any, scrambled: Any) -> Any:
 
 
 @compiled_part()
-def noise_of(h: Any) -> Any:
+def noise_of(h: np.uint32) -> np.float32:
     """`gumbel_noise.noise_of`."""
     return np.float32(-math.log(-math.log((np.float64(h) + 0.5) * 2.0**-32)))
 
 
 @compiled_part(fastmath={"contract"})
-def bound_of(h: Any) -> Any:
+def bound_of(h: np.uint32) -> np.float32:
     """At least the noise of a hash; mostly less than .1 more at large hashes, up to 3.2 more at small ones."""
     rest = np.float32(np.int32(np.uint32(np.uint32(~h) >> np.uint32(1)))) + _QUARTER
     return _BOUND_AT_ZERO - _BOUND_SLOPE * np.float32(bits_of(rest))
 
 
 @compiled_part()
-def in_order(bits: Any) -> Any:
+def in_order(bits: np.int32) -> np.int32:
     """Bits of a float32 as an integer that grows with it; its own inverse."""
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & MAGNITUDE))
 
 
 @compiled_part()
-def floor_of(best: Any) -> Any:
+def floor_of(best: np.float32) -> np.float32:
     """The bound of a token whose noisy logit is `best` or more is at least this. Near overflow none is excluded."""
     if not best < _LARGE:
         return _LARGE
@@ -133,7 +140,7 @@ def floor_of(best: Any) -> Any:
 
 
 @compiled_part(fastmath={"contract"})
-def power_of_two(power: Any) -> Any:
+def power_of_two(power: np.float32) -> np.float32:
     """2^`power` for powers up to 127; those below −126 give 2^−126."""
     power = max(power, _LOWEST_EXPONENT)
     whole = np.float32(math.floor(power + np.float32(0.5)))

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from p2prl.errors import LocalProtocolError, MachineError
 from p2prl.models.seeded_draw import every_token, on_device
+from p2prl.models.seeded_draw.every_token import KnownRows
 from p2prl.models.seeded_draw.gumbel_noise import Indices, gumbel, hashes, noise_of, row_states, scramble
-from p2prl.models.seeded_draw.known_rows import KnownRows
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
 
 if TYPE_CHECKING:

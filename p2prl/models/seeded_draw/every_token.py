@@ -1,16 +1,48 @@
-"""The draw by its definition: the noise of every token, on the CPU with numpy.
+"""The draw by its definition, the noise of every token, on the CPU with numpy; and rows whose draw it gives.
 
 The fastest way for a small vocabulary, and the answer that other implementations are checked against.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from p2prl.models.seeded_draw.gumbel_noise import Hashes, hashes, noise_of, scrambled
+from p2prl.models.seeded_draw.gumbel_noise import Hashes, Indices, hashes, noise_of, row_states, scrambled
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
+
+_VOCABULARY = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRows:
+    """Logits (4, V) and the rows' settings."""
+
+    logits: Floats
+    rows: RowSettings
+    seeds: Indices
+    positions: Indices
+
+    @classmethod
+    def make(cls) -> KnownRows:
+        """Rows with equal logits, close ones and spread ones, some of them infinite."""
+        tokens = np.arange(_VOCABULARY, dtype=np.int64)
+        steps = [tokens * 0, tokens * 40_503 % 9973, tokens * 30_011 % 7919, tokens * 31_337 % 5]
+        logits = np.stack(steps).astype(np.float32)
+        logits[2:, ::7] = -np.inf
+        seeds = np.arange(4, dtype=np.int64) * 0x1234_5678_9ABC_DEF
+        temperatures = np.array([1.0, 1e3, 7e-2, 1e-7], dtype=np.float32)
+        return cls(logits, RowSettings(temperatures, row_states(seeds, seeds % 97)), seeds, seeds % 97)
+
+
+def critical_hashes() -> Hashes:
+    """Hashes where approximate noise goes wrong first: both ends, the middle, and an even sample of the rest."""
+    ends = np.arange(1 << 12, dtype=np.uint32)
+    sample = np.arange(0, 1 << 32, 65_537, dtype=np.uint64).astype(np.uint32)
+    return np.concatenate([ends, ~ends, ends + np.uint32((1 << 31) - (1 << 11)), sample])
+
 
 _ELEMENTS = 1 << 20
 """Most noise computed at once: float64 temporaries of 8 MiB stay in the cache."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from p2prl.models.seeded_draw.every_token import critical_hashes
 from p2prl.models.seeded_draw.gumbel_noise import (
     ADDED,
     BYTES_HASHED,
@@ -21,7 +22,6 @@ from p2prl.models.seeded_draw.gumbel_noise import (
     Indices,
     noise_of,
 )
-from p2prl.models.seeded_draw.known_rows import critical_hashes
 from p2prl.models.seeded_draw.rows import Floats, RowSettings, Scan
 
 _SLACK = 1e-3

@@ -15,7 +15,7 @@ import torch
 from p2prl.errors import IntegrityError, MachineError
 from p2prl.models.engines.registry import DEFAULT_ENGINE, ChosenEngine, build_sampler
 from p2prl.models.engines.transformers.sampler import TransformersSampler
-from p2prl.models.hardware.out_of_memory import release_memory
+from p2prl.models.hardware.failures import release_memory
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Sampler
 from p2prl.models.self_test.self_test import ADVICE, NOTHING_SENT, SelfTest, SelfTestVerdict, self_test

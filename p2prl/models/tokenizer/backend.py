@@ -10,13 +10,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.tokenizer.checks import MAX_ADDED_TOKENS, check_tokenizer
-from p2prl.models.tokenizer.control_encoding import SPECIAL_TOKENS
-from p2prl.models.tokenizer.hidden_tokens import hide_tokens, private_name
+from p2prl.models.tokenizer.control_text import SPECIAL_TOKENS, hide_tokens, private_name
 from p2prl.models.tokenizer.text_codec import library_panics
 from p2prl.protocol import limits
 
 
-def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def read_special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     """The texts of the special tokens in a tokenizer_config.json."""
     special: dict[str, str] = {}
     for name, token in config.items():
@@ -30,7 +29,7 @@ def read_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def read_backend(
     data: bytes | memoryview, special: Sequence[str], vocabulary: int, *, hidden: Collection[str] = ()
-) -> Any:
+) -> Tokenizer:
     """The library's tokenizer of a tokenizer.json, with `special` tokens found in texts and no truncation or padding.
 
     `vocabulary` is the number of the model's token ids; `hidden` tokens are known by their private names alone.

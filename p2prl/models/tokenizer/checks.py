@@ -119,7 +119,7 @@ def text_growth(tokenizer: dict[str, Any]) -> float:
     return growth
 
 
-def _steps(tokenizer: dict[str, Any], section: str) -> list[dict[str, Any]]:
+def _steps(tokenizer: dict[str, object], section: str) -> list[dict[str, Any]]:
     """The steps of a section, out of nested sequences; their order is not kept."""
     steps: list[dict[str, Any]] = []
     pending: list[Any] = [tokenizer.get(section)]
@@ -143,7 +143,7 @@ def _steps(tokenizer: dict[str, Any], section: str) -> list[dict[str, Any]]:
     return steps
 
 
-def _replace_growth(step: dict[str, Any]) -> float:
+def _replace_growth(step: dict[str, object]) -> float:
     """Most characters that a `Replace` makes of one."""
     pattern, content = step.get("pattern"), len(_text(step.get("content")))
     if not isinstance(pattern, dict) or len(pattern) != 1:
@@ -158,7 +158,7 @@ def _replace_growth(step: dict[str, Any]) -> float:
     raise _refused(f"a replacement could match nothing, on which the library panics: {str(source)[:64]!r}")
 
 
-def _check_split(step: dict[str, Any]) -> None:
+def _check_split(step: dict[str, object]) -> None:
     """A text to split at, or a pattern of the grammar."""
     pattern = step.get("pattern")
     if not isinstance(pattern, dict) or len(pattern) != 1:

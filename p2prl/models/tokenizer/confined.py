@@ -91,7 +91,7 @@ class ConfinedTokenizer:
     ) -> None:
         """`rules` is a tokenizer.json, `special` the texts of special tokens by name.
 
-        `hidden` tokens are known by their private names alone (`p2prl/models/tokenizer/hidden_tokens.py`).
+        `hidden` tokens are known by their private names alone (`p2prl/models/tokenizer/control_text.py`).
         `RemoteProtocolError` when it is refused or too costly, `MachineError` when no process starts.
         """
         self._launch = launch or tokenizer_program().start

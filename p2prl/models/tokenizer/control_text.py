@@ -3,16 +3,61 @@
 A row that has `<|im_end|>` in its text would otherwise end the user's turn there, and one that goes on with
 `<|im_start|>assistant` would put words into the model's mouth. A tokenizer matches its special tokens anywhere in a
 text. So such a text is encoded by a copy of the tokenizer that knows its control tokens under private names only
-(`p2prl/models/tokenizer/hidden_tokens.py`), which the run's own texts around it use.
+(`hide_tokens`), which the run's own texts around it use.
+
+Renaming changes nothing else: a text is split, normalized and merged as it always is, as though the tokens did not
+exist. Cutting the text inside a token would not do: tokenizers in the manner of sentencepiece put a space before what
+follows a cut, and Unigram finds the token again.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
-from p2prl.models.tokenizer.hidden_tokens import NAME_START, private_name
+from tokenizers import Tokenizer
+
 from p2prl.tasks.data.prompts import CUT
+
+NAME_START, NAME_END = "\ufdd2", "\ufdd3"
+"""Around the text of a token with a private name. No characters, so that no normalizer changes them."""
+
+
+def private_name(token: str) -> str:
+    """The name of a hidden token."""
+    return f"{NAME_START}{token}{NAME_END}"
+
+
+def hide_tokens(rules: dict[str, Any], tokens: Collection[str]) -> dict[str, Any]:
+    """The rules of a checked tokenizer.json with `tokens` under their private names, and the same ids."""
+    names = {token: private_name(token) for token in tokens}
+    added = [
+        entry | {"content": names[entry["content"]], "normalized": False} if entry["content"] in names else entry
+        for entry in rules.get("added_tokens") or ()
+    ]
+    return rules | {"added_tokens": added, "model": _hidden_model(rules["model"], names)}
+
+
+def _hidden_model(model: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """The model's tables with the new names. Merges that make a renamed token, or use one, are left out."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):
+        return model | {"vocab": [[names.get(token, token), score] for token, score in vocabulary]}
+    changed = model | {"vocab": {names.get(token, token): number for token, number in vocabulary.items()}}
+    if (unknown := model.get("unk_token")) in names:
+        changed["unk_token"] = names[unknown]
+    prefix = model.get("continuing_subword_prefix") or ""
+    if merges := model.get("merges"):
+        pairs = ((merge, merge.split(" ") if isinstance(merge, str) else merge) for merge in merges)
+        changed["merges"] = [
+            merge
+            for merge, (left, right) in pairs
+            if names.keys().isdisjoint((left, right, left + right.removeprefix(prefix)))
+        ]
+    return changed
+
 
 _REPLACEMENT = "\ufffd"
 """Stands for a character of a text that cannot be read as itself."""
@@ -80,3 +125,57 @@ class ControlText:
 def _is_mark(text: str) -> bool:
     """Whether an added token is no word or white space, which texts have and templates write too."""
     return not text.isspace() and not text.isalnum()
+
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""The special tokens a run's tokenizer may name."""
+
+
+class ControlEncoding:
+    """Encodes with one tokenizer and one set of control tokens. Its second tokenizer is made when a text needs it."""
+
+    def __init__(self, tokenizer: Any, *, written: str = "") -> None:
+        """`tokenizer` is transformers' or one in a confined process; `written` is what the run puts around texts."""
+        self.control = ControlText(_added_tokens(tokenizer), written)
+        self._tokenizer = tokenizer
+        self._hiding: Any = None
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """Tokens of texts with private names; `special` tokens of a text around them."""
+        if not texts:
+            return []
+        if self._hiding is None:
+            self._hiding = _hiding(self._tokenizer, self.control.texts)
+        return [list(row) for row in self._hiding(texts, add_special_tokens=special)["input_ids"]]
+
+    def close(self) -> None:
+        """End the process of the second tokenizer, if it has one."""
+        if close := getattr(self._hiding, "close", None):
+            close()
+
+
+class _LocalCopy:
+    """A copy of transformers' tokenizer in this process."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        rows = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return {"input_ids": [row.ids for row in rows]}
+
+
+def _hiding(tokenizer: Any, tokens: Collection[str]) -> Any:
+    if (hiding := getattr(tokenizer, "hiding", None)) is not None:
+        return hiding(tokens)
+    rules = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    return _LocalCopy(Tokenizer.from_str(json.dumps(hide_tokens(rules, tokens))))
+
+
+def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
+    """The same for a tokenizer of transformers as for one that was read from the files of its run."""
+    if (added := getattr(tokenizer, "added_tokens", None)) is not None:
+        return list(added())
+    named = [getattr(tokenizer, name) for name in SPECIAL_TOKENS]
+    found = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    return [*((token.content, token.special) for token in found), *((str(text), True) for text in named if text)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from typing import Any
+
+from tokenizers import Tokenizer
 
 from p2prl.confinement.calculator import confine_calculator
 from p2prl.confinement.pipe_io import read_exactly, write_all
@@ -45,7 +46,7 @@ def main() -> None:
     kind, length = messages.HEADER.unpack(header)
     assert kind == messages.BUILD
     layers = confine_calculator(memory_bytes=MEMORY_BYTES)
-    backend: Any = None
+    backend: Tokenizer | None = None
     try:
         with _limited(build_seconds(length)):
             special, vocabulary, rules, hidden = messages.read_build(read_exactly(descriptor, length))
@@ -67,7 +68,7 @@ def main() -> None:
             _refuse(descriptor, error)
 
 
-def _answer(backend: Any, kind: bytes, payload: bytes) -> bytes:
+def _answer(backend: Tokenizer, kind: bytes, payload: bytes) -> bytes:
     if kind == messages.DECODE:
         text: str = backend.decode(messages.read_ids(payload), skip_special_tokens=False)
         return text.encode("utf-8", "surrogatepass")

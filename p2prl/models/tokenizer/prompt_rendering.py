@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.tokenizer.control_encoding import ControlEncoding
-from p2prl.models.tokenizer.control_text import ControlText
+from p2prl.models.tokenizer.control_text import ControlEncoding, ControlText
 from p2prl.models.tokenizer.text_codec import library_panics
 from p2prl.protocol import limits
 from p2prl.tasks.data.prompts import CUT, Message, Prompt

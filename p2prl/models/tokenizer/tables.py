@@ -7,7 +7,6 @@ Checked as decoded JSON, before the tokenizer library builds anything from them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
@@ -34,7 +33,7 @@ _WORD_TABLES = frozenset({"BPE", "WordLevel", "WordPiece"})
 _MODELS = _WORD_TABLES | {"Unigram"}
 
 
-def check_tables(tokenizer: dict[str, Any]) -> None:
+def check_tables(tokenizer: dict[str, object]) -> None:
     """Refuse a decoded tokenizer.json whose tables are too large, too long, or garbled."""
     model = tokenizer.get("model")
     if not isinstance(model, dict):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.models.tokenizer.control_encoding import ControlEncoding
+from p2prl.models.tokenizer.control_text import ControlEncoding
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def adapter_files(directory: Path, *, base_model: str) -> dict[str, bytes]:
     }
 
 
-def _dump(config: dict[str, Any]) -> str:
+def _dump(config: dict[str, object]) -> str:
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Entry point of the network process: `python -m p2prl.net.process [OWN SOCKETS] FD`, as `program` has it."""
+"""Entry point of the network process: `python -m p2prl.net.process [OWN SOCKETS] FD`, as `network_config` has it."""
 
 from __future__ import annotations
 

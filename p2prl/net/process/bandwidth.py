@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 
 from p2prl.clock import Clock
+from p2prl.disk_full import replace_file
 from p2prl.net.pacing import Pacer
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.relay.upload_budget import GIVEN_SHARE, MonthlyBudget, UplinkMeter, month_of
@@ -81,11 +82,9 @@ class UploadBudget:
     def save(self) -> None:
         """Write the month's bytes to disk. If that fails, a restart loses them, but work continues."""
         self._saved_bytes = self._budget.spent_bytes
-        new = self._path.with_suffix(".new")
+        document = {"month": self._budget.month, "uploaded_bytes": self._budget.spent_bytes}
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps({"month": self._budget.month, "uploaded_bytes": self._budget.spent_bytes}))
-            new.rename(self._path)
+            replace_file(self._path, json.dumps(document).encode())
         except OSError as error:
             log.warning("cannot write %s: %s", self._path, error)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -216,13 +215,13 @@ RunReport = NetworkUp | RunKnown | FileReady | VersionReady | PatchesReady | Wei
 FromNetwork = RunReport | EnvelopeArrived | GroupFetched | NodeReport | Status | Warned | Logged | Failed
 
 
-def _encode_path(value: Any) -> str:
+def _encode_path(value: object) -> str:
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} cannot be sent in a control message")
 
 
-def _decode_path(kind: type, value: Any) -> Any:
+def _decode_path(kind: type, value: str) -> Path:
     assert kind is Path
     return Path(value)
 

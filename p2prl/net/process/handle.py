@@ -24,9 +24,8 @@ from p2prl.confinement.children import Launch
 from p2prl.net.listen_addresses import port_of, with_port
 from p2prl.net.process import control
 from p2prl.net.process.control_channel import ControlChannel, Inbox
-from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.process.network_config import NEW_RELAYS_STATUS, NetworkConfig, network_program
 from p2prl.net.process.patch_decoder import PatchDecoder
-from p2prl.net.process.program import NEW_RELAYS_STATUS, network_program
 from p2prl.net.process.version_rebuild import resume_chain
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import signals

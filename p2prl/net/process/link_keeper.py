@@ -1,6 +1,6 @@
 """Link keeper: remembers peers on disk, and dials known ones while this node is short of them.
 
-The rules are pure: `p2prl.swarm.peers.peer_memory`, `p2prl.swarm.peers.redialing` and `p2prl.swarm.peers.detours`.
+The rules are pure: `p2prl.swarm.peers.peer_memory`, `p2prl.swarm.peers.redialing` and `p2prl.swarm.peers.reachability`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.join_link import reach_of
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node import Node
-from p2prl.swarm.peers.detours import Detours
 from p2prl.swarm.peers.link_peers import SHOW_LINKS, LinkPeers
 from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.peer_memory import PeerMemory
+from p2prl.swarm.peers.reachability import Detours
 from p2prl.swarm.peers.redialing import Redialer
 from p2prl.swarm.ports import Randomness
 

@@ -1,12 +1,30 @@
-"""Settings of a node's network process. The role's process makes them and sends them in `control.Start`."""
+"""Settings of a node's network process, which its role makes and sends in `control.Start`; and its program."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.confinement.children import Program
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.swarm.node_config import NodeConfig
+
+NEW_RELAYS_STATUS = 3
+"""Exit status of a network process that is to be started again, to have other relay candidates: no failure."""
+
+
+def network_program(own: Path | None = None, sockets: Path | None = None) -> Program:
+    """The program; with `own` (its worker's folder) and `sockets` (its daemon's), confined to these two.
+
+    Ctrl-C in the terminal is the role's to handle; it closes the socket.
+    """
+    folders = () if own is None or sockets is None else (str(own), str(sockets))
+    return Program(
+        command=(sys.executable, "-m", "p2prl.net.process", *folders),
+        extra={"OMP_NUM_THREADS": "1"},
+    )
+
 
 NETWORK_MEMORY_BYTES = 1 << 30
 """Private memory of a worker's network process, and of its daemon: 37 and 84 MB were measured at rest, and 206 MB more

@@ -29,10 +29,9 @@ from p2prl.net.process.join_diagnosis import unreachable
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.link_keeper import LinkKeeper
 from p2prl.net.process.nearby_search import NearbySearch
-from p2prl.net.process.network_config import NetworkConfig
+from p2prl.net.process.network_config import NEW_RELAYS_STATUS, NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver, NodeGuard
 from p2prl.net.process.open_files import links_for, raise_open_files
-from p2prl.net.process.program import NEW_RELAYS_STATUS
 from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.version_check import VersionCheck
 from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
@@ -51,10 +50,8 @@ from p2prl.swarm import events
 from p2prl.swarm.groups.config import PATIENCE_S
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.peers.address_order import foremost
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
-from p2prl.swarm.peers.reachability import Reach, reach_of
-from p2prl.swarm.peers.relay_watch import RelayWatch
+from p2prl.swarm.peers.reachability import Reach, RelayWatch, foremost, reach_of
 
 _STATUS_S = 2.0
 

@@ -48,7 +48,10 @@ bytes of disk that the network process may use; None for no bound. Raises when t
 
 
 class RunBootstrap(Generic[T]):
-    """Collects the run's parts as the network process reports them, and prepares once all are here."""
+    """Collects the run's parts as the network process reports them, and prepares once all are here.
+
+    Thirteen attributes, because each part arrives by itself.
+    """
 
     def __init__(
         self,

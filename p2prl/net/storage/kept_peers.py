@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from p2prl.disk_full import replace_file
 from p2prl.swarm.peers.peer_memory import MAX_FILE_BYTES
 
 
@@ -20,8 +21,5 @@ def read_peers(path: Path) -> bytes:
 
 def write_peers(path: Path, data: bytes) -> None:
     """Replace the file. A failure is ignored: a full disk is reported elsewhere, and the peers only save a search."""
-    new = path.with_name(path.name + ".new")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(data)
-        new.rename(path)
+        replace_file(path, data)

@@ -1,4 +1,4 @@
-"""Envelopes kept to answer peers that ask for them: recent ones within a byte budget, pinned ones until released."""
+"""Envelopes kept to answer peers that ask for them, and the storage receipts of groups that are pushed again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,33 @@ from collections import OrderedDict
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.kinds import Kind
+
+CAPACITY = 16_384
+"""Groups remembered. The receipts behind them have at most 32 KiB each, and most name many groups."""
+
+
+class ReceiptCache:
+    """The newest storage receipt of each group, as the learner signed it."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._receipts: OrderedDict[Digest, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._receipts)
+
+    def note(self, groups: tuple[bytes, ...], envelope: bytes) -> None:
+        """Remember a verified receipt of the learner."""
+        for name in groups:
+            self._receipts[Digest(name)] = envelope
+            self._receipts.move_to_end(Digest(name))
+        while len(self._receipts) > self._capacity:
+            self._receipts.popitem(last=False)
+
+    def receipt_for(self, group: Digest) -> bytes:
+        """The receipt's envelope; empty when none is remembered."""
+        return self._receipts.get(group, b"")
+
 
 _ENTRY_BYTES = 256
 """Memory of an entry beyond its envelope: its digest, a tuple and its place in the table. Most envelopes are not much

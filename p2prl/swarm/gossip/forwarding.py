@@ -22,13 +22,10 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.gossip.announcements import Announcements
-from p2prl.swarm.gossip.audience import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.deduplication import RecentDigests
-from p2prl.swarm.gossip.envelope_store import EnvelopeStore
-from p2prl.swarm.gossip.free_copies import FreeCopies
-from p2prl.swarm.gossip.offers import Offers
-from p2prl.swarm.gossip.receipt_cache import ReceiptCache
+from p2prl.swarm.gossip.envelope_store import EnvelopeStore, ReceiptCache
+from p2prl.swarm.gossip.offers import Announcements, FreeCopies, Offers
+from p2prl.swarm.gossip.validation import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw
 

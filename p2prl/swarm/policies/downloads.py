@@ -16,12 +16,10 @@ from p2prl.protocol.policy_head import PatchEdge
 from p2prl.swarm.events import BaseReleased, Event, VersionReady, WeightsReleased
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
-from p2prl.swarm.policies.disk_room import DiskRoom
-from p2prl.swarm.policies.download_stats import DownloadStats
-from p2prl.swarm.policies.retention import Retention
+from p2prl.swarm.policies.disk_room import DiskRoom, Retention
 from p2prl.swarm.policies.routing import RoutePlanner
 from p2prl.swarm.policies.stalls import MOST_BACK, Stalls, Step
-from p2prl.swarm.policies.version_download import VersionDownload, patch_blobs
+from p2prl.swarm.policies.version_download import DownloadStats, VersionDownload, patch_blobs
 from p2prl.swarm.relay.chunk_relay import Relay
 
 _MANIFESTS_S = 8.0

@@ -12,10 +12,36 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.relay.config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S
 from p2prl.swarm.relay.leaders import carry_it
-from p2prl.swarm.relay.peer_selection import Rank, rank
-from p2prl.swarm.relay.progress import pace_now
+from p2prl.swarm.relay.peer_selection import Pace, Rank, observed_pace, rank
 from p2prl.swarm.relay.state import Interest, RelayState, Transfer
 from p2prl.swarm.relay.upload_slots import UploadSlots
+
+_PACE_S = 1.0
+"""How often the pace is found anew."""
+
+
+def count_gains(transfer: Transfer, interest: Interest, held: int, from_others: int, now: float) -> None:
+    """Note the number of chunks that a neighbor announced: in all, and those that we did not send."""
+    if now > interest.began_at:  # what it had when it asked is no progress
+        transfer.gains.add(max(0, held - interest.held), now)
+        if from_others > interest.from_others:
+            # Not before the first one: where nobody lacked what others had, nothing shows how fast they are.
+            transfer.foreign_gains.add(from_others - interest.from_others, now)
+    interest.held, interest.from_others = held, from_others
+
+
+def pace_now(state: RelayState, transfer: Transfer, now: float) -> Pace:
+    """How fast the blob spreads among the neighbors; what they claim does not matter."""
+    if transfer.pace is None or now >= transfer.paced_at + _PACE_S:
+        held = (state.neighbors[peer].held.get(transfer.root, 0) for peer in transfer.interested)
+        lacking = [transfer.missing_bytes(chunks) for chunks in held]
+        gained_bytes_s = transfer.gains.rate(now) * transfer.ref.chunk_bytes
+        own = state.upload_bytes_s if transfer.origin else 0.0
+        least_s = transfer.ref.size_bytes / own if own else 0.0
+        transfer.pace = observed_pace(lacking, gained_bytes_s, now - transfer.began_at, least_s=least_s)
+        transfer.paced_at = now
+    return transfer.pace
+
 
 _DESPERATE = 4
 """A peer without a volunteer's chunk for this many times the learner's patience is served even past

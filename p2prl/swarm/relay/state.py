@@ -14,8 +14,7 @@ from p2prl.protocol.link_messages import Chunk, Have, Place
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import BlobStore, Randomness
-from p2prl.swarm.relay.chunk_selection import Rarity
-from p2prl.swarm.relay.chunk_sets import to_bitmap
+from p2prl.swarm.relay.chunk_sets import Rarity, to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.leaders import FirstCopy, Leaders
 from p2prl.swarm.relay.observed_rates import Gains, SendRate

@@ -8,10 +8,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.installation import install_command
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _BATCH_ROWS = 16
 """Rows decoded together. Few, because each may have a megabyte of columns."""
@@ -43,7 +46,7 @@ class _ArrowSource(ABC):
         """Where row `number` is."""
         return f"{self._path}, row {number} (from 0)"
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, object]]:
         """Each row's columns. `ConfigError` naming the first row that has no JSON value."""
         number = 0
         try:
@@ -61,20 +64,20 @@ class _ArrowSource(ABC):
             raise ConfigError(f"{self._path} is damaged: {str(error)[:200]}", remedy="Save the data again.") from error
 
     @abstractmethod
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[pyarrow.RecordBatch]:
         """The record batches, in order."""
 
-    def _decoded(self, batch: Any, first: int) -> list[dict[str, Any]]:
+    def _decoded(self, batch: pyarrow.RecordBatch, first: int) -> list[dict[str, object]]:
         """The rows of a batch. Arrow checks no text, so a faulty one is found here."""
         try:
-            rows: list[dict[str, Any]] = batch.to_pylist()
+            rows: list[dict[str, object]] = batch.to_pylist()
         except UnicodeDecodeError as error:
             if batch.num_rows > 1:
                 return [row for i in range(batch.num_rows) for row in self._decoded(batch.slice(i, 1), first + i)]
             raise ConfigError(f"{self.place(first)}: a text is not UTF-8", remedy="Save the data as UTF-8.") from error
         return rows
 
-    def _json_row(self, row: dict[str, Any], number: int) -> dict[str, Any]:
+    def _json_row(self, row: dict[str, object], number: int) -> dict[str, object]:
         for name, value in row.items():
             try:
                 row[name] = _json_value(value)
@@ -89,7 +92,7 @@ class _ArrowSource(ABC):
 class ParquetSource(_ArrowSource):
     """A parquet file."""
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[pyarrow.RecordBatch]:
         with self._arrow.parquet.ParquetFile(self._path, pre_buffer=False) as file:
             total, done = max(1, file.metadata.num_rows), 0
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
@@ -105,7 +108,7 @@ class SavedDatasetSource(_ArrowSource):
         self._files = _arrow_files(path)
         super().__init__(path)
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[pyarrow.RecordBatch]:
         total, done = max(1, sum(file.stat().st_size for file in self._files)), 0
         for path in self._files:
             # Read, not memory-mapped: pages of a map count as memory of this process.
@@ -140,7 +143,7 @@ def _arrow_files(path: Path) -> list[Path]:
     return files
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, object]:
     try:
         document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -148,7 +151,7 @@ def _document(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _json_value(value: object) -> Any:
+def _json_value(value: object) -> object:
     """A JSON value for a value of Arrow; dates and decimals become text. `TypeError` naming any other kind."""
     if value is None or isinstance(value, str | int | float):
         return value

@@ -11,7 +11,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.data.columns import ANSWER, NO_ANSWER, OWN_KEYS, Columns, choose_columns, has, missing_column, value_of
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import DataSource
-from p2prl.tasks.data.packed_rows import row_record
+from p2prl.tasks.data.packed_data import row_record
 from p2prl.tasks.data.prompts import Prompt, checked_prompt, kind_of
 
 
@@ -52,7 +52,7 @@ class CheckedRows:
         if number < 0:
             raise ConfigError(f"{self._source.place(0)}: there is no row", remedy="Give a file with at least one row.")
 
-    def _checked(self, row: dict[str, Any], number: int, place: str) -> CheckedRow:
+    def _checked(self, row: dict[str, object], number: int, place: str) -> CheckedRow:
         if not row:
             raise ConfigError(f"{place}: the row has no columns", remedy="Remove the row.")
         size_bytes = _checked_size(row, place)
@@ -77,13 +77,13 @@ class CheckedRows:
             raise self._unscorable(row, name, place)
         return CheckedRow(place, number, prompt, columns, bool(chosen.answer), size_bytes)
 
-    def _columns(self, row: dict[str, Any], place: str) -> Columns:
+    def _columns(self, row: dict[str, object], place: str) -> Columns:
         if self.chosen is None:
             plan = self._plan
             self.chosen = choose_columns(row, prompt=plan.prompt_column, answer=plan.answer_column, place=place)
         return self.chosen
 
-    def _refuse_input(self, row: dict[str, Any], chosen: Columns, place: str) -> None:
+    def _refuse_input(self, row: dict[str, object], chosen: Columns, place: str) -> None:
         """`ConfigError` for a row of Alpaca whose question is in two columns, unless the user chose the one."""
         if self._plan.prompt_column or chosen.prompt != "instruction":
             return
@@ -94,7 +94,7 @@ class CheckedRows:
                 remedy="Join the two into one column `prompt`; or leave `input` out: --prompt-column instruction.",
             )
 
-    def _answer(self, value: Any, place: str) -> Any:
+    def _answer(self, value: object, place: str) -> object:
         if not self._checks_answers:
             return value
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -110,7 +110,7 @@ class CheckedRows:
                 f"{place}: the {column} is {kind}, and {first} in {where}", remedy="Give all rows the same kind."
             )
 
-    def _unscorable(self, row: dict[str, Any], name: str, place: str) -> ConfigError:
+    def _unscorable(self, row: dict[str, object], name: str, place: str) -> ConfigError:
         if name == ANSWER:
             return ConfigError(
                 f"{place}: no column of answers among {', '.join(sorted(row))[:400]}",
@@ -124,7 +124,7 @@ def checks_answers(plan: DataPlan) -> bool:
     return ANSWER in plan.needed_columns or plan.answer_column not in ("", NO_ANSWER)
 
 
-def _checked_size(row: dict[str, Any], place: str) -> int:
+def _checked_size(row: dict[str, object], place: str) -> int:
     """Bytes of a row. `ConfigError` when it holds what UTF-8 or JSON cannot: every peer has to read the same bytes."""
     try:
         return len(row_record(row))

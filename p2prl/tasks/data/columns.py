@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from p2prl.errors import ConfigError
 
@@ -36,7 +35,7 @@ class Columns:
     """Empty if the data has no answers."""
 
 
-def choose_columns(row: Mapping[str, Any], *, prompt: str, answer: str, place: str) -> Columns:
+def choose_columns(row: Mapping[str, object], *, prompt: str, answer: str, place: str) -> Columns:
     """Columns of a data set, from its first row. `prompt` and `answer` are the user's choice, empty to find one;
     an `answer` of `none` finds none.
 
@@ -56,18 +55,18 @@ def choose_columns(row: Mapping[str, Any], *, prompt: str, answer: str, place: s
     return Columns(found_prompt, found_answer)
 
 
-def has(row: Mapping[str, Any], name: str) -> bool:
+def has(row: Mapping[str, object], name: str) -> bool:
     """True when a row has a column."""
     return _find(row, name) is not _ABSENT
 
 
-def value_of(row: Mapping[str, Any], name: str) -> Any:
+def value_of(row: Mapping[str, object], name: str) -> object:
     """Value of a column; None if the row lacks it."""
     found = _find(row, name)
     return None if found is _ABSENT else found
 
 
-def missing_column(row: Mapping[str, Any], name: str, *, place: str, option: str) -> ConfigError:
+def missing_column(row: Mapping[str, object], name: str, *, place: str, option: str) -> ConfigError:
     """The error for a row without a column that it needs."""
     close = difflib.get_close_matches(name, list(row), n=1)
     return ConfigError(
@@ -76,10 +75,10 @@ def missing_column(row: Mapping[str, Any], name: str, *, place: str, option: str
     )
 
 
-def _find(row: Mapping[str, Any], name: str) -> Any:
+def _find(row: Mapping[str, object], name: str) -> object:
     if name in row:
         return row[name]
-    value: Any = row
+    value: object = row
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
             return _ABSENT
@@ -87,7 +86,7 @@ def _find(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _listed(row: Mapping[str, Any] | Sequence[str]) -> str:
+def _listed(row: Mapping[str, object] | Sequence[str]) -> str:
     names = sorted(row)
     shown = ", ".join(name[:40] for name in names[:12])
     return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown or "no columns"

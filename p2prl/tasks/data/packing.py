@@ -23,7 +23,7 @@ from p2prl.tasks.data.data_plan import (
     DataPlan,
 )
 from p2prl.tasks.data.data_source import DataSource, open_source
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.data.prompts import CUT, Prompt, normal_text
 from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker, number_of
 from p2prl.tasks.scorers.answer_text import marked_answer

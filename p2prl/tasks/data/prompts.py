@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from p2prl.errors import ConfigError
 
@@ -22,7 +21,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGES_AS_TEXT = re.compile(r"\s*\[\s*\{\s*[\"'](?:role|content)[\"']\s*:")
 
 
-def checked_prompt(value: Any, *, place: str, column: str) -> Prompt:
+def checked_prompt(value: object, *, place: str, column: str) -> Prompt:
     """The prompt in a row's column. `ConfigError` naming the place when it is empty, or no prompt."""
     if isinstance(value, str):
         if not value.strip():
@@ -59,7 +58,7 @@ def checked_prompt(value: Any, *, place: str, column: str) -> Prompt:
     return messages
 
 
-def _checked_message(message: Any, place: str) -> Message:
+def _checked_message(message: object, place: str) -> Message:
     present = {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else {}
     role, content = present.get("role"), _joined_text(present.get("content"))
     if present.keys() != {"role", "content"} or not isinstance(content, str):
@@ -74,7 +73,7 @@ def _checked_message(message: Any, place: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _joined_text(content: Any) -> Any:
+def _joined_text(content: object) -> object:
     """A content of text parts as one text, as chat templates write it; any other content as it is."""
     parts = content if isinstance(content, list) else []
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.keys() == {"type", "text"}]

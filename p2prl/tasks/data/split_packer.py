@@ -19,9 +19,8 @@ from p2prl.errors import ConfigError
 from p2prl.protocol import limits
 from p2prl.tasks.data.checked_rows import CheckedRow
 from p2prl.tasks.data.columns import ANSWER
+from p2prl.tasks.data.packed_data import MAX_ROW_BYTES, prompt_record, row_record
 from p2prl.tasks.data.packed_file import PackedWriter
-from p2prl.tasks.data.packed_prompts import prompt_record
-from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES, row_record
 from p2prl.tasks.data.prompts import normal_text
 from p2prl.tasks.scorers.answer_text import answer_number, marked_answer, plain_latex
 from p2prl.tasks.scorers.numbers import number_of as number_in

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """A request: a row and the answers that `answer_queue` puts into one job."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.answer_text import after_last
 from p2prl.tasks.scorers.spec import MAX_VALUE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.numbers import numbers_equal, whole_number
 
 MAX_ANSWER_CHARS = 65_536

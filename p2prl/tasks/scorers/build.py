@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.scorers.answer_scorer import AnswerScorer, Composite, Judge, Weighted
 from p2prl.tasks.scorers.answer_text import UnusableRowError

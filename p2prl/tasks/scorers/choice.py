@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError, last_boxed, plain_latex
 
 LETTERS = "ABCDEFGHIJ"

@@ -7,10 +7,9 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError
 from p2prl.tasks.scorers.extras import import_extra
 
@@ -19,7 +18,7 @@ MAX_DEPTH = 64
 
 _FENCED = re.compile(r"```(?:json|JSON)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
-Satisfied = Callable[[Any], bool]
+Satisfied = Callable[[object], bool]
 """Whether a JSON value satisfies a schema."""
 
 
@@ -48,7 +47,7 @@ class JsonAnswer:
     def right_answer(self, row: Row) -> str | None:
         return json.dumps(self._right(row)) if self.column else None
 
-    def _right(self, row: Row) -> Any:
+    def _right(self, row: Row) -> object:
         value = row.get(self.column)
         if self.column not in row:
             raise UnusableRowError(f"the column {self.column!r} is missing")
@@ -58,7 +57,7 @@ class JsonAnswer:
             raise UnusableRowError(f"the column {self.column!r} is no JSON: {str(error)[:80]}") from error
 
 
-def bounded_json(text: str) -> Any:
+def bounded_json(text: str) -> object:
     """The JSON value of a text or of its one fence. `ValueError` for anything else, or when nested too deeply."""
     text = text.strip()
     fenced = _FENCED.fullmatch(text)
@@ -87,7 +86,7 @@ def nesting(text: str) -> int:
     return deepest
 
 
-def same_json(left: Any, right: Any) -> bool:
+def same_json(left: object, right: object) -> bool:
     """Whether two JSON values are equal; a truth value equals no number."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same_json(left[key], right[key]) for key in left)

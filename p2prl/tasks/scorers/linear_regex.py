@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import answers_equal, marked_answer, right_text
 from p2prl.tasks.scorers.extras import import_extra
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError, marked_answer, right_text
 from p2prl.tasks.scorers.extras import import_extra
 

@@ -48,7 +48,7 @@ def made_rows(request: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _dataset(name: str, settings: dict[str, Any]) -> Any:
+def _dataset(name: str, settings: dict[str, object]) -> Any:
     library = import_extra("reasoning_gym", "reasoning-gym", scorer="reasoning-gym")
     known = library.factory.DATASETS
     refuse_unsafe(name)
@@ -72,7 +72,7 @@ def _dataset(name: str, settings: dict[str, Any]) -> Any:
         ) from error
 
 
-def _row(name: str, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+def _row(name: str, settings: dict[str, object], item: dict[str, object]) -> dict[str, Any]:
     return {
         "prompt": item["question"],
         COLUMN: {

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError, after_last
 from p2prl.tasks.scorers.extras import import_extra
 from p2prl.tasks.task import MAX_SCORED_CHARS
@@ -70,7 +70,7 @@ class ReasoningGymScorer:
         """Options as of every scorer. `ConfigError` when the library is not installed."""
         self._library = import_extra("reasoning_gym", "reasoning-gym", scorer="reasoning-gym")
         self._after, self._truncated = after, truncated
-        self._datasets: dict[str, Any] = {}
+        self._datasets: dict[str, object] = {}
 
     def score(self, row: Row, completion: str, finished: bool) -> float:
         """May hang and may raise anything."""

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError, require
 from p2prl.protocol import limits
@@ -107,7 +106,7 @@ class Scoring:
 
 def scoring_spec(scoring: Scoring) -> str:
     """The canonical text. `ConfigError` when it is longer than a manifest may state."""
-    document: dict[str, Any] = {"rewards": [_reward_document(reward) for reward in scoring.rewards]}
+    document: dict[str, object] = {"rewards": [_reward_document(reward) for reward in scoring.rewards]}
     if (penalty := scoring.length_penalty) is not None:
         document["length_penalty"] = {
             "cache_tokens": penalty.cache_tokens,

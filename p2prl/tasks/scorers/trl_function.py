@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 
 _MODULE = "p2prl_scorer_file"
 _GIVEN = ("prompts", "completions")
@@ -56,7 +56,7 @@ class TrlFunction:
         except (TypeError, ValueError):
             raise TypeError(f"{self._name} returned {[value]!r:.80}, not a list of one number") from None
 
-    def arguments(self, row: Row, completion: str, finished: bool) -> Mapping[str, Any]:
+    def arguments(self, row: Row, completion: str, finished: bool) -> Mapping[str, object]:
         """Keyword arguments for one completion: what TRL passes and `truncated`, without what the function leaves out.
 
         `truncated` has whether the length limit cut the completion off, unless the data has a column of that name.

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorers.answer_text import UnusableRowError
 from p2prl.tasks.scorers.extras import import_extra
 from p2prl.tasks.scorers.source_settings import Progress, settings_of

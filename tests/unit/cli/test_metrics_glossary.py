@@ -14,7 +14,7 @@ from p2prl.cli.commands.worker_session import StatusFile
 from p2prl.cli.views.volunteer_view import progress_document
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
-from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.timing.live_forecast import UPDATES, Forecaster

@@ -25,8 +25,7 @@ from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.base_model.local_base import flatten_local_base
-from p2prl.models.base_model.policy_directory import load_policy
+from p2prl.models.base_model.local_base import flatten_local_base, load_policy
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.vllm.sampler import build_sampler
 from p2prl.models.export.model_directory import open_export, write_model

@@ -24,8 +24,7 @@ from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.protocol.manifests import TaskShare
 from p2prl.protocol.wire_codec import encode
-from p2prl.tasks.data.packed_prompts import PackedPrompts
-from p2prl.tasks.data.packed_rows import PackedRows
+from p2prl.tasks.data.packed_data import PackedPrompts, PackedRows
 from tests.unit.models.chat_tokenizer import TEMPLATE, save_chat_model
 from tests.unit.tasks.data.packing_rig import sums, write_rows
 

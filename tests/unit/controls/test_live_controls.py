@@ -17,9 +17,8 @@ import pytest
 from p2prl.controls import messages
 from p2prl.controls.control_socket import NAME, ControlSocket, ask, peer_user
 from p2prl.controls.limits import Limits
-from p2prl.controls.live_controls import LiveControls
+from p2prl.controls.live_controls import LiveControls, load_pause
 from p2prl.controls.messages import MOST_REQUEST_BYTES, read_answer
-from p2prl.controls.pause_file import load_pause
 from p2prl.controls.rules import Order, Pause, Readings
 from p2prl.errors import MachineError, RemoteProtocolError
 

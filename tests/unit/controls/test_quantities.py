@@ -8,7 +8,6 @@ import pytest
 
 from p2prl.controls.quantities import (
     WEEK_MINUTES,
-    battery_text,
     is_scheduled,
     minutes_until,
     read_amount,
@@ -74,7 +73,6 @@ def test_share() -> None:
 
 def test_battery() -> None:
     assert [read_battery(text) for text in ("never", "always", "50%")] == [101, 0, 50]
-    assert [battery_text(read_battery(text)) for text in ("never", "always", "50%")] == ["never", "always", "50%"]
     for text in ("50", "0%", "101%", "sometimes"):
         with pytest.raises(ValueError, match="never"):
             read_battery(text)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from tests.unit.house.source_tree import ALL_FOLDERS, LABORATORY, PRODUCT_FOLDERS, name_of, parsed, python_files
 
 MAX_FILE_LINES = 400
-MAX_MEDIAN_FILE_LINES = 110
+MEDIAN_FILE_LINES = range(110, 181)
+"""Below, what is read together lies apart; above, files have a second job."""
+
 MAX_FUNCTION_LINES = 70
 MAX_CLASS_LINES = 300
 MAX_CONSTRUCTOR_ARGUMENTS = 8
@@ -23,7 +25,7 @@ def test_file_lengths() -> None:
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in python_files(*ALL_FOLDERS)}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
     product = [len(path.read_text().splitlines()) for path in python_files(*PRODUCT_FOLDERS)]
-    assert statistics.median(product) <= MAX_MEDIAN_FILE_LINES
+    assert int(statistics.median(product)) in MEDIAN_FILE_LINES
 
 
 def test_function_and_class_lengths() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.assembly import LearnerParts, assemble_learner
-from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.service import Learner
-from p2prl.learner.timing.schedule import Action
+from p2prl.learner.timing.pacing import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan

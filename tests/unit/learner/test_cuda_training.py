@@ -23,8 +23,7 @@ from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import load_pretrained
-from p2prl.models.hardware.device import repeat_exactly
-from p2prl.models.hardware.exact_arithmetic import use_exact_arithmetic
+from p2prl.models.hardware.device import repeat_exactly, use_exact_arithmetic
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
@@ -14,14 +13,13 @@ from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
-from p2prl.learner.intake.verification import Admission
+from p2prl.learner.intake.verification import Admission, DecodedGroups
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.timing.stages import InlineStage
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.replay.group_replay import replay_groups
-from p2prl.models.replay_statistics.baselines import Pair
-from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
+from p2prl.models.replay_statistics.baselines import KeptBaselines, Pair
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.standing import Rank

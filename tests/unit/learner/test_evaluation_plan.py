@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.learner.evaluation.config import EvaluationConfig
-from p2prl.learner.evaluation.evaluation_plan import SliceSize, TimeShare, version_due
+from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig, SliceSize, TimeShare, version_due
 from p2prl.learner.evaluation.results_file import ResultsFile
 
 

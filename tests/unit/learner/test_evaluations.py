@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import MachineError
-from p2prl.learner.evaluation.config import EvaluationConfig
+from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.service import Learner
 from p2prl.models.evaluation.pass_evaluation import evaluate_prompts, evaluation_sets
 from p2prl.tasks.evaluation_report import task_report

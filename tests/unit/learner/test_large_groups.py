@@ -13,7 +13,6 @@ import pytest
 
 from p2prl.client.delivery import Delivery
 from p2prl.client.spool import Spool, SpoolConfig
-from p2prl.learner.intake.decoded_groups import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.owners import Owners
@@ -22,6 +21,7 @@ from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
+from p2prl.learner.intake.verification import DecodedGroups
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.signing_sender import SigningSender

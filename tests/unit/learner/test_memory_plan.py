@@ -15,7 +15,7 @@ from p2prl.learner.training.memory_config import MemoryConfig, Precision
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, memory_needs, shape_of, token_bytes
 from p2prl.learner.training.memory_plan import plan_memory
 from p2prl.learner.training.micro_batches import MicroBatchRule
-from p2prl.models.hardware.free_memory import container_room, free_memory
+from p2prl.models.hardware.device import container_room, free_memory
 from p2prl.models.logprobs.policy_forward import PolicyForward
 
 QWEN_7B = ModelShape(

@@ -20,7 +20,7 @@ from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import load_pretrained
-from p2prl.models.hardware.out_of_memory import is_out_of_memory
+from p2prl.models.hardware.failures import is_out_of_memory
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
 

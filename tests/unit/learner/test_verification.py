@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.learner.intake.receipt_signing import receipt_of
+from p2prl.learner.intake.settlement import receipt_of
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.scorer_port import Scored

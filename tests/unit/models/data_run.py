@@ -15,10 +15,8 @@ import msgspec
 from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
+from p2prl.tasks.data.packed_data import DataSplit, PackedPrompts, PackedRows, Row, TaskData, prompt_record, row_record
 from p2prl.tasks.data.packed_file import PackedWriter
-from p2prl.tasks.data.packed_prompts import PackedPrompts, prompt_record
-from p2prl.tasks.data.packed_rows import PackedRows, Row, row_record
-from p2prl.tasks.data.task_data import DataSplit, TaskData
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from tests.unit.learner.small_run import SmallRun
 

@@ -14,8 +14,14 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.net.transports import multiaddrs
 from p2prl.net.transports.hivemind import dial_back
 from p2prl.net.transports.hivemind.daemon import sized_message
-from p2prl.net.transports.hivemind.dial_back import DialBack, addresses_to_try
-from p2prl.net.transports.hivemind.dial_back_messages import MAX_MESSAGE_BYTES, Status, answer_of, asked_addresses
+from p2prl.net.transports.hivemind.dial_back import (
+    MAX_MESSAGE_BYTES,
+    DialBack,
+    Status,
+    addresses_to_try,
+    answer_of,
+    asked_addresses,
+)
 from p2prl.net.transports.tcp_trial import speaks_libp2p
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules

@@ -12,8 +12,7 @@ import pytest
 from p2prl.errors import TransportError
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import NetworkConfig
-from p2prl.net.process.program import NEW_RELAYS_STATUS
+from p2prl.net.process.network_config import NEW_RELAYS_STATUS, NetworkConfig
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import signals

@@ -204,17 +204,6 @@ def test_statements_about_one_machine_are_bounded() -> None:
     )
 
 
-def test_the_end_of_a_delegation() -> None:
-    table = Ownership()
-    assert table.ends_at(ATTIC, ANN.public_key) is None
-    table.delegate(delegation())
-    assert table.ends_at(ATTIC, ANN.public_key) == NOW + DAY_MS
-    table.revoke(sign_revocation(ANN, ATTIC, serial=NOW, from_ms=NOW + 7))
-    assert table.ends_at(ATTIC, ANN.public_key) == NOW + 7
-    table.delegate(delegation(serial=NOW + 1))
-    assert table.ends_at(ATTIC, ANN.public_key) == NOW + DAY_MS
-
-
 _ints = st.integers(-(1 << 63), (1 << 64) - 1)
 _keys = st.binary(max_size=40)
 

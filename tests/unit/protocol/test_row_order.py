@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2prl.protocol.row_order import RowOrderKey, row_of
+from p2prl.protocol.work_slots import RowOrderKey, row_of
 
 KEY = RowOrderKey(b"r" * 32, b"p" * 32, "gsm8k")
 

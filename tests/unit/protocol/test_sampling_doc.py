@@ -12,9 +12,7 @@ import torch
 
 from p2prl.models.seeded_draw.gumbel_noise import gumbel
 from p2prl.protocol.manifests import TaskShare
-from p2prl.protocol.row_order import RowOrderKey, row_of
-from p2prl.protocol.task_schedule import task_of_slot
-from p2prl.protocol.work_slots import SlotKey, slot_work
+from p2prl.protocol.work_slots import RowOrderKey, SlotKey, row_of, slot_work, task_of_slot
 
 TEXT = (Path(__file__).parents[3] / "docs/protocol.md").read_text()
 MASK = (1 << 32) - 1

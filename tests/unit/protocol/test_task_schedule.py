@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2prl.protocol.task_schedule import PERIOD, ScheduledTask, task_of_slot
+from p2prl.protocol.work_slots import PERIOD, ScheduledTask, task_of_slot
 
 WEIGHTS = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6)
 STARTS = st.integers(0, PERIOD - 1)

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2prl.protocol.manifests import TaskShare
-from p2prl.protocol.row_order import RowOrderKey, row_of
-from p2prl.protocol.task_schedule import PERIOD, task_of_slot
-from p2prl.protocol.work_slots import SEED_BITS, SlotKey, slot_work
+from p2prl.protocol.work_slots import PERIOD, SEED_BITS, RowOrderKey, SlotKey, row_of, slot_work, task_of_slot
 
 KEY = SlotKey(run=b"r" * 32, beacon=b"b" * 32, peer=b"k" * 32, slot=7)
 MIX = (TaskShare("chain4", 3.0), TaskShare("sort", 1.0))

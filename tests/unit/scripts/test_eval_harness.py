@@ -14,7 +14,7 @@ from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import RunFolder, init_run
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import BOS, EOS
-from p2prl.tasks.data.packed_prompts import PackedPrompts
+from p2prl.tasks.data.packed_data import PackedPrompts
 from scripts.eval_harness import write_tasks
 from scripts.harness_model import prompt_batch, prompt_ids
 from tests.unit.models.chat_tokenizer import save_chat_model

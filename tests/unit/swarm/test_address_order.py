@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.swarm.peers.address_order import foremost
+from p2prl.swarm.peers.reachability import foremost
 
 PUBLIC4, SECOND4 = "/ip4/44.130.7.1/tcp/1", "/ip4/44.130.7.2/tcp/1"
 PUBLIC6, SECOND6, THIRD6 = (f"/ip6/2606:4700::{n}/tcp/1" for n in (1, 2, 3))

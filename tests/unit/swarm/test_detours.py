@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.hosts import identity_of
-from p2prl.swarm.peers.detours import Detours
+from p2prl.swarm.peers.reachability import Detours
 
 LEARNER = identity_of("learner").peer_id
 FIRST, SECOND = "/ip4/44.1.1.1/tcp/4001", "/ip6/3000:1::1/tcp/4001"

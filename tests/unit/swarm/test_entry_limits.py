@@ -9,7 +9,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.gossip.entry_limits import LIMITS, SCARCE, EntryLimits, Traffic, traffic_of
-from p2prl.swarm.gossip.receipt_cache import ReceiptCache
+from p2prl.swarm.gossip.envelope_store import ReceiptCache
 from p2prl_lab.testing.protocol_swarm import group_of
 
 A, B = PeerId("A"), PeerId("B")

@@ -6,8 +6,7 @@ import random
 from collections import Counter
 
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.peers.introductions import Introductions
-from p2prl.swarm.peers.topology import Candidate
+from p2prl.swarm.peers.topology import Candidate, Introductions
 
 NOW = 1_000.0
 

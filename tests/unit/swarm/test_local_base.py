@@ -11,8 +11,7 @@ from p2prl.protocol.manifests import NO_BASE, Patch, PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.policies.catalog import PolicyCatalog
-from p2prl.swarm.policies.local_base import LocalBase
-from p2prl.swarm.policies.routing import RoutePlan, RoutePlanner
+from p2prl.swarm.policies.routing import LocalBase, RoutePlan, RoutePlanner
 
 LEARNER = identity_of("learner")
 FULL = 10_000

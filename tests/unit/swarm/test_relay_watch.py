@@ -7,8 +7,7 @@ import pytest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.peers.peer_memory import LinkedRecord
-from p2prl.swarm.peers.reachability import Reach
-from p2prl.swarm.peers.relay_watch import LEAST_RUN_S, PATIENCE_S, RelayWatch
+from p2prl.swarm.peers.reachability import LEAST_RUN_S, PATIENCE_S, Reach, RelayWatch
 from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 
 OWN, OTHER = PeerId("own relay"), PeerId("another")

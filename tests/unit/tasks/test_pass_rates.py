@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.tasks.pass_rates import pass_at_k, rate_of, reported_ks, standard_error
+from p2prl.tasks.evaluation_report import pass_at_k, rate_of, reported_ks, standard_error
 
 
 @pytest.mark.parametrize("samples", range(1, 8))

@@ -25,10 +25,8 @@ from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, read_group, seal_group
 from p2prl.swarm import signals
 from p2prl.swarm.policies.catalog import PolicyVersion
-from p2prl.tasks.data.packed_rows import PackedRows
-from p2prl.tasks.data.task_data import DataSplit, TaskData
-from p2prl.validator.audit_sampling import is_selected
-from p2prl.validator.replay_queue import ReplayQueue
+from p2prl.tasks.data.packed_data import DataSplit, PackedRows, TaskData
+from p2prl.validator.replay_queue import ReplayQueue, is_selected
 from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.learner.small_run import NOW, SmallRun, altered, with_completion
 from tests.unit.models.data_run import SUMS, DataRun, pack

@@ -1,8 +1,7 @@
 """Predicted and realized utilization side by side: the planner's queue against real roles on virtual time.
 
 The planner knows what an operator could: each volunteer's mean time of a group, and how much the times spread. The
-draws of its simulated runs are its own, never the swarm's. Time that a volunteer or learner of the swarm takes to look
-for something new, up to 5 s, is not in the plan.
+draws of its simulated runs are its own, never the swarm's.
 """
 
 from __future__ import annotations
@@ -72,6 +71,9 @@ class PlanRow:
 
 class _TimedSwarm(Swarm):
     """A swarm whose volunteers take lognormal times, and that notes them and when each update begins."""
+
+    idle_turn_s = 0.2
+    """As over sockets, where a volunteer waits no longer for a version, nor the learner for a group."""
 
     def __init__(self, config: SwarmConfig, folder: Path) -> None:
         self.paces: dict[int, float] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from p2prl.swarm.relay.chunk_selection import Rarity
+from p2prl.swarm.relay.chunk_sets import Rarity
 from p2prl_lab.bench.spread.chunk_scheme import ChunkScheme
 from p2prl_lab.bench.spread.home_links import Population
 

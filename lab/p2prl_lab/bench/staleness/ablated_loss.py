@@ -16,8 +16,8 @@ from torch import Tensor
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_choice, require_positive
+from p2prl.algorithms.gepo_tapered import taper_negatives
 from p2prl.algorithms.loss_spec import LossSpec
-from p2prl.algorithms.negative_taper import taper_negatives
 from p2prl.algorithms.ratios import log_expectation_of, terms_of
 from p2prl.algorithms.surrogates import over_nll, weighted_logprob
 
@@ -31,7 +31,7 @@ class AblatedConfig:
     cap: float = 2.0
     """Largest weight before the division by NLL, > 0; 1e9 is none."""
     taper: Literal["sequence", "geometric", "token", "none"] = "sequence"
-    """Bound on the weight of a negative: see `negative_taper.Taper`; none: it weighs as a positive does."""
+    """Bound on the weight of a negative: see `gepo_tapered.Taper`; none: it weighs as a positive does."""
     sharpness: float = 1.0
     """κ in [0, 1]: the weight is divided by max(NLL, .01)^κ; 0 is no division."""
 

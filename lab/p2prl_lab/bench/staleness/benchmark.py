@@ -58,6 +58,8 @@ class StalenessConfig:
     """Also run the cases of the acceptance criteria, and judge them."""
     sweep: bool = False
     """Choose each method's learning rate and clip on `sweep.DEVELOPMENT_SEEDS`, and report on the seeds above."""
+    sweep_only: bool = False
+    """Choose them, and leave the reporting seeds unseen."""
     device: torch.device = CPU
     """The batches of every run are computed on it. Results are continued on any."""
     steady_state: bool = False
@@ -76,6 +78,8 @@ class StalenessConfig:
         texts = self.delay_texts()
         if self.steady_state:
             self._require_steady(texts)
+        if self.sweep_only and not self.sweep:
+            raise ConfigError("without a sweep there is nothing to choose", remedy="Add --sweep.")
         if self.sweep and set(self.seed_range) & set(DEVELOPMENT_SEEDS):
             raise ConfigError(
                 f"seeds {self.seed_range[0]} to {self.seed_range[-1]} include development seeds",
@@ -149,10 +153,12 @@ def run_staleness(
             plan=config.plan,
             max_completion_tokens=environment_by_name(config.task).max_new_tokens,
         )
-        ahead = len(methods) * (len(delays) + 2) * config.seeds
+        ahead = 0 if config.sweep_only else len(methods) * (len(delays) + 2) * config.seeds
         swept = (tuned := len(sweep.runs(results, methods)) * len(DEVELOPMENT_SEEDS)) / (tuned + ahead)
         _run_sweep(runner, sweep, methods, lambda stage, share: tell(f"sweep: {stage}", swept * share))
         choices = [sweep.choose(results, method) for method in methods]
+        if config.sweep_only:
+            return StalenessReport(rows=[], verdicts=[], choices=choices)
         settle(out / "sweep.json", sweep, choices)
         methods = [choice.chosen for choice in choices]
         on_policy = [*methods, *(choice.on_policy for choice in choices)]

@@ -24,12 +24,13 @@ from p2prl_lab.bench.staleness.policy_evaluation import evaluate
 from p2prl_lab.bench.staleness.score_norms import score_norms
 from p2prl_lab.bench.staleness.seed_log import SeedLog, SeedResult
 from p2prl_lab.bench.staleness.silent_groups import logprobs_of, pulls, silent_groups
+from p2prl_lab.bench.training.drafted_sampling import complete
 from p2prl_lab.bench.training.environments import Environment
 from p2prl_lab.bench.training.grading import success_rewards
 from p2prl_lab.bench.training.seeded_noise import seeded_uniforms
 from p2prl_lab.bench.training.stacked_adam import BETA2, StackedAdam
 from p2prl_lab.bench.training.stacked_decoder import completion_logprobs
-from p2prl_lab.bench.training.stacked_sampling import Completions, sample
+from p2prl_lab.bench.training.stacked_sampling import Completions
 from p2prl_lab.bench.training.training_plan import TrainingPlan
 from p2prl_lab.bench.training.warm_start import SEED_LIMIT
 
@@ -75,7 +76,7 @@ class DelayedTraining:
         self._environment, self._method, self._delay, self._plan = environment, method, delay, plan
         self._group, self._device = plan.group_size, start_MW.device
         self._prompts = plan.prompts_of(environment)
-        self._skips_silent = environment.is_long and len(seeds) == 1 and not pulls(method.objective)
+        self._skips_silent = (environment.is_long or environment.schedule is not None) and not pulls(method.objective)
         self._seeds = tuple(seeds)
         self._weights_MW = start_MW.clone().requires_grad_()
         self._average_MW = start_MW.clone()
@@ -132,7 +133,7 @@ class DelayedTraining:
         ]
         tokens = [[environment.prompt_tokens(p) for p in row] for row in prompts]
         tokens_MBP = torch.tensor(tokens, device=self._device)
-        completions = self._rollouts(update, delays, tokens_MBP)
+        completions = self._rollouts(update, delays, prompts, tokens_MBP)
         rewards_MBG = success_rewards(environment, prompts, completions).to(self._device)
         batch = _Batch(tokens_MBP=tokens_MBP, completions=completions, rewards_MBG=rewards_MBG, delays=delays)
         loss, factors = self._loss(batch, update)
@@ -172,7 +173,9 @@ class DelayedTraining:
             self._history[done] = sampled_MW.clone()
         self._history.pop(done - self._delay.longest - 1, None)
 
-    def _rollouts(self, update: int, delays: list[list[int]], tokens_MBP: Tensor) -> Completions:
+    def _rollouts(
+        self, update: int, delays: list[list[int]], prompts: list[list[str]], tokens_MBP: Tensor
+    ) -> Completions:
         """Completions (M, B, G, T): each sampler, with its own old policy, completes a quarter of the prompts or, under
         a law within groups, a quarter of every group."""
         seeds, within, size = len(self._seeds), self._delay.within_groups, self._group
@@ -185,15 +188,17 @@ class DelayedTraining:
         )
         if within:
             per_sampler = tokens_MBP.repeat_interleave(SAMPLERS, dim=0)
+            texts = [row for row in prompts for _ in range(SAMPLERS)]
         else:
-            per_sampler = tokens_MBP.reshape(seeds * samplers, count // samplers, -1)
-        sampled = sample(
-            self._environment.shape,
+            share = count // samplers
+            per_sampler = tokens_MBP.reshape(seeds * samplers, share, -1)
+            texts = [row[start : start + share] for row in prompts for start in range(0, count, share)]
+        sampled = complete(
+            self._environment.at(update),
             old_MSW,
+            texts,
             per_sampler,
             group_size=size // SAMPLERS if within else size,
-            max_new_tokens=self._environment.max_new_tokens,
-            end_token=self._environment.end_token,
             uniforms=seeded_uniforms(self._seeds, _SAMPLING, update),
         )
         shape = (seeds, count, size)
@@ -241,14 +246,15 @@ class DelayedTraining:
         return torch.stack(losses).sum(), factors
 
     def _logprobs(self, batch: _Batch) -> Tensor:
-        """Log-probs (M, B, G, T) of a batch. Of long completions, where a seed is trained alone, groups without a
-        learning signal have no gradient: the same update for less than half the work once most groups agree."""
+        """Log-probs (M, B, G, T) of a batch. Of long completions, and on tasks that move, groups without a learning
+        signal have no gradient: the same update for less than half the work once most groups agree."""
         inputs = self._environment.shape, self._weights_MW, batch.tokens_MBP, batch.completions.tokens_MBGT
         if not self._skips_silent:
             return completion_logprobs(*inputs)
-        lengths_BG = batch.completions.mask_MBGT[0].sum(dim=-1)
-        advantages_BG = self._method.objective.advantages(batch.rewards_MBG[0], lengths_BG).advantages_BG
-        return logprobs_of(*inputs, silent_groups(advantages_BG))
+        lengths_MBG = batch.completions.mask_MBGT.sum(dim=-1)
+        pairs = zip(batch.rewards_MBG, lengths_MBG, strict=True)
+        advantages = [self._method.objective.advantages(*pair).advantages_BG for pair in pairs]
+        return logprobs_of(*inputs, silent_groups(torch.stack(advantages)))
 
     def _tapered(self, logprobs_BGT: Tensor, rollouts: RolloutBatch, output: LossOutput) -> float | None:
         """Share of failures whose weight the delay has cut below `TAPERED` of what it were on policy; None for none."""

@@ -20,10 +20,11 @@ from p2prl_lab.bench.staleness.measures import (
     pass_at_k,
     storable,
 )
+from p2prl_lab.bench.training.drafted_sampling import complete
 from p2prl_lab.bench.training.environments import Environment
 from p2prl_lab.bench.training.grading import success_rewards
 from p2prl_lab.bench.training.seeded_noise import seeded_uniforms
-from p2prl_lab.bench.training.stacked_sampling import Completions, sample
+from p2prl_lab.bench.training.stacked_sampling import Completions
 from p2prl_lab.bench.training.training_plan import MOST_EVALUATED
 
 _CHUNK = 256
@@ -56,15 +57,9 @@ def evaluate(
 def _seen(environment: Environment, weights_MW: Tensor, seeds: Sequence[int], count: int) -> list[float]:
     """Mean greedy reward of each seed on the first prompts that it was trained on."""
     prompts = [[environment.prompt(seed * _SEEDS_PER_RUN + i) for i in range(count)] for seed in seeds]
-    greedy = sample(
-        environment.shape,
-        weights_MW,
-        torch.tensor([[environment.prompt_tokens(p) for p in row] for row in prompts], device=weights_MW.device),
-        group_size=1,
-        max_new_tokens=environment.max_new_tokens,
-        end_token=environment.end_token,
-        uniforms=None,
-    )
+    tokens = [[environment.prompt_tokens(p) for p in row] for row in prompts]
+    tokens_MBP = torch.tensor(tokens, device=weights_MW.device)
+    greedy = complete(environment, weights_MW, prompts, tokens_MBP, group_size=1, uniforms=None)
     means: list[float] = success_rewards(environment, prompts, greedy).double().flatten(1).mean(dim=1).tolist()
     return means
 
@@ -92,23 +87,22 @@ def _chunk(
     tokens = [[environment.prompt_tokens(p) for p in row] for row in prompts]
     tokens_MBP = torch.tensor(tokens, device=weights_MW.device)
 
-    def completed(rows_MBP: Tensor, size: int, purpose: int) -> Completions:
-        return sample(
-            environment.shape,
+    def completed(every: int, size: int, purpose: int) -> Completions:
+        return complete(
+            environment,
             weights_MW,
-            rows_MBP,
+            [row[::every] for row in prompts],
+            tokens_MBP[:, ::every].contiguous(),
             group_size=size,
-            max_new_tokens=environment.max_new_tokens,
-            end_token=environment.end_token,
             uniforms=seeded_uniforms(seeds, purpose, update, chunk.start),
             entropies=purpose == _SAMPLED,
             greedy_last=purpose == _SAMPLED,
         )
 
-    both = completed(tokens_MBP, 2, _SAMPLED)
+    both = completed(1, 2, _SAMPLED)
     rewards_MB2 = success_rewards(environment, prompts, both)
     counts = [_Counts(index, both, rewards_MB2) for index in range(len(seeds))]
-    tried = completed(tokens_MBP[:, ::PASS_SHARE].contiguous(), PASS_SAMPLES, _PASSED)
+    tried = completed(PASS_SHARE, PASS_SAMPLES, _PASSED)
     right_MB = (success_rewards(environment, [row[::PASS_SHARE] for row in prompts], tried) >= 1.0).sum(dim=2)
     for seed_counts, right_B in zip(counts, right_MB.tolist(), strict=True):
         seed_counts.passes = [pass_at_k(right, PASS_SAMPLES, PASS_K) for right in right_B]

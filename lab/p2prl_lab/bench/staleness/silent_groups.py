@@ -1,6 +1,7 @@
 """Groups without a learning signal, whose backward pass is left out: on a learned task most of the work is theirs.
 
-Shape legend: B prompts, G completions, T tokens, P prompt tokens, W weights.
+Shape legend: M policies, B prompts, G completions, T tokens, P prompt tokens, W weights, N chosen
+prompts.
 """
 
 from __future__ import annotations
@@ -27,24 +28,30 @@ def pulls(objective: Objective) -> bool:
     return bool(gradient.any())
 
 
-def silent_groups(advantages_BG: Tensor) -> Tensor:
-    """Bool (B,): groups whose advantages are all 0; never all groups, so that a gradient remains."""
-    silent_B = (advantages_BG == 0).all(dim=-1)
-    if bool(silent_B.all()):
-        silent_B[0] = False
-    return silent_B
+def silent_groups(advantages_MBG: Tensor) -> Tensor:
+    """Bool (M, B): groups whose advantages are all 0."""
+    return (advantages_MBG == 0).all(dim=-1)
 
 
 def logprobs_of(
-    shape: DecoderShape, weights_1W: Tensor, prompts_1BP: Tensor, completions_1BGT: Tensor, silent_B: Tensor
+    shape: DecoderShape, weights_MW: Tensor, prompts_MBP: Tensor, completions_MBGT: Tensor, silent_MB: Tensor
 ) -> Tensor:
-    """Log-probs (1, B, G, T) as of `completion_logprobs`, of one policy, with a gradient only outside silent groups."""
+    """Log-probs (M, B, G, T) as of `completion_logprobs`, with a gradient outside silent groups.
+
+    The policies are computed side by side, so each has a gradient in as many groups as the one with the fewest silent
+    ones; at least one, so that a gradient remains.
+    """
+    order_MB = torch.argsort(silent_MB.int(), dim=1, stable=True)
+    heard = max(1, int((~silent_MB).sum(dim=1).max()))
     parts = list[Tensor]()
-    for places, needs_gradient in ((torch.nonzero(~silent_B)[:, 0], True), (torch.nonzero(silent_B)[:, 0], False)):
-        if len(places):
+    for places_MN, needs_gradient in ((order_MB[:, :heard], True), (order_MB[:, heard:], False)):
+        if places_MN.shape[1]:
+            prompts, completions = (_taken(each, places_MN) for each in (prompts_MBP, completions_MBGT))
             with torch.set_grad_enabled(needs_gradient):
-                parts.append(
-                    completion_logprobs(shape, weights_1W, prompts_1BP[:, places], completions_1BGT[:, places])
-                )
-    order = torch.argsort(silent_B.int(), stable=True)
-    return torch.cat(parts, dim=1)[:, torch.argsort(order)]
+                parts.append(completion_logprobs(shape, weights_MW, prompts, completions))
+    return _taken(torch.cat(parts, dim=1), torch.argsort(order_MB, dim=1))
+
+
+def _taken(values: Tensor, places_MN: Tensor) -> Tensor:
+    """The entries of dimension 1 at these places, of each policy its own."""
+    return values[torch.arange(len(places_MN), device=values.device).unsqueeze(1), places_MN]

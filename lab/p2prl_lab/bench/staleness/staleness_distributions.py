@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from p2prl.errors import ConfigError, require
-from p2prl.sim.delay_distributions import (
+from p2prl.sim.link_conditions import (
     HETERORL_MASS,
     LONG_NAMES,
     Quantile,

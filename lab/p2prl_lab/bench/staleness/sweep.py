@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -35,7 +35,7 @@ LEAST_RATE = 0.01
 
 KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
     (("share", "clip_low", "clip_high"), ((0.02, 0.4, 0.4), (0.2, 0.8, 4.0))),
-    (("share",), ((0.02,), (0.2,))),
+    (("share", "penalty"), ((0.02, 1.0), (0.2, 1.0))),
     (("clip_low", "clip_high", "delta"), ((0.4, 0.4, 4.0), (0.8, 4.0, 8.0))),
     (("clip_low", "clip_high", "veto"), ((0.4, 0.4, 0.1), (0.8, 4.0, 0.01))),
     (("clip_low", "clip_high"), ((0.4, 0.4), (0.8, 4.0))),
@@ -88,6 +88,66 @@ def _accepted(body: str, max_completion_tokens: int) -> bool:
     return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """Settings of one number, by place; the choice is wanted inside, so an end that is the best is followed by more."""
+
+    settings: dict[int, str]
+    """Place → setting, in the order in which they are tried."""
+    beyond: Callable[[int], str | None]
+    """The setting of a place; None where the loss has none, which is an end that nothing lies beyond."""
+
+    def extended(self, best: str) -> bool:
+        """Add the setting next to the best one, if that is at an end and something lies beyond it."""
+        place = next(place for place, setting in self.settings.items() if setting == best)
+        for end, step in ((min(self.settings), -1), (max(self.settings), 1)):
+            found = self.beyond(place + step) if place == end else None
+            if found is not None and found not in self.settings.values():
+                self.settings[place + step] = found
+                return True
+        return False
+
+
+_MOST_STEPS = 6
+"""Most doublings, or halvings, of a rate or a clip."""
+
+
+def scaled(method: str, place: int, *, max_completion_tokens: int) -> str | None:
+    """The method with its own clip, cap, floor or penalty times 2^place; itself at 0. None where it has none, sets it
+    itself, or the loss refuses the value.
+
+    Bounds from both sides widen: a lower bound on a ratio, such as IcePop's, is divided. A loss without a clip is the
+    one of the widest, so −1 is a clip of .8. Shares and vetoes are left as they are.
+    """
+    if place == 0:
+        return method
+    parsed = parse_method(method, max_completion_tokens=max_completion_tokens)
+    body, *added = parsed.text.split("+")
+    given = {setting.partition("=")[0] for setting in body.split(":")[1:]}
+    config = parsed.objective.config
+    fields = {field.name for field in dataclasses.fields(config)}
+    names = next((names for names, _ in KNOBS if set(names) <= fields), ())
+    own = {name: getattr(config, name) for name in names}
+    if not names or given & set(names) or abs(place) > _MOST_STEPS or (None in own.values() and place > 0):
+        return None
+    values = {name: _scaled(name, value, place) for name, value in own.items()}
+    if values == own:
+        return None
+    other = body + "".join(f":{name}={value:g}" for name, value in values.items())
+    return "+".join((other, *added)) if _accepted(other, max_completion_tokens) else None
+
+
+def _scaled(name: str, value: float | None, place: int) -> float:
+    if value is None:
+        return 0.8 * 2.0 ** (place + 1)
+    if name in ("veto", "share"):
+        return value
+    if name == "low":
+        return value / 2.0**place
+    # At a ratio of 0 a lower clip of 1 never binds.
+    return min(1.0, value * 2.0**place) if name == "clip_low" else value * 2.0**place
+
+
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """One setting on the development seeds."""
 
@@ -108,7 +168,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str
     """The setting for the delay laws: no collapse first, then greedy, then sampled reward."""
     on_policy: str
-    """The setting for the on-policy run, chosen in the same way."""
+    """The setting for the on-policy run, chosen in the same way; of a task that moves the same."""
     tried: tuple[Tried, ...]
     """Under the delay laws."""
     tried_on_policy: tuple[Tried, ...]
@@ -130,7 +190,9 @@ class SweepPlan:
 
     def settings(self, results: ResultFile, method: str) -> list[str]:
         """Every setting to try, as far as the results say: the grid, and lower rates if the laws or on-policy runs want
-        them."""
+        them; of a task that moves, see `_along_lines`."""
+        if self._moves:
+            return self._along_lines(results, method)
         settings, lowest = self.grid(method), min(RATES)
         at_lowest = self.grid(method, [lowest])
         while set(at_lowest) < set(settings) and lowest / 2 >= LEAST_RATE:
@@ -144,6 +206,51 @@ class SweepPlan:
             settings += at_lowest
         return settings
 
+    def _along_lines(self, results: ResultFile, method: str) -> list[str]:
+        """Learning rates, then clips or caps at the best rate, each until the best is not at an end of what was tried.
+
+        One line after the other instead of a grid: the same budget reaches further.
+        """
+        parsed = parse_method(method, max_completion_tokens=self.max_completion_tokens)
+
+        def at_rate(place: int) -> str | None:
+            rate = 2.0**place * self.plan.learning_rate
+            return f"{method}+lr={rate:g}" if abs(place) <= _MOST_STEPS and rate < 1 else None
+
+        tried = dict[str, None]()
+        best, first_rates = method, (0, 1, -1, -2)
+        if "lr" not in parsed.additions:
+            rates = {place: setting for place in first_rates if (setting := at_rate(place))}
+            line = _Line(settings=rates, beyond=at_rate)
+            tried |= dict.fromkeys(rates.values())
+            while found := self._best(results, list(line.settings.values())):
+                if not line.extended(found):
+                    break
+                tried |= dict.fromkeys(line.settings.values())
+            if found is None:
+                return list(tried)
+            best = found
+
+        def with_clip(place: int, own: str = best) -> str | None:
+            return scaled(own, place, max_completion_tokens=self.max_completion_tokens)
+
+        clips = {place: setting for place in (0, -1, 1) if (setting := with_clip(place))}
+        line = _Line(settings=clips, beyond=with_clip)
+        tried |= dict.fromkeys(clips.values())
+        while (found := self._best(results, list(line.settings.values()))) and line.extended(found):
+            tried |= dict.fromkeys(line.settings.values())
+        return list(tried)
+
+    def _best(self, results: ResultFile, settings: Sequence[str]) -> str | None:
+        """The best of the settings; None while one lacks results."""
+        if any(self._missing(results, setting) for setting in settings):
+            return None
+        return best_of(self._tried(results, settings, self.delays))
+
+    @property
+    def _moves(self) -> bool:
+        return environment_by_name(self.task).schedule is not None
+
     def runs(self, results: ResultFile, methods: Sequence[str]) -> list[tuple[str, str, str, TrainingPlan]]:
         """(task, method, delay, plan) of every run on the development seeds, as far as the results say."""
         settings = [setting for method in methods for setting in self.settings(results, method)]
@@ -151,7 +258,8 @@ class SweepPlan:
 
     @property
     def _laws(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((ON_POLICY, *self.delays)))
+        # What is chosen for a task that moves is used on policy too.
+        return self.delays if self._moves else tuple(dict.fromkeys((ON_POLICY, *self.delays)))
 
     def _missing(self, results: ResultFile, setting: str) -> bool:
         runs = (Setting.of(self.task, setting, delay, self.plan) for delay in self._laws)
@@ -161,6 +269,9 @@ class SweepPlan:
         """The best settings of a method by its results on the development seeds. ConfigError when one is missing."""
         settings = self.settings(results, method)
         delayed = self._tried(results, settings, self.delays)
+        if self._moves:
+            best = best_of(delayed)
+            return Choice(method=method, chosen=best, on_policy=best, tried=tuple(delayed), tried_on_policy=())
         on_policy = self._tried(results, settings, (ON_POLICY,))
         return Choice(
             method=method,
@@ -192,7 +303,7 @@ class SweepPlan:
 
     def _heights(self, found: Sequence[SeedResult], delay: str) -> list[float]:
         """Greedy reward of each seed, as it is chosen by."""
-        if environment_by_name(self.task).schedule is not None:
+        if self._moves:
             return areas_of(found, parse_law(delay).settled)
         return [result.last_of("greedy") for result in found]
 

@@ -7,20 +7,22 @@ that nothing is padded before a completion.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from p2prl.errors import ConfigError
+from p2prl.errors import ConfigError, LocalProtocolError
 from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import TASKS, task_by_name
 from p2prl.tasks.task_spec import Demonstration, SmallModel, TaskSpec, TurnsDemonstration
 from p2prl_lab.bench.training.decoder_shape import DecoderShape
-from p2prl_lab.bench.training.letter_chains import ARRIVE8, ARRIVE40, FLIP8, MovingTask
+from p2prl_lab.bench.training.letter_chains import ARRIVE8, ARRIVE40, FLIP8, LetterChain, MovingTask
 from p2prl_lab.bench.training.march512 import MARCH512
 from p2prl_lab.bench.training.split4 import SPLIT4
 from p2prl_lab.bench.training.strict8 import STRICT8
+
+Draft = Callable[[str, str], str]
 
 _SPECIAL_TOKENS = 2
 """Token ids after the symbols: beginning of a text and end of a completion."""
@@ -125,7 +127,7 @@ class Environment:
     def evaluated_prompts(self) -> tuple[int, int]:
         """Fresh prompts of an evaluation, and of each of the last ones, unless a plan says otherwise."""
         if self.schedule is not None:  # the whole curve is reported, not its end
-            return (128, 128) if self.is_long else (256, 256)
+            return 128, 128
         return (32, 128) if self.is_long else (256, 1024)
 
     @property
@@ -175,6 +177,20 @@ class Environment:
     def encode(self, text: str) -> list[int]:
         """Token ids of a text of this environment's symbols, without special tokens."""
         return [self.symbols.index(symbol) for symbol in text]
+
+    @property
+    def draft(self) -> Draft | None:
+        """Guesses how a long completion goes on, where the task can: (prompt, what is written so far) → the rest. Short
+        ones are sampled faster without."""
+        return self.task.draft if self.is_long and isinstance(self.task, LetterChain) else None
+
+    def drafted_tokens(self, prompt: str, begun: Sequence[int]) -> list[int]:
+        """Token ids of a guess, the end included. LocalProtocolError for a task that cannot guess."""
+        if self.draft is None:
+            raise LocalProtocolError(f"{self.name} has no drafts")
+        # A special token among them has no symbol; any guess will do after it.
+        text = "".join(self.symbols[token] if token < len(self.symbols) else self.symbols[0] for token in begun)
+        return [*self.encode(self.draft(prompt, text)), self.end_token]
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """Token ids of a prompt, the beginning included."""

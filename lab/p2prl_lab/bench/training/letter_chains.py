@@ -11,6 +11,7 @@ Each phase is a task of its own: prompts and scores depend on nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
@@ -35,6 +36,9 @@ KNOWN = 0.35
 """Probability that a demonstration applies the new map. Below one half, so that greedy decoding of the warm start does
 not; two skills in a prompt are then both right in one sampled completion of eight."""
 
+_STEP_SYMBOLS = 4
+"""Symbols of a step that is written out."""
+
 _HARD_STEPS = 2
 """Steps of a prompt that are skills."""
 
@@ -54,7 +58,7 @@ class Form:
     @property
     def max_new_tokens(self) -> int:
         """Completion limit: the longest right completion, the end and two to spare."""
-        return self.most * (4 if self.written_out else 1) + 3
+        return self.most * (_STEP_SYMBOLS if self.written_out else 1) + 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,7 @@ class LetterChain:
 
     def prompt(self, seed: int) -> str:
         """A digit and its letters, such as `3aUbcdeVf=`; in `arrive40` 47 characters."""
-        draws = Draws(b"p2prl/task/" + self.name.encode() + b"/v1", seed)
-        steps = self.form.least + draws.below(self.form.most - self.form.least + 1)
-        easy = "".join(EASY)
-        letters = [easy[draws.below(len(easy))] for _ in range(steps)]
-        places = [draws.below(steps) for _ in range(_HARD_STEPS)]
-        for place in places:
-            letters[place] = self.skills[draws.below(len(self.skills))]
-        filled = "".join(letters) + FILLER * (self.form.most - steps)
-        return DIGITS[draws.below(10)] + filled + MARK
+        return _prompt(self.form, self.skills, seed)
 
     def score(self, prompt: str, completion: str, finished: bool) -> Score:
         """See `Task.score`. Spaces between symbols are ignored, so that a tokenizer may join them with spaces."""
@@ -90,8 +86,45 @@ class LetterChain:
         readable = len(prompt) == self.form.most + 2 and prompt[0] in DIGITS and prompt[-1] == MARK
         if not readable or not set(letters) <= {*EASY, *NEW} or len(completion) > MAX_SCORED_CHARS:
             return FAILED
-        right = written(self.form, prompt, {**EASY, **(OLD if self.flipped else NEW)})
-        return Score(reward=float(finished and completion.replace(" ", "") == right))
+        return Score(reward=float(finished and completion.replace(" ", "") == _right(self.form, prompt, self.flipped)))
+
+    def draft(self, prompt: str, begun: str) -> str:
+        """A guess of how a written-out completion goes on after `begun`: by the right maps, from its last value."""
+        letters, (step, within) = prompt[1:-1].rstrip(FILLER), divmod(len(begun), _STEP_SYMBOLS)
+        if step >= len(letters):
+            return ""
+        if within == _STEP_SYMBOLS - 1:  # all of this step is written but the break
+            step, opened = step + 1, BREAK
+        else:
+            opened = ""
+        value = {0: begun[-2:-1] or prompt[0], 1: begun[-1:], 2: begun[-2:-1], 3: begun[-1:]}[within]
+        start = value if value in DIGITS else DIGITS[0]
+        rest = written(self.form, start + letters[step:] + MARK, _maps(self.flipped))
+        return opened + rest if opened else rest[within:]
+
+
+@lru_cache(maxsize=1 << 18)
+def _prompt(form: Form, skills: str, seed: int) -> str:
+    """The prompt of a seed; every method and law that a benchmark compares asks the same ones."""
+    draws = Draws(b"p2prl/task/" + form.name.encode() + b"/v1", seed)
+    steps = form.least + draws.below(form.most - form.least + 1)
+    easy = "".join(EASY)
+    letters = [easy[draws.below(len(easy))] for _ in range(steps)]
+    places = [draws.below(steps) for _ in range(_HARD_STEPS)]
+    for place in places:
+        letters[place] = skills[draws.below(len(skills))]
+    filled = "".join(letters) + FILLER * (form.most - steps)
+    return DIGITS[draws.below(10)] + filled + MARK
+
+
+def _maps(flipped: bool) -> dict[str, tuple[int, int]]:
+    return {**EASY, **(OLD if flipped else NEW)}
+
+
+@lru_cache(maxsize=1 << 14)
+def _right(form: Form, prompt: str, flipped: bool) -> str:
+    """The right completion; many completions of one prompt are scored."""
+    return written(form, prompt, _maps(flipped))
 
 
 def written(form: Form, prompt: str, maps: dict[str, tuple[int, int]], olds: frozenset[int] = frozenset()) -> str:

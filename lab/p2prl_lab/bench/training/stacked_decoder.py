@@ -33,7 +33,8 @@ def completion_logprobs(
     Token ids are int64; after a completion's end any legal id works, since no earlier token attends to it.
     """
     decoder, distinct = StackedDecoder(shape, weights_MW), _Distinct.of(completions_MBGT)
-    logprobs_MRT = _logprobs(decoder, decoder.before_tokens(prompts_MBP, distinct), distinct.tokens_MRT)
+    features_MND = decoder.before_tokens(decoder.prefix(prompts_MBP), distinct.prompts_MR, distinct.tokens_MRT)
+    logprobs_MRT = _logprobs(decoder, features_MND, distinct.tokens_MRT)
     return distinct.of_each(logprobs_MRT).view(completions_MBGT.shape)
 
 
@@ -48,7 +49,7 @@ def completion_values(
     if not shape.value_head:
         raise LocalProtocolError("this decoder has no value head")
     decoder, distinct = StackedDecoder(shape, weights_MW), _Distinct.of(completions_MBGT)
-    features_MND = decoder.before_tokens(prompts_MBP, distinct)
+    features_MND = decoder.before_tokens(decoder.prefix(prompts_MBP), distinct.prompts_MR, distinct.tokens_MRT)
     logprobs_MRT = _logprobs(decoder, features_MND, distinct.tokens_MRT)
     values_MRT = decoder.values(features_MND).view_as(distinct.tokens_MRT)
     shape_MBGT = completions_MBGT.shape
@@ -105,7 +106,7 @@ class _Distinct:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Prefix:
+class Prefix:
     """A computed prompt, for its completions to attend to."""
 
     length: int
@@ -119,7 +120,7 @@ class _Prefix:
 class TokenCache:
     """Keys and values of R prefixes of each policy, prompt included, with room for longer ones."""
 
-    def __init__(self, prefix: _Prefix, *, room: int) -> None:
+    def __init__(self, prefix: Prefix, *, room: int) -> None:
         """Begin with the prompts; `room` tokens can be added to each."""
         self.length = prefix.length
         """Tokens of a prefix."""
@@ -168,7 +169,7 @@ class StackedDecoder:
             name: part.reshape(self._policies, *size) for (name, size), part in zip(layout.items(), parts, strict=True)
         }
 
-    def prefix(self, prompts_MBP: Tensor) -> _Prefix:
+    def prefix(self, prompts_MBP: Tensor) -> Prefix:
         """Compute the prompts, each once."""
         policies, prompts, length = prompts_MBP.shape
         x_MND = self._embed(prompts_MBP.reshape(policies, -1), self._places(0, length).repeat(prompts))
@@ -182,9 +183,9 @@ class StackedDecoder:
                 query, hidden = query[:, :, -1:], hidden[-1:]
                 x_MND = x_MND.view(policies, prompts, length, -1)[:, :, -1]
             x_MND = self._rest(layer, x_MND, self._attended(query, key, value, hidden).reshape(x_MND.shape))
-        return _Prefix(length=length, keys=keys, values=values, last_MBD=x_MND)
+        return Prefix(length=length, keys=keys, values=values, last_MBD=x_MND)
 
-    def branches(self, prefix: _Prefix, prompts_MR: Tensor, tokens_MRT: Tensor) -> Tensor:
+    def branches(self, prefix: Prefix, prompts_MR: Tensor, tokens_MRT: Tensor) -> Tensor:
         """Features (M, R, T, D) at completion tokens, which attend to their prompt and to earlier tokens."""
         policies, rows, length = tokens_MRT.shape
         positions = self._places(prefix.length, prefix.length + length).repeat(rows)
@@ -212,14 +213,14 @@ class StackedDecoder:
             x_MRD = self._rest(layer, x_MRD, self._attended(query, keys, values, None).reshape(x_MRD.shape))
         return x_MRD
 
-    def before_tokens(self, prompts_MBP: Tensor, distinct: _Distinct) -> Tensor:
-        """Features (M, R·T, D) from which each token of the distinct completions is predicted."""
-        policies, _, tokens = distinct.tokens_MRT.shape
-        prefix, width = self.prefix(prompts_MBP), self._shape.width
-        last_MRD = prefix.last_MBD.gather(1, distinct.prompts_MR.unsqueeze(-1).expand(-1, -1, width))
+    def before_tokens(self, prefix: Prefix, prompts_MR: Tensor, tokens_MRT: Tensor) -> Tensor:
+        """Features (M, R·T, D) from which each token of R completions of a policy is predicted."""
+        policies, _, tokens = tokens_MRT.shape
+        width = self._shape.width
+        last_MRD = prefix.last_MBD.gather(1, prompts_MR.unsqueeze(-1).expand(-1, -1, width))
         features = last_MRD.unsqueeze(2)
         if tokens > 1:
-            later = self.branches(prefix, distinct.prompts_MR, distinct.tokens_MRT[..., :-1])
+            later = self.branches(prefix, prompts_MR, tokens_MRT[..., :-1])
             features = torch.cat([features, later], dim=2)
         return features.reshape(policies, -1, width)
 

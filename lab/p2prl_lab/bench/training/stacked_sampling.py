@@ -74,7 +74,7 @@ def sample(
         place = decoder.flat_rows(at_MC, logits_MRV.shape[1])
         noisy = logits_MRV.flatten(0, 1)[place].view(*rows, shape.vocabulary)
         if uniforms is not None:
-            noise = -torch.log(-torch.log(uniforms(noisy_rows).to(device).clamp(1e-20, 1 - 1e-7)))
+            noise = gumbel_of(uniforms(noisy_rows).to(device))
             noisy = noisy + (functional.pad(noise, (0, 0, 0, 1)) if greedy_last else noise)
         token = torch.where(ended, end_token, noisy.argmax(dim=-1))
         logprob = every_MRV.flatten(0, 1)[place, token.flatten()].view(rows)
@@ -96,6 +96,11 @@ def sample(
         finished_MBG=ended,
         entropies_MBGT=torch.stack(spreads, dim=-1) if entropies else None,
     )
+
+
+def gumbel_of(uniforms: Tensor) -> Tensor:
+    """Gumbel noise from numbers within [0, 1): the argmax of logits with it is a sample at temperature 1."""
+    return -torch.log(-torch.log(uniforms.clamp(1e-20, 1 - 1e-7)))
 
 
 def _longer(at_MC: Tensor, token_MC: Tensor, alive_MC: Tensor) -> tuple[Tensor, Tensor, Tensor]:

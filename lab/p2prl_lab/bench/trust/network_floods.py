@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from p2prl.net.transports import framing
-from p2prl.net.transports.record_shares import HeldRecord, displaced
+from p2prl.net.transports.hivemind.directory_records import HeldRecord, displaced
 from p2prl.net.transports.stream_table import StreamId, StreamTable
 from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.digests import Digest

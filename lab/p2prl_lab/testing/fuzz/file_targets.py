@@ -29,9 +29,8 @@ from p2prl.patches.words import BF16
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.rollout_group import EngineClass
 from p2prl.scoreboard.ledger_dump import FORMAT, verify_dump
+from p2prl.tasks.data.packed_data import PackedPrompts, PackedRows, prompt_record, row_record
 from p2prl.tasks.data.packed_file import PackedWriter
-from p2prl.tasks.data.packed_prompts import PackedPrompts, prompt_record
-from p2prl.tasks.data.packed_rows import PackedRows, row_record
 from p2prl_lab.testing.fuzz import mutations
 from p2prl_lab.testing.fuzz.target import PROTOCOL_ERRORS, Target
 from p2prl_lab.testing.fuzz.values import value_of

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.models.tokenizer import messages as tokenizer_messages
 from p2prl.net.transports import multiaddrs
-from p2prl.net.transports.hivemind.dial_back import addresses_to_try
-from p2prl.net.transports.hivemind.dial_back_messages import asked_addresses
+from p2prl.net.transports.hivemind.dial_back import addresses_to_try, asked_addresses
 from p2prl.protocol.delegation import parse_statement, sign_delegation, sign_revocation, statement_text
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Kind

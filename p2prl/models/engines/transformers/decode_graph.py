@@ -17,7 +17,7 @@ from torch import Tensor
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampled_row import SampledRow
 from p2prl.models.engines.transformers.slot_model import SlotModel
-from p2prl.models.hardware.out_of_memory import is_out_of_memory
+from p2prl.models.hardware.failures import is_out_of_memory
 from p2prl.models.replay_statistics.judge import CREDITED_LOGITS, TokenScores, judge_tokens
 from p2prl.models.replay_statistics.noise import noise_scale
 from p2prl.models.seeded_draw.draw import card_draw, draw_with_logprobs, margins

@@ -7,12 +7,49 @@ and four heads to a group. Other calls go to torch's attention as transformers m
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from p2prl.models.engines.transformers.deferred_import import deferred_import
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Deferred(ModuleType):
+    """A module of functions that import the real ones when they are called."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return partial(_call, self.__name__, name)
+
+
+def _call(module: str, name: str, *arguments: Any, **options: Any) -> Any:
+    return getattr(importlib.import_module(module), name)(*arguments, **options)
+
+
+@contextmanager
+def deferred_import(*modules: str) -> Iterator[None]:
+    """In this block `from MODULE import function` loads nothing: the module is imported at the function's first call.
+
+    For a library that imports others wherever they are installed, needs seconds for them, and uses them in few places.
+    Modules that are loaded already stay as they are. For imports while a program starts: it holds for every thread.
+    """
+    placed = {name: _Deferred(name) for name in modules if name not in sys.modules}
+    sys.modules.update(placed)
+    try:
+        yield
+    finally:
+        for name in placed:
+            del sys.modules[name]
+
 
 # The first import of transformers' models in every role. It would load these two for losses of object detectors and for
 # assisted decoding: a fifth of the time of a role's imports.
@@ -24,7 +61,7 @@ with deferred_import("scipy.optimize", "sklearn.metrics"):
 _NAME = "p2prl_grouped"
 
 
-def use_grouped_attention(model: Any) -> None:
+def use_grouped_attention(model: PreTrainedModel) -> None:
     """Switch a model that attends with torch's attention; others stay as they are."""
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(_NAME, _attend)
@@ -32,7 +69,7 @@ def use_grouped_attention(model: Any) -> None:
         model.set_attn_implementation(_NAME)
 
 
-def use_plain_attention(model: Any) -> None:
+def use_plain_attention(model: PreTrainedModel) -> None:
     """Undo `use_grouped_attention`."""
     if model.config._attn_implementation == _NAME:
         model.set_attn_implementation("sdpa")

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.base_model.pretrained import quiet_transformers
 from p2prl.models.engines.transformers.device_changes import Comparison, Pieces, write_pieces
-from p2prl.models.engines.transformers.freed_weights import FreedWeights
-from p2prl.models.hardware.device import device_class
-from p2prl.models.hardware.exact_arithmetic import use_exact_arithmetic
+from p2prl.models.hardware.device import device_class, use_exact_arithmetic
 from p2prl.models.logprobs.replay_head import ReplayHead, find_replay_head
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
 from p2prl.models.seeded_draw.draw import check_draw
@@ -50,7 +49,7 @@ class PolicyModel:
     The model's facts are attributes beside it, because samplers and scorers read them with the weights.
     """
 
-    def __init__(self, model: Any, layout: WeightLayout) -> None:
+    def __init__(self, model: PreTrainedModel, layout: WeightLayout) -> None:
         """`MachineError` when the model's device does not reproduce the sampling noise."""
         quiet_transformers()
         self.model = model.eval()
@@ -185,3 +184,32 @@ class PolicyModel:
 
     def _known_prompt(self) -> Tensor:
         return torch.arange(min(_KNOWN_PROMPT_TOKENS, self.vocabulary), device=self.device)[None]
+
+
+class FreedWeights:
+    """The storages that were freed, each once, and their sizes."""
+
+    def __init__(self) -> None:
+        self._storages: list[tuple[torch.UntypedStorage, int]] = []
+
+    def free(self, model: nn.Module) -> None:
+        """Free parameters and saved buffers. Constants that no policy brings, as positions' frequencies, stay."""
+        if self._storages:
+            return
+        tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}  # tied ones once
+        for tensor in tensors.values():
+            size_bytes = tensor.untyped_storage().nbytes()
+            if not size_bytes or size_bytes != tensor.nbytes:
+                continue  # part of a larger storage, which others may use
+            if not tensor.untyped_storage().resizable():
+                # On a CPU, a digest has lent these bytes to numpy, and torch never frees such a storage in place.
+                tensor.data = torch.empty_like(tensor)
+            storage = tensor.untyped_storage()
+            storage.resize_(0)
+            self._storages.append((storage, size_bytes))
+
+    def restore(self) -> None:
+        """Take the memory again, with contents of no meaning."""
+        for storage, size_bytes in self._storages:
+            storage.resize_(size_bytes)
+        self._storages = []

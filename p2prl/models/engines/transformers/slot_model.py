@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from p2prl.models.engines.transformers.batching import batches
 from p2prl.models.engines.transformers.grouped_attention import use_grouped_attention, use_plain_attention
 from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.row_limit import batches
 from p2prl.models.engines.transformers.slot_cache import SlotCache
-from p2prl.models.hardware.out_of_memory import is_out_of_memory
+from p2prl.models.hardware.failures import is_out_of_memory
 
 _LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.03}
 """Root mean square error of the logits, relative to their spread: ten times what rounding gives."""

@@ -226,7 +226,7 @@ def _configuration(run: RunModel, draws: Draws, *, device: torch.device, dtype: 
 
     from p2prl.models.engines.vllm.weight_transfer import register_backend
 
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "model": str(_model_directory(run)),
         "skip_tokenizer_init": True,
         "trust_remote_code": False,

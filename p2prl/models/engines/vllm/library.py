@@ -114,7 +114,7 @@ def bars_as_stages() -> Iterator[None]:
 
     begin = tqdm.__init__
 
-    def begin_hidden(bar: Any, iterable: Any = None, *args: Any, **settings: Any) -> None:
+    def begin_hidden(bar: tqdm, iterable: Iterable[object] | None = None, *args: Any, **settings: Any) -> None:
         counted = None if iterable is None else _counted(iterable, settings.get("desc"))
         begin(bar, counted, *args, **settings | {"disable": True})
 
@@ -125,7 +125,7 @@ def bars_as_stages() -> Iterator[None]:
         tqdm.__init__ = begin
 
 
-def _counted(items: Iterable[Any], name: str | None) -> Iterator[Any]:
+def _counted(items: Iterable[object], name: str | None) -> Iterator[object]:
     of = f" of {len(items)}" if isinstance(items, Sized) else ""
     for number, item in enumerate(items, 1):
         tell_stage(f"vLLM: {name or 'starting'}, {number}{of}")

@@ -26,6 +26,12 @@ _PROMPT_TOKENS = 8
 """Tokens of the known prompt, spread over the vocabulary: enough for every layer to attend to something."""
 
 
+_STEPS_PER_TOKEN = 2
+"""Steps for each token of the longest context, after which the known prompt must be answered. It stands first in the
+queue, so at worst it waits for one completion to end: a step a token, and as many again where a full cache makes vLLM
+compute keys anew."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredWeights(StagedWeights):
     """A checked policy with its known answer."""
@@ -81,9 +87,7 @@ class VllmPolicy:
         self.draws.watched = ticket
         arguments = DrawArguments(ticket=ticket, seed=0, temperature=1.0, first=0)
         engine.add(arguments, self._prompt, salt=self.salt, max_tokens=1, stop_ids=(), urgent=True)
-        outputs: list[EngineOutput] = []
-        while not any(output.ticket == ticket for output in outputs):
-            outputs += engine.step()
+        outputs = _steps_until(ticket, engine)
         logits = self.draws.answer(ticket)
         if logits is None or not self._check.accepts(logits, answered.logits):
             raise IntegrityError(f"version {staged.version} in vLLM gives other logits than its weights")
@@ -109,3 +113,18 @@ class VllmPolicy:
     def _build(self) -> VllmEngine:
         self._check = LogitCheck(dtype=self._dtype)  # rounding is the engine's: another one may be less exact
         return VllmEngine(self._run, self.draws, device=self._device, dtype=self._dtype, options=self._options)
+
+
+def _steps_until(ticket: Ticket, engine: VllmEngine) -> list[EngineOutput]:
+    """Outputs of the steps up to the one that answers `ticket`. `MachineError` when none does in time."""
+    outputs: list[EngineOutput] = []
+    most = _STEPS_PER_TOKEN * engine.context
+    for _ in range(most):
+        made = engine.step()
+        outputs += made
+        if any(output.ticket == ticket for output in made):
+            return outputs
+    raise MachineError(
+        f"vLLM has not answered the test of a new policy after {most:,} steps",
+        remedy="Join with --engine transformers.",
+    )

@@ -8,7 +8,7 @@ The classes here need no vLLM: `runner_v1` and `runner_v2` join them with vLLM's
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,11 @@ import torch
 from torch import Tensor
 
 from p2prl.models.engines.vllm.draw import ARGUMENTS, DrawArguments, DrawRows, Draws
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor import BatchUpdate
 
 _FOREIGN = -1
 """Ticket of a slot whose request is not ours."""
@@ -32,7 +37,7 @@ class RowsByChange:
         """Whether greedy tokens stay what they were."""
         return False
 
-    def update_state(self, batch_update: Any | None) -> None:
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Apply removals, additions and moves of rows, in this order."""
         if batch_update is None:
             return
@@ -78,7 +83,7 @@ class RowsBySlot:
         self._temperatures = np.ones(most, np.float32)
         self._first = np.zeros(most, np.int64)
 
-    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """Take over a slot; whether its request is ours."""
         arguments = _arguments_of(sampling_params)
         if arguments is None:
@@ -112,7 +117,7 @@ def runner_v1(draws: Draws) -> type[Any]:
     from vllm.v1.sample.logits_processor import LogitsProcessor
 
     class SeededDraw(RowsByChange, LogitsProcessor):  # type: ignore[misc]  # vLLM is optional: mypy does not see it
-        def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+        def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
             del vllm_config, device, is_pin_memory
             super().__init__(draws)
 
@@ -124,14 +129,14 @@ def runner_v2(draws: Draws) -> type[Any]:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
     class SeededDraw(RowsBySlot, LogitsProcessor):  # type: ignore[misc]  # vLLM is optional: mypy does not see it
-        def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        def __init__(self, vllm_config: VllmConfig, req_states: Any) -> None:
             del vllm_config
             super().__init__(draws, req_states)
 
     return SeededDraw
 
 
-def _arguments_of(params: Any) -> DrawArguments | None:
+def _arguments_of(params: SamplingParams) -> DrawArguments | None:
     """What our requests carry; None of vLLM's own, as in its warm-up."""
     arguments = (params.extra_args or {}).get(ARGUMENTS)
     return arguments if isinstance(arguments, DrawArguments) else None

@@ -9,19 +9,19 @@ prompts are never shared between policies.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError
-from p2prl.models.engines.vllm.cache_room import CacheRoom
 from p2prl.models.engines.vllm.draw import DrawArguments, DrawnToken
 from p2prl.models.engines.vllm.engine import EngineOutput, VllmEngine, VllmOptions
 from p2prl.models.engines.vllm.library import import_vllm, require_exact_products
 from p2prl.models.engines.vllm.policy import VllmPolicy
-from p2prl.models.hardware.device import device_class
-from p2prl.models.hardware.exact_arithmetic import use_exact_arithmetic
+from p2prl.models.hardware.device import device_class, use_exact_arithmetic
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw
@@ -241,3 +241,38 @@ class VllmSampler:
             draws.forget(row.ticket)
             self._room.ended(len(row.request.prompt_ids) + len(row.token_ids), row.limit)
         return StepResult(sum(map(len, made.values())), tuple((row.ticket, row.generation()) for row in ended))
+
+
+_ENDED_KEPT = 256
+_ENDED_NEEDED = 16
+"""Before that number has ended, every completion is expected to reach its limit: the first to end are the shortest."""
+
+_RESERVE = 1.25
+"""Expected sizes times this are reserved: a full cache makes vLLM drop a completion's keys and compute them again."""
+
+
+class CacheRoom:
+    """Counts in tokens, prompts included."""
+
+    def __init__(self, *, tokens: int, sequences: int, limit: int) -> None:
+        """A cache of `tokens` that at most `sequences` completions share; the first are expected to have `limit`."""
+        self._tokens = tokens
+        self._sequences = sequences
+        self._shares: deque[float] = deque(maxlen=_ENDED_KEPT)
+        self._limit = limit
+
+    def ended(self, size: int, limit: int) -> None:
+        """A completion ended at `size` tokens that could have had `limit`."""
+        self._shares.append(size / limit)
+
+    def more(self, limits: Collection[int]) -> int:
+        """Completions that still fit besides those in flight, whose `limits` these are; 0 or less when it is full.
+
+        The next are taken to be of the size of the largest in flight, or of the last ones.
+        """
+        self._limit = max(limits, default=self._limit)
+        share = 1.0
+        if len(self._shares) >= _ENDED_NEEDED:
+            share = min(1.0, _RESERVE * fmean(self._shares))
+        free = self._tokens - share * sum(limits)
+        return min(self._sequences - len(limits), int(free // (share * self._limit)))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2prl.errors import MachineError
 
@@ -72,7 +72,7 @@ def register_backend() -> str:
     return _BACKEND
 
 
-def _repack_tied_head(model: Any) -> None:
+def _repack_tied_head(model: nn.Module) -> None:
     """Repeat the packing of a head that shares its weight with the embedding.
 
     On a CPU vLLM packs a copy of the head. Tied weights arrive under the embedding's name alone, so vLLM believes the

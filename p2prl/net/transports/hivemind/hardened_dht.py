@@ -22,8 +22,7 @@ from p2prl.clock import Clock
 from p2prl.errors import RemoteProtocolError
 from p2prl.net.ports import PeerGuard
 from p2prl.net.transports.hivemind import light_import
-from p2prl.net.transports.hivemind.directory_records import OwnerSignedRecords
-from p2prl.net.transports.record_shares import HeldRecord, displaced
+from p2prl.net.transports.hivemind.directory_records import HeldRecord, OwnerSignedRecords, displaced
 from p2prl.protocol.envelope import Envelope
 from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
 from p2prl.protocol.peer_messages import PeerRecord
@@ -96,7 +95,7 @@ def _distrust_expiry(protocol: Any) -> None:
 
 
 def _bound_storage(storage: Any, guard: PeerGuard | None) -> None:
-    """Share a full key among its owners; `record_shares` says who makes room."""
+    """Share a full key among its owners; `directory_records.displaced` says who makes room."""
     storage.maxsize = MAX_KEYS
     store_subkey = storage.store_subkey
     rng = random.Random()  # noqa: S311 - a lot between records, not a secret

@@ -22,10 +22,10 @@ from p2prl.net.pacing import Pacer
 from p2prl.net.ports import PeerGuard, Receiver, TransportConfig
 from p2prl.net.transports import framing, multiaddrs
 from p2prl.net.transports.bootstrap import dial_bootstrap
-from p2prl.net.transports.hivemind import dial_back_messages, light_import
+from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.daemon import Daemon
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
-from p2prl.net.transports.hivemind.dial_back import DialBack
+from p2prl.net.transports.hivemind.dial_back import PROTOCOL, DialBack
 from p2prl.net.transports.hivemind.directory import Directory
 from p2prl.net.transports.inbound_streams import InboundStreams
 from p2prl.net.transports.interface_addresses import routable_families
@@ -159,7 +159,7 @@ class HivemindTransport:
             transport = cls(daemon, directory, pacer=pacer, guard=guard, max_links=max_links)
             await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._inbound.accept)
             if chosen.is_public:
-                await daemon.handle_streams(dial_back_messages.PROTOCOL, DialBack(time_source).answer)
+                await daemon.handle_streams(PROTOCOL, DialBack(time_source).answer)
             await transport.refresh_addresses()
             reached = await dial_bootstrap(transport, bootstrap)
             directory.warn_of_skew()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from typing import Any
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.installation import install_command
@@ -26,14 +25,14 @@ class Library:
                 remedy=f"In your clone: {install_command('libp2p')}",
             )
         load = importlib.import_module
-        self.trio: Any = load("trio")
-        self.new_host: Any = load("libp2p").new_host
-        self.ed25519: Any = load("libp2p.crypto.ed25519")
-        self.x25519: Any = load("libp2p.crypto.x25519")
-        self.noise: Any = load("libp2p.security.noise.transport")
-        self.multiaddr: Any = load("multiaddr").Multiaddr
-        self.peer_info: Any = load("libp2p.peer.peerinfo").info_from_p2p_addr
-        self.peer_id: Any = load("libp2p.peer.id").ID
+        self.trio = load("trio")
+        self.new_host = load("libp2p").new_host
+        self.ed25519 = load("libp2p.crypto.ed25519")
+        self.x25519 = load("libp2p.crypto.x25519")
+        self.noise = load("libp2p.security.noise.transport")
+        self.multiaddr = load("multiaddr").Multiaddr
+        self.peer_info = load("libp2p.peer.peerinfo").info_from_p2p_addr
+        self.peer_id = load("libp2p.peer.id").ID
         self.failures: tuple[type[BaseException], ...] = (
             load("libp2p.exceptions").BaseLibp2pError,
             self.trio.BrokenResourceError,

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.cli.commands.doctor import finding_lines, repair, summary_line
-from p2prl.cli.commands.doctor_bundle import bundle_text, scrubbed
+from p2prl.cli.commands.doctor import bundle_text, finding_lines, repair, scrubbed, summary_line
 from p2prl.cli.commands.doctor_checks import (
     FAILED,
     LEAST_DISK,

@@ -15,7 +15,7 @@ from p2prl.config.prompt_record import read_prompt_record
 from p2prl.config.run_settings import RunFolder
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import TaskShare
-from p2prl.tasks.data.packed_prompts import PackedPrompts
+from p2prl.tasks.data.packed_data import PackedPrompts
 from tests.unit.cli.views.test_model_card import facts
 from tests.unit.config.test_run_prompts import ROWS, made
 from tests.unit.models.chat_tokenizer import TEMPLATE, save_chat_model

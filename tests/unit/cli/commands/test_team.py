@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.config.team_files import load_memberships, load_team_name
+from p2prl.config.owner_files import load_memberships, load_team_name
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol.identity import peer_id_of

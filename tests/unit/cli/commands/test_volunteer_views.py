@@ -13,7 +13,7 @@ from rich.console import Console
 from p2prl.cli.commands.me import contribution_lines
 from p2prl.cli.commands.top import TopView, command_of
 from p2prl.cli.commands.watch import rollout_lines
-from p2prl.config.team_files import save_memberships
+from p2prl.config.owner_files import save_memberships
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState

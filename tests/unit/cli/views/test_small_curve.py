@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.cli.views.small_curve import plot, sparkline
+from p2prl.cli.views.worker_screen import plot, sparkline
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

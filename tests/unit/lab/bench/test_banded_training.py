@@ -13,12 +13,12 @@ from torch import Tensor
 
 from p2prl_lab.bench.patch.simulated_training import bf16
 from p2prl_lab.bench.staleness import delayed_training as training_module
-from p2prl_lab.bench.staleness import policy_evaluation
 from p2prl_lab.bench.staleness.banded_training import BandedTraining
 from p2prl_lab.bench.staleness.benchmark import StalenessConfig, run_staleness
 from p2prl_lab.bench.staleness.delay_laws import parse_law
 from p2prl_lab.bench.staleness.methods import parse_method
 from p2prl_lab.bench.staleness.results import ResultFile, Setting
+from p2prl_lab.bench.training import drafted_sampling
 from p2prl_lab.bench.training.environments import environment_by_name
 from p2prl_lab.bench.training.stacked_decoder import completion_logprobs
 from p2prl_lab.bench.training.stacked_sampling import sample
@@ -64,8 +64,7 @@ def test_samplers_use_banded_weights_and_the_learner_its_own(
         learner.append(weights.detach().clone())
         return completion_logprobs(shape, weights, prompts, completions)
 
-    monkeypatch.setattr(training_module, "sample", watched_sample)
-    monkeypatch.setattr(policy_evaluation, "sample", watched_sample)
+    monkeypatch.setattr(drafted_sampling, "sample", watched_sample)
     monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
     banded(f"grpo+band={band}", "const:1", start).run()
     published = [places(learner[0])]

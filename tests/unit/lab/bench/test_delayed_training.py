@@ -17,11 +17,11 @@ from p2prl.errors import ConfigError, IntegrityError, LocalProtocolError
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl_lab.bench.staleness import delayed_training as training_module
-from p2prl_lab.bench.staleness import policy_evaluation
 from p2prl_lab.bench.staleness.delay_laws import parse_law
 from p2prl_lab.bench.staleness.delayed_training import DelayedTraining
 from p2prl_lab.bench.staleness.methods import parse_method
 from p2prl_lab.bench.staleness.seed_log import SeedResult
+from p2prl_lab.bench.training import drafted_sampling
 from p2prl_lab.bench.training.decoder_shape import initial_weights
 from p2prl_lab.bench.training.environments import environment_by_name
 from p2prl_lab.bench.training.stacked_adam import StackedAdam
@@ -181,8 +181,7 @@ def test_samplers_use_the_policy_given_by_the_delay(delay: str, monkeypatch: pyt
         return batch_type(**fields)
 
     batch_type: Any = training_module.RolloutBatch  # type: ignore[attr-defined]
-    monkeypatch.setattr(training_module, "sample", watched_sample)
-    monkeypatch.setattr(policy_evaluation, "sample", watched_sample)
+    monkeypatch.setattr(drafted_sampling, "sample", watched_sample)
     monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
     monkeypatch.setattr(training_module, "RolloutBatch", watched_batch)
     trained("grpo", delay, range(2))
@@ -263,8 +262,7 @@ def test_averages_are_evaluated_and_published_ones_sampled(addition: str, monkey
         learner.append(weights.detach().clone())
         return completion_logprobs(shape, weights, prompts, completions)
 
-    monkeypatch.setattr(training_module, "sample", watched_sample)
-    monkeypatch.setattr(policy_evaluation, "sample", watched_sample)
+    monkeypatch.setattr(drafted_sampling, "sample", watched_sample)
     monkeypatch.setattr(training_module, "completion_logprobs", watched_logprobs)
     trained(f"grpo+{addition}=.3", "const:2", range(1))
     average, averages = learner[0], [learner[0]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from p2prl_lab.bench.staleness.sweep import (
     SweepPlan,
     Tried,
     grid,
+    scaled,
     settle,
     wants_lower,
 )
@@ -116,24 +119,81 @@ def test_the_choice_is_the_best_greedy_reward_over_the_laws(tmp_path: Path) -> N
     assert SWEEP.choose(file, "tis").chosen == "tis+lr=0.001"
 
 
+MOVING = dataclasses.replace(SWEEP, task="arrive8:32", delays=("const:8",), max_completion_tokens=11)
+
+
+def heights_of(seed: int, *heights: float) -> SeedResult:
+    made = [dataclasses.replace(policy(height), update=16 * step) for step, height in enumerate(heights)]
+    return dataclasses.replace(result(seed, 0.5), evaluations=tuple(made))
+
+
+def swept(file: ResultFile, method: str, height: Callable[[str], float]) -> list[str]:
+    """Sweep a method on a task that moves, every setting with this area; all that was tried, in order."""
+    tried = list[str]()
+    while new := [setting for setting in MOVING.settings(file, method) if setting not in tried]:
+        tried += new
+        for setting in new:
+            rows = [heights_of(seed, *[height(setting)] * 6) for seed in DEVELOPMENT_SEEDS]
+            file.add(Setting.of("arrive8:32", setting, "const:8", PLAN), rows)
+    return tried
+
+
 def test_settings_of_a_task_that_moves_are_chosen_by_area(tmp_path: Path) -> None:
-    """The end says the opposite: the first setting learns at once and ends lower."""
-    sweep = dataclasses.replace(SWEEP, task="arrive8:32", delays=("const:8",), max_completion_tokens=11)
-
-    def curve(seed: int, *heights: float) -> SeedResult:
-        made = [dataclasses.replace(policy(height), update=16 * step) for step, height in enumerate(heights)]
-        return dataclasses.replace(result(seed, 0.5), evaluations=tuple(made))
-
-    file, swift = ResultFile(tmp_path / "r"), "tis:cap=4+lr=0.0005"
-    for method in sweep.grid("tis"):
-        heights = (0.0, 0.8, 0.8, 0.8, 0.8, 0.8) if method == swift else (0.0, 0.0, 0.1, 0.9, 0.9, 0.9)
-        for delay in ("const:0", "const:8"):
-            setting = Setting.of("arrive8:32", method, delay, PLAN)
-            file.add(setting, [curve(seed, *heights) for seed in DEVELOPMENT_SEEDS])
-    choice = sweep.choose(file, "tis")
-    assert (choice.chosen, choice.on_policy) == (swift, swift)
+    """The end says the opposite: the first setting learns at once and ends lower. It is used on policy too."""
+    file, swift = ResultFile(tmp_path / "r"), "tis+lr=0.0005"
+    while missing := [run for run in MOVING.runs(file, ["tis"]) if file.missing(Setting.of(*run), DEVELOPMENT_SEEDS)]:
+        for run in missing:
+            heights = (0.0, 0.8, 0.8, 0.8, 0.8, 0.8) if run[1] == swift else (0.0, 0.0, 0.1, 0.9, 0.9, 0.9)
+            file.add(Setting.of(*run), [heights_of(seed, *heights) for seed in DEVELOPMENT_SEEDS])
+    assert {delay for _, _, delay, _ in MOVING.runs(file, ["tis"])} == {"const:8"}
+    choice = MOVING.choose(file, "tis")
+    assert (choice.chosen, choice.on_policy, choice.tried_on_policy) == (swift, swift, ())
     # From update 8 on, where the curve is at half of its first height: (0.6 · 8 + 0.8 · 64) / 72.
     assert next(row.greedy for row in choice.tried if row.method == swift) == pytest.approx((0.6 * 8 + 0.8 * 64) / 72)
+
+
+@pytest.mark.parametrize("place", range(-4, 4))
+def test_rates_go_both_ways_until_the_best_is_inside(tmp_path: Path, place: int) -> None:
+    best = 2.0**place * PLAN.learning_rate
+
+    def height(setting: str) -> float:
+        return 1 - abs(math.log2(float(setting.rpartition("=")[2]) / best)) / 20 - 0.01 * ("cap" in setting)
+
+    tried = swept(ResultFile(tmp_path / "r"), "tis+amsgrad", height)
+    rates = {float(setting.rpartition("=")[2]) for setting in tried if "cap" not in setting}
+    assert rates >= {best / 2, best, best * 2, 1e-3, 5e-4, 2.5e-4, 1.25e-4}
+    assert max(rates) == pytest.approx(max(1e-3, 2 * best))
+    assert min(rates) == pytest.approx(min(1.25e-4, best / 2))
+    # Then its clip at the best rate alone, to both sides of its own.
+    assert [s for s in tried if "cap" in s] == [f"tis:cap={cap}+amsgrad+lr={best:g}" for cap in (1, 4)]
+
+
+@pytest.mark.parametrize("best", [0.25, 0.5, 1, 2, 4, 8, 16])
+def test_clips_go_both_ways_until_the_best_is_inside(tmp_path: Path, best: float) -> None:
+    def cap_of(setting: str) -> float:
+        return float(setting.partition("cap=")[2].partition("+")[0] or 2)
+
+    tried = swept(ResultFile(tmp_path / "r"), "tis+lr=0.001", lambda s: 1 - abs(math.log2(cap_of(s) / best)) / 20)
+    assert {cap_of(setting) for setting in tried} == {
+        cap for cap in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32) if min(1, best / 2) <= cap <= max(4, best * 2)
+    }
+    assert all(setting.endswith("+lr=0.001") for setting in tried)
+
+
+def test_clips_are_scaled_by_what_they_are() -> None:
+    def of(method: str, place: int) -> str | None:
+        return scaled(method, place, max_completion_tokens=8)
+
+    assert of("grpo+amsgrad", 2) == "grpo:clip_low=0.8:clip_high=0.8+amsgrad"
+    assert of("grpo", 3) == "grpo:clip_low=1:clip_high=1.6"
+    assert of("icepop", 1) == "icepop:low=0.25:high=10"
+    assert (of("gepo", -1), of("gepo", -2), of("gepo", 1)) == ("gepo:clip=0.8", "gepo:clip=0.4", None)
+    assert of("grpo:clip_high=4", 1) is None
+    assert of("reinforce", 1) is None
+    assert of("tis", 7) is None
+    assert of("tis+lr=0.1", 0) == "tis+lr=0.1"
+    for loss in (name for name in BUILTIN_LOSSES if name not in ("ppo", "dpo", "reinforce")):
+        assert of(loss, 1) or of(loss, -1), loss
 
 
 def test_collapse_loses_and_ties_go_to_sampled_reward_then_to_the_default(tmp_path: Path) -> None:
@@ -282,3 +342,21 @@ def test_a_sweep_reports_its_choices_on_reporting_seeds_only(tmp_path: Path, mon
     ran.clear()
     assert run_staleness(config, tmp_path) == report
     assert ran == []
+
+
+def test_a_sweep_alone_leaves_the_reporting_seeds_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[int]()
+
+    def trained(results, _environment, method, delay, plan, seeds, _out, tell, *, device):  # type: ignore[no-untyped-def]
+        ran.extend(seeds)
+        results.add(Setting.of("chain4", method, delay, plan), [result(seed, 0.5) for seed in seeds])
+        tell(1.0)
+
+    monkeypatch.setattr(benchmark, "run_batch", trained)
+    config = StalenessConfig(methods=("tis",), delays=("const:8",), seeds=2, sweep=True, sweep_only=True)
+    report = run_staleness(config, tmp_path)
+    assert set(ran) == set(DEVELOPMENT_SEEDS)
+    assert (report.rows, [choice.method for choice in report.choices]) == ([], ["tis"])
+    assert not (tmp_path / "sweep.json").exists()
+    with pytest.raises(ConfigError, match="nothing to choose"):
+        StalenessConfig(methods=("tis",), delays=("const:8",), seeds=2, sweep_only=True)

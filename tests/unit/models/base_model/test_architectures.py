@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from p2prl.models.base_model.architectures import ARCHITECTURES
+from p2prl.models.base_model.attention import ARCHITECTURES
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.transformers import scorer as transformers_scorer
 from p2prl.models.engines.transformers.policy_model import UNNAMED, PolicyModel

@@ -9,7 +9,7 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.base_model.architectures import ARCHITECTURES, architecture_table
+from p2prl.models.base_model.attention import ARCHITECTURES, architecture_table
 from p2prl.models.base_model.pretrained import check_architecture
 from p2prl.models.run_files.checks import check_config
 

@@ -10,8 +10,14 @@ import pytest
 from p2prl.errors import ConfigError
 from p2prl.models.evaluation.pass_evaluation import evaluate_prompts, evaluation_sets
 from p2prl.models.sampling import GREEDY_TEMPERATURE
-from p2prl.tasks.evaluation_report import CompletionOutcome, PromptOutcome, metric_keys, report_text, task_report
-from p2prl.tasks.pass_threshold import pass_threshold
+from p2prl.tasks.evaluation_report import (
+    CompletionOutcome,
+    PromptOutcome,
+    metric_keys,
+    pass_threshold,
+    report_text,
+    task_report,
+)
 from tests.unit.learner.small_run import SmallRun
 from tests.unit.models.data_run import HELD_OUT, DataRun
 

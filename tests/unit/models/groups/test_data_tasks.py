@@ -280,6 +280,6 @@ def test_prompt_that_no_model_can_read_makes_the_slot_void(
     run: DataRun, bad: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slot = data_slot(run)
-    monkeypatch.setattr("p2prl.tasks.data.packed_prompts.PackedPrompts.token_ids", lambda self, row: bad)
+    monkeypatch.setattr("p2prl.tasks.data.packed_data.PackedPrompts.token_ids", lambda self, row: bad)
     with pytest.raises(RemoteProtocolError):
         assigned(run.volunteer, slot)

@@ -15,13 +15,13 @@ from p2prl.models.replay_statistics.baselines import (
     LEAST_PEERS,
     MOST_TOKENS,
     SAFETY,
+    KeptBaselines,
     NoiseBaselines,
     NoiseEvidence,
     Pair,
     own_band,
 )
 from p2prl.models.replay_statistics.judge import TokenScores, judge_group
-from p2prl.models.replay_statistics.kept_baselines import KeptBaselines
 from p2prl.models.replay_statistics.noise import noise_scale, widest_scale
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import EngineClass

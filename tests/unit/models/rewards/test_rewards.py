@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from p2prl.errors import ConfigError
 from p2prl.learner.run_plan import RunPlan
 from p2prl.models.groups.group_work import GroupWork
-from p2prl.models.groups.step_rewards import token_rewards
-from p2prl.models.rewards.run_reward import JudgedSteps, RunReward
+from p2prl.models.rewards.run_reward import JudgedSteps, RunReward, token_rewards
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.rollout_group import Completion
 from tests.unit.learner.small_run import SmallRun, altered, identity

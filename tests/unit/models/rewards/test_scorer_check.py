@@ -13,8 +13,8 @@ import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.models.rewards.scorer_check import check_scorer
+from p2prl.tasks.data.packed_data import PackedRows, Row, row_record
 from p2prl.tasks.data.packed_file import PackedWriter
-from p2prl.tasks.data.packed_rows import PackedRows, Row, row_record
 from p2prl.tasks.scorers.build import RowCheck, build_scorer
 
 NUMBER = '{"rewards":[{"scorer":"number","weight":1.0}]}'

@@ -13,10 +13,16 @@ from p2prl.errors import ConfigError
 from p2prl.models.base_model.pretrained import LoadedModel, load_pretrained
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.run_files.export import export_run_files
-from p2prl.models.small_models.architecture import random_small_model
-from p2prl.models.small_models.bpe_tokenizer import END, VOCABULARY, chat_prompt, small_tokenizer
-from p2prl.models.small_models.directory import make_small_model
-from p2prl.models.small_models.faulty_demonstrations import SMALL_MODEL_RECIPE, warm_start_small_model
+from p2prl.models.small_models.language_model import (
+    END,
+    SMALL_MODEL_RECIPE,
+    VOCABULARY,
+    chat_prompt,
+    make_small_model,
+    random_small_model,
+    small_tokenizer,
+    warm_start_small_model,
+)
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.tasks.word_problems.problems import demonstration, solution, word_problem
 

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from p2prl.errors import ConfigError
 from p2prl.models.tokenizer.prompt_rendering import PromptRenderer
 from p2prl.tasks.data.data_plan import DataPlan
-from p2prl.tasks.data.packed_prompts import PackedPrompts
-from p2prl.tasks.data.packed_rows import PackedRows
+from p2prl.tasks.data.packed_data import PackedPrompts, PackedRows
 from p2prl.tasks.data.packing import DataPacker
 from p2prl.tasks.data.prompts import CUT
 from p2prl.tasks.data.split_packer import PromptRoom

@@ -15,8 +15,7 @@ from p2prl.tasks.data.data_plan import (
     ROWS_FILE,
     DataPlan,
 )
-from p2prl.tasks.data.packed_prompts import PackedPrompts
-from p2prl.tasks.data.packed_rows import PackedRows
+from p2prl.tasks.data.packed_data import PackedPrompts, PackedRows
 from p2prl.tasks.data.packing import DataPacker, PackedData, refuse_overlap
 from p2prl.tasks.data.prompts import Prompt
 from p2prl.tasks.data.split_packer import PromptRoom

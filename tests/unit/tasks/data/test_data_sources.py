@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.data_source import open_source
-from p2prl.tasks.data.json_lines import MAX_ROW_BYTES
+from p2prl.tasks.data.data_source import MAX_ROW_BYTES, open_source
 from tests.unit.tasks.data.packing_rig import pack, packed_bytes, sums, write_rows
 
 needs_arrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="the extra `data` is missing")

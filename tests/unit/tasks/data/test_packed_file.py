@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError
+from p2prl.tasks.data.packed_data import PackedPrompts, prompt_record
 from p2prl.tasks.data.packed_file import MAGIC, PackedFile, PackedWriter
-from p2prl.tasks.data.packed_prompts import PackedPrompts, prompt_record
 
 
 def written(path: Path, records: list[bytes], without: list[int]) -> bytes:

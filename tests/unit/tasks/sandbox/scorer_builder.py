@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.packed_rows import Row
+from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.row_scorer import RowScorer
 
 

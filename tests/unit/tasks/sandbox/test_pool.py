@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.tasks.data.packed_rows import MAX_ROW_BYTES
+from p2prl.tasks.data.packed_data import MAX_ROW_BYTES
 from p2prl.tasks.sandbox.pool import PoolConfig, ScoredAnswer, ScorerPool, TaskScoring
 from p2prl.tasks.task import MAX_SCORED_CHARS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.models.engines.transformers.deferred_import import deferred_import
+from p2prl.models.engines.transformers.grouped_attention import deferred_import
 
 
 @pytest.fixture

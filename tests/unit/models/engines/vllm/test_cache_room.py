@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.models.engines.vllm.cache_room import CacheRoom
+from p2prl.models.engines.vllm.sampler import CacheRoom
 
 
 def test_limits_count_until_enough_completions_have_ended() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2prl.models.base_model.architectures import ARCHITECTURES
+from p2prl.models.base_model.attention import ARCHITECTURES
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.vllm import reference_logits
 from p2prl.models.engines.vllm.reference_logits import LogitCheck, ReferenceLogits

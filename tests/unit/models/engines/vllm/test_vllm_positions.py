@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
-from p2prl.models.engines.vllm.cache_room import CacheRoom
 from p2prl.models.engines.vllm.draw import DrawArguments, DrawRows, Draws
 from p2prl.models.engines.vllm.engine import EngineOutput
-from p2prl.models.engines.vllm.sampler import VllmSampler
+from p2prl.models.engines.vllm.sampler import CacheRoom, VllmSampler
 from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket
 from p2prl.models.sampling import sample_all
 from p2prl.models.seeded_draw.gumbel_noise import gumbel
