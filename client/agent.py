@@ -78,6 +78,7 @@ class Agent:
         self._finished = False
         self._stopping = False
         self._resting = ""
+        self._slow = ""
         self._draining = False
         self._in_demand = True
         self._sampled_version = sampled_version
@@ -168,6 +169,10 @@ class Agent:
         """Load and submit nothing until this is called with an empty reason. What is in flight was dropped."""
         self._resting = reason
 
+    def slow_down(self, reason: str) -> None:
+        """Submit one slot at a time, and none while a group has no receipt. An empty reason ends it."""
+        self._slow = reason
+
     def next_action(
         self,
         *,
@@ -202,6 +207,8 @@ class Agent:
         assert self._loaded is not None
         if self._loaded.manifest.step < oldest_step:
             return self._go_on("the run is past these weights; waiting for newer ones")
+        if self._slow and (outstanding or self.in_flight):
+            return self._go_on(self._slow)
         self._in_demand = not learner_in_reach or outstanding < max(self._config.backlog, 4 * self._target.count)
         if not self._in_demand:
             return self._go_on("waiting until the learner has checked more of your groups")
@@ -217,6 +224,8 @@ class Agent:
         Completions are counted, not groups: one long completion keeps its group open while the others' rows are free.
         An empty engine gets one slot whatever its room.
         """
+        if self._slow:
+            return 1
         missing = round(self._target.count - busy)
         if busy and missing < self._target.lot:
             return 0

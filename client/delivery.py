@@ -56,16 +56,16 @@ class Delivery:
         author: bytes,
         run: Digest,
         redeliver_s: float,
-        on_rejected: Callable[[Receipt], None],
+        on_judged: Callable[[Receipt, bytes], None],
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`author` is this volunteer's public key. `on_rejected` gets each receipt of a group that earned nothing,
-        `on_notice` messages for the user."""
+        """`author` is this volunteer's public key. `on_judged` gets each receipt that settles a group, and the
+        learner's envelope that it came in; `on_notice` gets messages for the user."""
         self._spool = spool
         self._author = author
         self._run = run
         self._redeliver_s = redeliver_s
-        self._on_rejected = on_rejected
+        self._on_judged = on_judged
         self._on_notice = on_notice
         self._learner_in_reach = False
         self._redeliver_at = 0.0
@@ -112,9 +112,10 @@ class Delivery:
         self._redelivered -= self._spool.mark_stored(receipt.groups)
         self._redeliver_more()
 
-    def on_receipts(self, receipts: Receipts, sent_ms: int) -> None:
-        """The learner has judged these groups, some of them ours; signed at `sent_ms`, Unix milliseconds."""
-        self._settle(receipts, sent_ms)
+    def on_receipts(self, receipts: Receipts, sent_ms: int, raw: bytes) -> None:
+        """The learner has judged these groups, some of them ours; signed at `sent_ms`, Unix milliseconds. `raw` is the
+        envelope that says so."""
+        self._settle(receipts, sent_ms, raw)
         self._redeliver_more()
 
     def on_ledger(self, from_height: int, entries: tuple[bytes, ...], *, learner: bytes, now: float) -> None:
@@ -129,7 +130,7 @@ class Delivery:
                 opened, head = ledger_chain.follow(raw, height=height, head=head, run=self._run, learner=learner)
                 height += 1
                 if opened.kind is Kind.RECEIPTS:
-                    self._settle(body_of(opened, Receipts), opened.sent_ms)
+                    self._settle(body_of(opened, Receipts), opened.sent_ms, opened.raw)
         except RemoteProtocolError:
             return  # another peer will be asked next time
         except IntegrityError:
@@ -187,12 +188,12 @@ class Delivery:
         if self._has_more and self._redelivered <= 0:
             self._redeliver_at = 0.0
 
-    def _settle(self, receipts: Receipts, sent_ms: int) -> None:
+    def _settle(self, receipts: Receipts, sent_ms: int, raw: bytes) -> None:
         for receipt in receipts.receipts:
             if receipt.peer != self._author:
                 continue
-            if self._spool.settle(receipt, step=receipts.step, sent_ms=sent_ms) and receipt.reason:
-                self._on_rejected(receipt)
+            if self._spool.settle(receipt, step=receipts.step, sent_ms=sent_ms):
+                self._on_judged(receipt, raw)
 
 
 class _EndWait:

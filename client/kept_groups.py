@@ -47,6 +47,11 @@ class KeptGroups:
             (digest,),
         )
 
+    def bytes_of(self, digest: bytes) -> tuple[bytes, bytes] | None:
+        """The envelope and the body of a kept group."""
+        row = self._db.execute("SELECT raw, body FROM kept WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else (bytes(row[0]), bytes(row[1]))
+
     def note(self, receipt: Receipt, *, step: int, sent_ms: int) -> None:
         """Remember the figures of the learner's receipt of a group; the first one counts."""
         self._db.execute(

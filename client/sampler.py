@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from p2prl.client.agent import LocalPolicy
+from p2prl.client.spool import Added, Spool
 from p2prl.clock import Clock
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.groups.group_work import SamplingTools, SlotAssignment
 from p2prl.models.sampler_port import Generation, Ticket
 from p2prl.models.sampling import TurnSampling
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.signed_group import seal_group
 
@@ -36,6 +38,19 @@ class FinishedGroup:
     """Mean over the completions; None for a data task, which a volunteer cannot score."""
     created: float
     """Unix time it was signed."""
+
+    def keep_in(self, spool: Spool, *, version: int) -> Added:
+        """Store it as one of this policy version; it may be published once it is stored."""
+        return spool.add(
+            envelope_digest(self.raw),
+            self.raw,
+            version=version,
+            slot=self.slot,
+            tokens=self.tokens,
+            reward=self.reward,
+            now=self.created,
+            body=self.body,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sa
 from p2prl.client.delivery import Delivery
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
+from p2prl.client.refused_work import RefusedWork, ReplayRefused
 from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.slot_numbers import first_slot
 from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
-from p2prl.errors import IntegrityError, MachineError
+from p2prl.errors import IntegrityError
 from p2prl.models.groups.group_work import SamplingTools
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
@@ -34,24 +35,6 @@ from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, Receip
 from p2prl.protocol.rejection_reasons import RejectionReason, explain
 from p2prl.protocol.run_end import RunEnd
 from p2prl.swarm import signals
-
-RECEIPTS_TO_STOP = 3
-"""Groups rejected with `excluded` after which a volunteer stops: one fewer than a learner sends in one exclusion."""
-
-COUNTED_FOR_S = 24 * 3600.0
-"""Age of a group from which its rejection counts no more: the exclusion may have ended since."""
-
-
-def exclusion_error() -> MachineError:
-    """What the owner is told."""
-    return MachineError(
-        "the learner has excluded this machine's key: several of its groups were not what the policy samples, and a "
-        "second replay confirmed it each time",
-        remedy="If you changed nothing, this machine computes wrong numbers: undo overclocking, test its memory and "
-        "graphics card, update the driver. The exclusion ends by itself, the first after an hour, each further one "
-        "after twice as long: start again then. Credit that is final stays.",
-    )
-
 
 _POLL_S = 0.5
 """Longest wait for messages when there is nothing to do."""
@@ -84,8 +67,10 @@ class Volunteer:
         bootstrap: RunBootstrap[SamplingTools],
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
+        replay: ReplayRefused | None = None,
     ) -> None:
-        """`bootstrap` turns the run's files into a sampler. `on_notice` gets messages for the user."""
+        """`bootstrap` turns the run's files into a sampler. `on_notice` gets messages for the user. `replay` checks
+        groups that the learner refuses; without it they cannot be checked."""
         self._clock = clock
         self.bootstrap = bootstrap
         self._on_notice = on_notice
@@ -105,7 +90,7 @@ class Volunteer:
             author=identity.public_key,
             run=run,
             redeliver_s=config.redeliver_s,
-            on_rejected=self._on_rejected,
+            on_judged=self._on_judged,
             on_notice=on_notice,
         )
         self._progress = ProgressReporter(self._spool, on_progress, identity.public_key)
@@ -115,7 +100,8 @@ class Volunteer:
         self.owner = OrderFollower(clock)
         """Where the owner's orders are given; a rest frees the engine and may leave the network."""
         self._is_freed = False  # the engine's memory
-        self._excluded = False
+        self.refused = RefusedWork(self._spool, spool_path, replay, on_notice, lambda: bootstrap.manifest_raw)
+        """What the learner refused of this machine's work."""
 
     # --- lifecycle----------------------------------------------------------------------------------------------
 
@@ -140,14 +126,14 @@ class Volunteer:
 
     def run(self, network: NetworkPort) -> bool:
         """Run until stopped. Returns True when the learner ended the run. `MachineError` once it has excluded this
-        machine's key."""
+        machine's key or this machine computes wrong numbers, `WorkRefusedError` when the learner refuses right ones."""
         self.attach(network)
         try:
             for wait_s in self.owner.turns(self.bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
                 self.turn(wait_s=wait_s)
             self._report(self._next_action(), final=True)
-            if self._excluded and not self._parked:
-                raise exclusion_error()
+            if not self._parked and (error := self.refused.error()) is not None:
+                raise error
             return self._agent.finished
         finally:
             network.close()
@@ -161,18 +147,15 @@ class Volunteer:
     def turn(self, *, wait_s: float) -> Action:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
         self._follow_order(self.owner.order)
+        self._doubt()
         action, was_ready = self._next_action(), self.bootstrap.prepared is not None
         rest_s = self.owner.rest_s() if isinstance(action, Sample) else 0.0
         self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
         match action:
-            case Sample() if rest_s > 0.0:
-                pass
             case Load(policy=policy):
                 self._load(policy)
-            case Sample(policy=policy, slots=slots):
+            case Sample(policy=policy, slots=slots) if rest_s <= 0.0:
                 self._sample(policy, slots)
-            case Wait():
-                pass
         is_known = self.bootstrap.manifest is not None and not self.owner.is_suspended
         for message in self._delivery.due(self._clock.now(), run_known=is_known):
             self._net.send(message)
@@ -219,11 +202,27 @@ class Volunteer:
             self._is_freed = False  # loading the next policy takes the memory again
         elif tools is not None and not self._is_freed:
             self._is_freed = True
-            self._sampler.drop(tools)
-            self._agent.emptied()
-            tools.sampler.sleep()
+            self._free_engine()
             self._report(Wait(order.reason))  # leaving the network takes seconds
         self.owner.follow_network(order)
+
+    def _free_engine(self) -> None:
+        """Drop what is in flight, and give its memory back. Loading the next policy takes it again."""
+        if (tools := self.bootstrap.prepared) is not None:
+            self._sampler.drop(tools)
+            tools.sampler.sleep()
+        self._agent.emptied()
+
+    def _doubt(self) -> None:
+        """Replay what the learner has refused, if it is time to, and stop when that says enough."""
+        self._agent.slow_down(self.refused.slow_reason)
+        if self.refused.wants_replay and self.bootstrap.prepared is not None and not self.owner.order.rests:
+            self._free_engine()
+            self._report(Wait("replaying groups that the learner rejected"))
+            self.refused.replay()
+        if self.refused.is_over:
+            self._free_engine()
+            self._agent.stop()
 
     # --- messages ----------------------------------------------------------------------------------------------
 
@@ -264,21 +263,17 @@ class Volunteer:
         elif opened.kind is Kind.RECEIPTS:
             receipts = body_of(opened, Receipts)
             self._progress.run.on_receipts(receipts, envelope_digest(raw), self._clock.now())
-            self._delivery.on_receipts(receipts, opened.sent_ms)
+            self._delivery.on_receipts(receipts, opened.sent_ms, raw)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
 
-    def _on_rejected(self, receipt: Receipt) -> None:
+    def _on_judged(self, receipt: Receipt, receipts: bytes) -> None:
+        self.refused.on_judged(receipt, receipts, now=self._clock.now())
         if receipt.state != ReceiptState.REJECTED:
             return  # thousands may expire after an outage: the panel counts them
         self._on_notice(f"slot {receipt.slot} of version {receipt.version} was rejected: {explain(receipt.reason)}")
         if receipt.reason == RejectionReason.DUPLICATE_SLOT and receipt.slot >= self._numbered_from:
             self._skip_used_slots()
-        elif receipt.reason == RejectionReason.EXCLUDED:
-            since = self._clock.now() - COUNTED_FOR_S
-            self._excluded = self._spool.rejected_since(receipt.reason, since) >= RECEIPTS_TO_STOP
-            if self._excluded:
-                self._agent.stop()
 
     def _skip_used_slots(self) -> None:
         """Go on with a slot that this key cannot have used, on this machine before its disk was lost or on another."""
@@ -314,16 +309,7 @@ class Volunteer:
 
         def keep(group: FinishedGroup) -> None:
             """Store the group before publishing it."""
-            added = self._spool.add(
-                envelope_digest(group.raw),
-                group.raw,
-                version=version,
-                slot=group.slot,
-                tokens=group.tokens,
-                reward=group.reward,
-                now=group.created,
-                body=group.body,
-            )
+            added = group.keep_in(self._spool, version=version)
             if added is Added.STORED:
                 for message in self._delivery.announce(group.raw, group.body):
                     self._net.send(message)

@@ -182,6 +182,11 @@ class Spool:
         row = self._db.execute("SELECT body FROM bodies WHERE digest = ?", (digest,)).fetchone()
         return bytes(row[0]) if row else b""
 
+    def bytes_of(self, digest: bytes) -> tuple[bytes, bytes] | None:
+        """The envelope and the body of a group, also of a settled one that is kept; None when they are gone."""
+        row = self._db.execute("SELECT raw FROM groups WHERE digest = ? AND raw IS NOT NULL", (digest,)).fetchone()
+        return self._kept.bytes_of(digest) if row is None else (bytes(row[0]), self.body(digest))
+
     def give_up(self, digest: bytes, reason: str) -> bool:
         """Expire a group that cannot be sent, and delete its bytes. Returns whether it was ours and unconfirmed."""
         changed = self._write(

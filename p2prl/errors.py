@@ -15,6 +15,7 @@ from p2prl.exit_codes import (
     UNEXPECTED,
     UNREACHABLE,
     UPDATE_REQUIRED,
+    WORK_REFUSED,
 )
 
 
@@ -78,6 +79,12 @@ class RefusedRunError(P2PRLError):
     """The run's learner signed what no honest learner signs: this machine takes no part."""
 
     exit_code = REFUSED_RUN
+
+
+class WorkRefusedError(P2PRLError):
+    """The learner refuses this machine's work, and nothing here says that the work is wrong."""
+
+    exit_code = WORK_REFUSED
 
 
 class UnreachableError(P2PRLError):

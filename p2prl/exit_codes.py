@@ -21,11 +21,14 @@ RUN_FINISHED = 9
 
 REFUSED_RUN = 10
 
+WORK_REFUSED = 11
+"""A volunteer left because the learner refuses its work, and its own replay does not say why."""
+
 TEMPORARY = 75
 """The network or a card failed: EX_TEMPFAIL of sysexits.h."""
 
 INTERRUPTED = 130
 """Stopped by Ctrl-C or SIGTERM (128 + SIGINT, as shells report it)."""
 
-NOT_AGAIN = (USAGE, CONFIGURATION, MACHINE, UPDATE_REQUIRED, IDENTITY, RUN_FINISHED, REFUSED_RUN)
+NOT_AGAIN = (USAGE, CONFIGURATION, MACHINE, UPDATE_REQUIRED, IDENTITY, RUN_FINISHED, REFUSED_RUN, WORK_REFUSED)
 """Codes that a new start would only repeat."""

@@ -1,7 +1,8 @@
 """Probe confinement from inside worker, scorer, tokenizer and network process: `python -m p2prl_lab.confinement_probe`.
 
-Prints one JSON row for each probe: process, probe, refused, by. With `--bombs`, also sets off the hostile tokenizers of
-`p2prl_lab.testing.tokenizer_bombs`, with the checks of their rules and without: seconds of processor time, peak memory.
+Prints one JSON row for each probe (process, probe, refused, by) and a last one with their number. With `--bombs`, also
+sets off the hostile tokenizers of `p2prl_lab.testing.tokenizer_bombs`, with the checks of their rules and without:
+seconds of processor time, peak memory.
 Exit status 1 when a probe was granted, or a bomb cost more than 2 s or 512 MB.
 """
 
@@ -78,10 +79,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bombs", action="store_true", help="set off the hostile tokenizers too, about two minutes")
     arguments = parser.parse_args()
-    faults = 0
+    faults = tried = 0
     for finding in findings():
         print(json.dumps(asdict(finding)), flush=True)
+        tried += 1
         faults += not finding.refused
+    print(json.dumps({"probes": tried, "refused": tried - faults, "granted": faults}), flush=True)
     for row in bomb_rows() if arguments.bombs else ():
         print(json.dumps(row), flush=True)
         faults += row["cpu_s"] > MOST_S or row["peak_mb"] > MOST_MB

@@ -83,6 +83,7 @@ _EXAMPLES = {
     "p2prl ledger dump": ("p2prl ledger dump runs/my-run my-run.ledger",),
     "p2prl receipts list": ("p2prl receipts list my-run", "p2prl receipts list LINK --limit 100"),
     "p2prl receipts explain": ("p2prl receipts explain my-run 3f9a2c41", "p2prl receipts explain LINK 3f9a2c41 --live"),
+    "p2prl receipts evidence": ("p2prl receipts evidence refused.evidence",),
     "p2prl receipts replay": ("p2prl receipts replay my-run 3f9a2c41",),
     "p2prl key show": ("p2prl key show",),
     "p2prl key backup": ("p2prl key backup --seat seat-1",),

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2prl.config.own_runs import OwnRun
-from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
+from p2prl.client.refusals import Replayed
+from p2prl.client.refused_work import ReplayRefused
+from p2prl.config.own_runs import OwnRun, read_run
+from p2prl.errors import IntegrityError, MachineError, P2PRLError, RemoteProtocolError
 from p2prl.net.storage.held_weights import has_weights, read_weights
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
@@ -132,6 +134,29 @@ def replay_group(run: OwnRun, group: SignedGroup, folders: Iterable[Path], make_
     finally:
         tools.work.close()
     return verdict
+
+
+def refused_group_replay(directory: Path, make_tools: MakeTools) -> ReplayRefused:
+    """Replays groups that the learner refused, for a volunteer that works in this folder of its run."""
+    found = {"disagrees": Replayed.RIGHT, "agrees": Replayed.WRONG}
+
+    def replay(raw: bytes, body: bytes, reason: str) -> Replayed:
+        from p2prl.models.hardware.failures import is_out_of_memory, release_memory
+
+        try:
+            run = read_run(directory)
+            verdict = replay_group(run, read_own_group(raw, body), [run.blobs], make_tools)
+        except P2PRLError:
+            return Replayed.IMPOSSIBLE
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return Replayed.IMPOSSIBLE
+        finally:
+            release_memory()
+        return found.get(agreement(verdict, ReceiptState.REJECTED, reason).code, Replayed.UNDECIDED)
+
+    return replay
 
 
 def agreement(verdict: Verdict, state: int | None, reason: str) -> Agreement:

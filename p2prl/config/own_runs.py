@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.client.own_groups import OwnGroup, OwnGroups
-from p2prl.errors import ConfigError, RemoteProtocolError
+from p2prl.errors import ConfigError, MachineError, RemoteProtocolError
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.join_link import is_link, parse_link
@@ -48,16 +48,24 @@ class OwnRun:
         return self.directory / "blobs"
 
 
+def read_run(directory: Path) -> OwnRun:
+    """The run in a folder of a worker. `MachineError` when its manifest is not there, or damaged."""
+    path = directory / "run.manifest"
+    try:
+        raw = path.read_bytes()
+        return OwnRun(directory, body_of(open_envelope(raw, now=None), RunManifest), raw)
+    except (OSError, RemoteProtocolError) as error:
+        raise MachineError(
+            f"the run's manifest {path} cannot be read: {error}", remedy="Start p2prl join LINK once more."
+        ) from error
+
+
 def runs_here(home: Path) -> list[OwnRun]:
     """All runs of all worker folders, without those whose manifest is damaged."""
     found = []
     for path in sorted(home.glob("*-*/*/run.manifest"))[:_MOST_FOLDERS]:
-        try:
-            raw = path.read_bytes()
-            manifest = body_of(open_envelope(raw, now=None), RunManifest)
-        except (OSError, RemoteProtocolError):
-            continue
-        found.append(OwnRun(path.parent, manifest, raw))
+        with suppress(MachineError):
+            found.append(read_run(path.parent))
     return found
 
 

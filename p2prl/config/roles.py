@@ -15,6 +15,7 @@ from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker, remember_run
+from p2prl.config.own_replay import MakeTools, refused_group_replay
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
@@ -267,11 +268,12 @@ def build_volunteer(
     on_manifest: Callable[[RunManifest], int | None],
     on_progress: Callable[[Progress], None],
     on_notice: Callable[[str], None],
+    make_replay_tools: MakeTools,
 ) -> Volunteer:
     """A volunteer for the run behind a link, working from a worker folder.
 
     `prepare` makes its sampler (`prepare_sampling`); `base` is a model directory it may start from. `on_manifest` shows
-    the run and returns the disk for it, as `OnManifest`.
+    the run and returns the disk for it, as `OnManifest`. `make_replay_tools` is for groups that the learner refuses.
     """
     directory = worker_folder.run_directory(link.run)
     return Volunteer(
@@ -285,6 +287,7 @@ def build_volunteer(
         ),
         on_progress=on_progress,
         on_notice=on_notice,
+        replay=refused_group_replay(directory, make_replay_tools),
     )
 
 

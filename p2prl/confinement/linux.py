@@ -8,11 +8,13 @@ refuses.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import platform
 import signal
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +22,15 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_MODE_FILTER = 2
 _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 1, 1
+_SECCOMP_FILTER_FLAG_NEW_LISTENER, _SECCOMP_FILTER_FLAG_WAIT_KILLABLE = 1 << 3, 1 << 5
 _SECCOMP_CALLS = {"x86_64": 317, "aarch64": 277}
 
+_CLONE_NEWUTS = 0x04000000
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 
@@ -39,6 +45,8 @@ _FILE_RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))
 
 _NETWORK_RIGHTS = 0b11  # bind and connect TCP; since version 4
 _SCOPES = 0b11  # abstract Unix sockets and signals outside the sandbox; since version 6
+
+_PIDFD_GETFD = 438  # the same on all architectures
 
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -82,15 +90,39 @@ def forbid_tracing() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability: the superuser becomes an ordinary owner of files."""
+    """Give up every capability for good: the superuser becomes an ordinary owner of files, and so do its programs."""
+    capability = 0
+    with suppress(OSError):  # one that the kernel has not, or a user who may drop none, and has none
+        while True:
+            _prctl(_PR_CAPBSET_DROP, capability)
+            capability += 1
+    with suppress(OSError):
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
     _checked(_libc().capset(header, bytes(24)), "capset")
 
 
+HIDDEN_NAME = b"localhost"
+"""The host name that confined processes see."""
+
+
 def leave_network() -> None:
-    """Enter a network namespace without interfaces."""
-    if os.geteuid() != 0 or _libc().unshare(_CLONE_NEWNET) < 0:
-        _checked(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET), "unshare")
+    """Enter a network namespace without interfaces, in which the machine has another name."""
+    others = _CLONE_NEWNET | _CLONE_NEWUTS
+    if os.geteuid() != 0 or _libc().unshare(others) < 0:
+        _checked(_libc().unshare(_CLONE_NEWUSER | others), "unshare")
+    _rename_host()
+
+
+def hide_host_name() -> None:
+    """See another host name from now on; the machine keeps its own. For the superuser alone."""
+    _checked(_libc().unshare(_CLONE_NEWUTS), "unshare")
+    _rename_host()
+
+
+def _rename_host() -> None:
+    for rename in (_libc().sethostname, _libc().setdomainname):
+        _checked(rename(HIDDEN_NAME, ctypes.c_size_t(len(HIDDEN_NAME))), "sethostname")
 
 
 def landlock_version() -> int:
@@ -173,16 +205,51 @@ def landlock_restrict(ruleset: int) -> None:
 
 def seccomp_install(program: bytes, *, every_thread: bool = False) -> None:
     """Install a filter on this process, for good; with `every_thread` on threads that have started already as well."""
+    if every_thread:
+        result = _seccomp(program, _SECCOMP_FILTER_FLAG_TSYNC)
+        if result:
+            raise OSError(0, f"seccomp: thread {result} has filters of its own")
+        return
     instructions = ctypes.create_string_buffer(program, len(program))
     descriptor = _FilterProgram(len(program) // 8, ctypes.addressof(instructions))
-    if not every_thread:
-        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(descriptor))
-        return
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(descriptor))
+
+
+def seccomp_listen(program: bytes) -> int:
+    """Install a filter on this thread, for good. Returns the descriptor that tells of the calls it asks about.
+
+    The process that holds the descriptor answers them: send it away and close it. Before Linux 5.19 a signal interrupts
+    a call that waits, which is then made anew.
+    """
+    try:
+        return _seccomp(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER | _SECCOMP_FILTER_FLAG_WAIT_KILLABLE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return _seccomp(program, _SECCOMP_FILTER_FLAG_NEW_LISTENER)
+
+
+def _seccomp(program: bytes, flags: int) -> int:
+    instructions = ctypes.create_string_buffer(program, len(program))
+    descriptor = _FilterProgram(len(program) // 8, ctypes.addressof(instructions))
     number = _SECCOMP_CALLS[platform.machine()]
-    flag = _SECCOMP_FILTER_FLAG_TSYNC
-    result = _checked(_libc().syscall(number, _SECCOMP_SET_MODE_FILTER, flag, ctypes.byref(descriptor)), "seccomp")
-    if result:
-        raise OSError(0, f"seccomp: thread {result} has filters of its own")
+    return _checked(_libc().syscall(number, _SECCOMP_SET_MODE_FILTER, flags, ctypes.byref(descriptor)), "seccomp")
+
+
+def descriptor_of(pid: int, descriptor: int) -> int:
+    """A copy of another process's open file. Needs the rights of a debugger over it."""
+    process = os.pidfd_open(pid)
+    try:
+        return _checked(_libc().syscall(_PIDFD_GETFD, process, descriptor, 0), "pidfd_getfd")
+    finally:
+        os.close(process)
+
+
+def connect_socket(descriptor: int, address: bytes) -> int:
+    """Connect a socket to an address in the kernel's form. Returns the errno, 0 when it is connected."""
+    if _libc().connect(descriptor, address, len(address)) < 0:
+        return ctypes.get_errno()
+    return 0
 
 
 class _FilterProgram(ctypes.Structure):

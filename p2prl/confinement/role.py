@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from p2prl.confinement import linux, macos
-from p2prl.confinement.host_calls import open_filter, role_filter
+from p2prl.confinement.guard import Guard, start_guard
+from p2prl.confinement.guard import is_possible as guard_is_possible
+from p2prl.confinement.host_calls import OUTSIDE_CALLS, network_filter, open_filter, role_filter
 from p2prl.confinement.layers import limit, readable_paths, succeeds
 from p2prl.confinement.package_folders import check_packages
 from p2prl.confinement.role_files import compile_caches, network_access, open_access, role_access
@@ -99,6 +101,7 @@ def confine_files(own: Path, readable: tuple[Path, ...] = (), *, is_open: bool =
         return Protection(is_open=is_open)
     limit(resource.RLIMIT_DATA, MEMORY_FACTOR * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     linux.forbid_new_privileges()
+    succeeds(linux.hide_host_name)
     succeeds(linux.drop_capabilities)
     if is_open:  # Landlock's rules are for folders that exist, and a new user has none of these
         for cache in compile_caches():
@@ -123,18 +126,34 @@ def confine_calls(protection: Protection, accepts: int | None = None) -> Protect
     return Protection(protection.files, "seccomp", protection.is_open)
 
 
-def confine_network(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Protection:
-    """Confine a network process, in its only thread, before it imports a transport.
+def confine_network(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Guard | None:
+    """Confine a network process, in its only thread, before it imports a transport. Returns in a child of the caller.
 
-    It may use `own`, the folder of its worker; `sockets`, a folder for its daemon; and execute `programs`.
+    It may use `own`, the folder of its worker; `sockets`, a folder for its daemon, and connect Unix sockets there
+    alone; and execute `programs`. None where the system lets nobody guard it: then it may connect those of any program.
     """
     limit(resource.RLIMIT_CORE, 0)
     os.environ["TMPDIR"] = str(own)  # libraries look for a folder that they can write to
+    machine = platform.machine()
     if sys.platform != "linux":
-        return Protection(is_open=True)
+        return None
+    numbers = OUTSIDE_CALLS.get(machine, {})
+    guard = start_guard(sockets, numbers["connect"], numbers["kill"]) if numbers and guard_is_possible() else None
     linux.forbid_new_privileges()
-    files = _landlock(network_access(own, sockets, programs))
-    return confine_calls(Protection(files, is_open=True))
+    succeeds(linux.hide_host_name)
+    succeeds(linux.drop_capabilities)
+    _landlock(network_access(own, sockets, programs, guarded=guard is not None))
+    if not numbers:
+        return None
+    if guard is not None:
+        try:
+            guard.hand_over(linux.seccomp_listen(network_filter(machine, guarded=True)))
+        except OSError:
+            guard = None
+        else:
+            return guard
+    succeeds(lambda: linux.seccomp_install(network_filter(machine, guarded=False), every_thread=True))
+    return None
 
 
 def _landlock(access: linux.Access) -> str:

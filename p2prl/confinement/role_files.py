@@ -25,7 +25,7 @@ DEVICES = (
 
 _PROC = (
     *("self", "cpuinfo", "meminfo", "stat", "loadavg", "uptime", "version", "devices", "modules", "filesystems"),
-    *("driver", "sys/vm", "sys/kernel"),
+    *("driver", "sys/vm"),
 )
 """Below /proc: this process, the machine's size, drivers. Not other processes."""
 
@@ -33,8 +33,19 @@ _THREADS = Path("/proc/self/task")
 """This process's threads. CUDA's driver writes their names there, and does not start where it cannot. Files of
 later threads cannot be named one by one, so the folder is: it reaches this process alone (`docs/confinement.md`)."""
 
-_SYS = ("devices", "bus", "class", "module", "fs/cgroup", "kernel/mm", "dev")
-"""Below /sys: processors, buses and accelerators."""
+_SYS = ("bus", "class", "module", "fs/cgroup", "kernel/mm", "dev")
+"""Below /sys, besides `devices`: buses and accelerators."""
+
+_NETWORK_PROC = ("self", "cpuinfo", "meminfo", "stat", "loadavg", "uptime", "sys/net", "sys/vm")
+_NETWORK_SYS = ("devices/system/cpu", "fs/cgroup", "kernel/mm")
+
+_NAMES_OF_MACHINE = (
+    *(f"/proc/sys/kernel/{name}" for name in ("hostname", "domainname", "random")),
+    *(f"/sys/class/{kind}/*" for kind in ("net", "block", "nvme", "dmi", "ieee80211", "bluetooth")),
+    "/sys/bus/usb/devices/*",
+)
+"""The host name, the boot id, addresses of network cards, serial numbers of disks, boards and USB devices: they stay
+closed. Patterns; /sys has links there. A battery's stays open, since a worker reads how full it is (`controls.sensors`)."""
 
 _ETC = ("localtime", "passwd", "group", "nsswitch.conf", "nvidia", "OpenCL", "vulkan", "ld.so.conf", "ld.so.conf.d")
 
@@ -67,7 +78,7 @@ _MOVED = {".cache": "XDG_CACHE_HOME", ".config": "XDG_CONFIG_HOME"}
 
 def role_access(own: Path, readable: tuple[Path, ...] = ()) -> Access:
     """What a role that computes may use: its own folder, Python's packages, devices, and the names of its threads."""
-    system = (*_below("/proc", _PROC), *_below("/sys", _SYS), *_below("/etc", _ETC))
+    system = (*_below("/proc", _PROC), *_system(), *_below("/sys", _SYS), *_below("/etc", _ETC))
     return Access(
         readable=(*readable_paths(), *plugin_packages(), *_found(_DRIVERS), *_library_path(), *system, *readable),
         writable=(own,),
@@ -102,9 +113,13 @@ def compile_caches() -> tuple[Path, ...]:
     return tuple(found)
 
 
-def network_access(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Access:
-    """What a network process may use: its worker's folder, its daemon, sockets in a folder of their own, and TCP."""
-    system = (*_below("/sys", _SYS), *_below("/etc", (*_ETC, *_NETWORK_ETC)), Path("/proc"))
+def network_access(own: Path, sockets: Path, programs: tuple[Path, ...], *, guarded: bool) -> Access:
+    """What a network process may use: its worker's folder, its daemon, sockets in a folder of their own, and TCP.
+
+    Only without a guard, which measures the daemon, it needs all of /proc.
+    """
+    processes = (*_below("/proc", _NETWORK_PROC), *_system("/proc/sys/kernel")) if guarded else (Path("/proc"),)
+    system = (*processes, *_below("/sys", _NETWORK_SYS), *_below("/etc", (*_ETC, *_NETWORK_ETC)))
     resolver = ("/run/systemd/resolve", "/run/resolvconf", "/usr/share/ca-certificates", "/etc/ca-certificates")
     return Access(
         readable=(*readable_paths(), *plugin_packages(), *_library_path(), *system, *map(Path, resolver)),
@@ -114,6 +129,28 @@ def network_access(own: Path, sockets: Path, programs: tuple[Path, ...]) -> Acce
         programs=programs,
         tcp=True,
     )
+
+
+def _system(*roots: str) -> Iterator[Path]:
+    """Settings of the kernel and devices without what names the machine; whole folders where nothing in them does.
+
+    Landlock allows and never forbids, so a folder that holds something closed is allowed by its other entries; it
+    cannot be listed then.
+    """
+    closed = {path.resolve() for pattern in _NAMES_OF_MACHINE for path in Path("/").glob(pattern.lstrip("/"))}
+    for root in roots or ("/proc/sys/kernel", "/sys/devices"):
+        yield from _without(Path(root), closed)
+
+
+def _without(folder: Path, closed: set[Path]) -> Iterator[Path]:
+    if folder in closed:
+        return
+    if not any(folder in path.parents for path in closed):
+        yield folder
+        return
+    for entry in sorted(folder.iterdir()):
+        if not entry.is_symlink():  # what it leads to is allowed where it lies, or nowhere
+            yield from _without(entry, closed)
 
 
 def plugin_packages() -> Iterator[Path]:

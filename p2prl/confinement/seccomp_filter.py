@@ -25,6 +25,7 @@ _JUMP_BITS = 0x45  # BPF_JMP | BPF_JSET | BPF_K
 _RETURN = 0x06  # BPF_RET | BPF_K
 
 _ALLOW = 0x7FFF0000
+_NOTIFY = 0x7FC00000
 _ERRNO = 0x00050000
 _KILL_PROCESS = 0x80000000
 _MISSING = _ERRNO | errno.ENOSYS
@@ -53,6 +54,10 @@ class ArgumentRule:
     required_bits: int = 0
     """One of these bits has to be set."""
     forbidden_bits: int = 0
+    then: ArgumentRule | None = None
+    """Condition that calls within this one have to meet besides."""
+    otherwise: ArgumentRule | None = None
+    """Condition that lets values pass which are not `one_of`."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +178,18 @@ def _filter(audit: int, calls: Mapping[str, int], rules: Mapping[str, ArgumentRu
     return b"".join(program)
 
 
-def deny_filter(audit: int, denied: Mapping[str, int], rules: Mapping[str, ArgumentRule], *, last: int) -> bytes:
+def deny_filter(
+    audit: int,
+    denied: Mapping[str, int],
+    rules: Mapping[str, ArgumentRule],
+    *,
+    last: int,
+    notified: Mapping[str, int] | None = None,
+) -> bytes:
     """Instructions that allow every call but those `denied`, which may pass by their rules, and those above `last`.
 
-    For processes whose libraries call more than a list can name. Unknown calls get ENOSYS, as from an older kernel.
+    `notified` calls wait for the answer of the process that holds the filter's listener. For processes whose libraries
+    call more than a list can name. Unknown calls get ENOSYS, as from an older kernel.
     """
     program = [*_start(audit), _instruction(_JUMP_GREATER, last, if_false=1), _instruction(_RETURN, _MISSING)]
     for name, number in denied.items():
@@ -187,6 +200,8 @@ def deny_filter(audit: int, denied: Mapping[str, int], rules: Mapping[str, Argum
         else:
             body = [_instruction(_RETURN, _ERRNO | errno.EPERM)]
         program += [_instruction(_JUMP_EQUAL, number, if_false=len(body)), *body]
+    for number in (notified or {}).values():
+        program += [_instruction(_JUMP_EQUAL, number, if_false=1), _instruction(_RETURN, _NOTIFY)]
     return b"".join([*program, _instruction(_RETURN, _ALLOW)])
 
 
@@ -203,6 +218,7 @@ def _start(audit: int) -> list[bytes]:
 def _checked(rule: ArgumentRule) -> list[bytes]:
     """Instructions that end in a verdict on one argument."""
     deny = _instruction(_RETURN, _ERRNO | errno.EPERM)
+    met = [_instruction(_RETURN, _ALLOW)] if rule.then is None else _checked(rule.then)
     low = _ARGUMENTS_OFFSET + 8 * rule.argument  # both architectures are little-endian
     body: list[bytes] = []
     if rule.one_of:
@@ -215,8 +231,10 @@ def _checked(rule: ArgumentRule) -> list[bytes]:
     for value in rule.none_of:
         body += [_instruction(_JUMP_EQUAL, value, if_false=1), deny]
     for value in rule.one_of:
-        body += [_instruction(_JUMP_EQUAL, value, if_false=1), _instruction(_RETURN, _ALLOW)]
-    return [*body, deny if rule.one_of else _instruction(_RETURN, _ALLOW)]
+        body += [_instruction(_JUMP_EQUAL, value, if_false=len(met)), *met]
+    if not rule.one_of:
+        return [*body, *met]
+    return [*body, *([deny] if rule.otherwise is None else _checked(rule.otherwise))]
 
 
 def _load(offset: int) -> list[bytes]:

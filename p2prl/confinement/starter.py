@@ -19,10 +19,11 @@ from contextlib import suppress
 
 from p2prl.confinement.children import Child, Launch, LocalChild, Program
 
-_COMMAND = struct.Struct("<cBQ")
-"""A letter, a place in the table of programs, and the number of the process among those of the role."""
+_COMMAND = struct.Struct("<cBQi")
+"""A letter, a place in the table of programs, the number of the process among those of the role, and the id of one
+below that process."""
 
-_START, _KILL, _REMEMBER, _END = b"S", b"K", b"R", b"E"
+_START, _KILL, _LOWER, _REMEMBER, _END = b"S", b"K", b"L", b"R", b"E"
 
 _REPORT = struct.Struct("<cQi")
 """A letter, the number of the process, and its id, its exit status or an errno."""
@@ -72,7 +73,7 @@ class Starter:
             with self._lock:
                 self._last += 1
                 number = self._last
-                socket.send_fds(self._control, [_COMMAND.pack(_START, place, number)], [descriptor])
+                socket.send_fds(self._control, [_COMMAND.pack(_START, place, number, 0)], [descriptor])
             pid = self._await(self._started, number, _START_S)
             if pid is None or pid < 0:
                 code = -(pid or 0)
@@ -81,10 +82,10 @@ class Starter:
 
         return start
 
-    def command(self, letter: bytes, number: int) -> None:
+    def command(self, letter: bytes, number: int, pid: int = 0) -> None:
         """Send a command about a process; nothing when the starter is gone."""
         with self._lock, suppress(OSError):
-            self._control.sendall(_COMMAND.pack(letter, 0, number))
+            self._control.sendall(_COMMAND.pack(letter, 0, number, pid))
 
     def wait_end(self, number: int, timeout_s: float | None) -> int | None:
         """Exit status of a process; None when it takes longer."""
@@ -146,6 +147,10 @@ class StartedChild:
         """See `Child`."""
         self._starter.command(_KILL, self._number)
 
+    def lower_priority(self, pid: int) -> None:
+        """See `Child`."""
+        self._starter.command(_LOWER, self._number, pid)
+
     def remember_family(self) -> None:
         """See `Child`."""
         self._starter.command(_REMEMBER, self._number)
@@ -203,12 +208,14 @@ class _Server:
             return False
         if len(data) < _COMMAND.size:
             return False
-        letter, place, number = _COMMAND.unpack(data)
+        letter, place, number, pid = _COMMAND.unpack(data)
         if letter == _START and descriptors:
             self._start(place, number, descriptors[0])
         elif (child := self._children.get(number)) is not None:
             if letter == _KILL:
                 child.kill()
+            elif letter == _LOWER:
+                child.lower_priority(pid)
             elif letter == _REMEMBER:
                 child.remember_family()
             elif letter == _END:

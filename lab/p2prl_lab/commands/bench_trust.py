@@ -25,7 +25,7 @@ def bench_trust(
         str,
         typer.Option(
             "--part",
-            help="Parts, comma-separated: attacks, false_rejects, choosers, honest_bill, floods, answers, cost.",
+            help="Parts, comma-separated: attacks, false_rejects, choosers, honest_bill, liars, floods, answers, cost.",
         ),
     ] = _ALL,
     dtypes: Annotated[

@@ -62,7 +62,7 @@ def join_run(
 
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
-        from p2prl.config.roles import build_volunteer, prepare_sampling
+        from p2prl.config.roles import build_volunteer, prepare_replay, prepare_sampling
         from p2prl.models.engines.registry import choose_engine
         from p2prl.models.hardware.device import open_device, use_threads
 
@@ -71,6 +71,7 @@ def join_run(
         chosen_engine = choose_engine(request.engine, chosen)
         screen = _Screen(view, lines, start, str(chosen), chosen_engine, mirrors=mirrors)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
+        tokenizer = start.launches.get(TOKENIZER)
         prepare = partial(
             prepare_sampling,
             run=link.run,
@@ -78,8 +79,9 @@ def join_run(
             engine=chosen_engine,
             memory_bytes=int(request.limits.vram_gb * 1e9) or sampling_bytes,
             on_notice=screen.tell,
-            launch_tokenizer=start.launches.get(TOKENIZER),
+            launch_tokenizer=tokenizer,
         )
+
         volunteer = build_volunteer(
             link,
             worker,
@@ -89,6 +91,9 @@ def join_run(
             on_manifest=screen.introduce,
             on_progress=screen.on_progress,
             on_notice=screen.tell,
+            make_replay_tools=lambda run, files: prepare_replay(
+                run.manifest, files, run=run.run, device=chosen, scores=False, launch_tokenizer=tokenizer
+            ),
         )
         mirror = LedgerMirror(worker, link)
         screen.on_plan += [lambda plan: volunteer.limit_spool(plan.spool_bytes), mirror.begin]

@@ -14,12 +14,15 @@ from p2prl.cli.examples import epilog
 from p2prl.cli.options import AsJson, Device, Home, Listen, NoConfinement, Threads
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.receipt_view import (
+    evidence_document,
+    evidence_lines,
     explain_lines,
     group_document,
     record_document,
     record_lines,
     table_lines,
 )
+from p2prl.client.evidence import read_evidence
 from p2prl.client.own_groups import OwnGroup
 from p2prl.config.own_runs import OwnRun, find_group, find_run, spools_of
 from p2prl.config.worker_folder import default_home
@@ -125,6 +128,21 @@ def replay(
 
     request = ReplayRequest(device=device, threads=threads, confine=not no_confinement)
     replay_command(run, digest, request, home=home, as_json=as_json)
+
+
+@receipts_app.command("evidence", epilog=epilog("p2prl receipts evidence"))
+def evidence(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file that `p2prl join` named when it stopped.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show and check signed proof that a learner rejected a volunteer's groups. Asks nobody; anybody's file will do."""
+    checked = read_evidence(file)
+    document = evidence_document(checked)
+    if as_json:
+        emit(document)
+        return
+    for line in evidence_lines(document):
+        sys.stdout.write(f"{line}\n")
 
 
 _READ_AT_ONCE = 256

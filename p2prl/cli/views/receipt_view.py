@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from p2prl.cli.views.receipt_advice import advice
-from p2prl.plain_text import counted
+from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState
 from p2prl.quantity_text import credit
@@ -14,6 +14,7 @@ from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
 from p2prl.time_text import moment, time_text
 
 if TYPE_CHECKING:
+    from p2prl.client.evidence import CheckedEvidence
     from p2prl.client.own_groups import OwnGroup
     from p2prl.scoreboard.group_record import GroupRecord, SignedVerdict
 
@@ -171,3 +172,56 @@ def _verdict_document(signed: SignedVerdict) -> dict[str, object]:
         "worst_margin": verdict.worst_margin,
         "outcome": None if signed.outcome is None else int(signed.outcome),
     }
+
+
+_OWN_REPLAYS = {
+    "right": "the volunteer's replay found it right",
+    "wrong": "the volunteer's replay found it wrong too",
+    "undecided": "the volunteer's replay cannot check this reason",
+    "impossible": "the volunteer could not replay it",
+}
+
+
+def evidence_document(evidence: CheckedEvidence) -> dict[str, Any]:
+    """Checked evidence of refused work as a JSON value."""
+    return {
+        "run": evidence.name,
+        "run_id": evidence.run.hex(),
+        "learner": peer_id_of(evidence.learner),
+        "judged": evidence.judged,
+        "refused": evidence.refused,
+        "groups": [
+            {
+                "group": each.group.hex(),
+                "volunteer": peer_id_of(each.volunteer),
+                "version": each.version,
+                "slot": each.slot,
+                "tokens": each.tokens,
+                "reason": each.reason,
+                "learner_step": each.step,
+                "signed_at": time_text(each.signed_ms),
+                "replay": each.replay if each.replay in _OWN_REPLAYS else "",
+            }
+            for each in evidence.refusals
+        ],
+    }
+
+
+def evidence_lines(document: dict[str, Any]) -> list[str]:
+    """The same for people. What the learner signed comes first; then what the volunteer itself claims."""
+    groups = document["groups"]
+    lines = [
+        f"Run        {document['run']}",
+        f"Learner    {document['learner']}",
+        f"Signed     {counted(len(groups), 'group')} with the learner's rejection of each; every signature is right",
+        f"Counted    the volunteer says {document['refused']:,} of {document['judged']:,} judged groups were rejected",
+        "",
+    ]
+    for each in groups:
+        replay = _OWN_REPLAYS.get(each["replay"])
+        said = f"; {replay}" if replay else ""
+        lines.append(
+            f"{each['group'][:DIGITS]}  version {each['version']}, slot {each['slot']}: {cleaned(each['reason'])}, "
+            f"signed at step {each['learner_step']}, {each['signed_at']}{said}"
+        )
+    return [*lines, "", "Who has the weights of these versions can replay the groups: signatures say who said what."]

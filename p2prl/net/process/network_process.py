@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 from dataclasses import replace
+from functools import partial
 
 import psutil
 
 from p2prl.clock import SystemClock
+from p2prl.confinement.guard import Guard, children_bytes
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.installation import this_installation
 from p2prl.memory_limit import limit_memory
@@ -85,7 +88,9 @@ def _out_of_memory(limit_bytes: int) -> control.Failed:
 class NetworkProcess:
     """Connects the control socket, the node and its driver."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guard: Guard | None = None) -> None:
+        """`guard` is a confined process's, which may not look at its daemon itself."""
+        self._measure_children = partial(children_bytes, os.getpid()) if guard is None else guard.children_bytes
         self._reader = reader
         self._writer = writer
         self._clock = SystemClock()
@@ -279,10 +284,6 @@ class NetworkProcess:
 
     def _status(self) -> control.Status:
         relay, downloads = self._node.relay_stats, self._node.download_stats
-        daemon_bytes = 0
-        for daemon in self._process.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                daemon_bytes += daemon.memory_info().rss
         return control.Status(
             peers=self._node.roles(),
             received_from_source=relay.received_from_source,
@@ -292,7 +293,7 @@ class NetworkProcess:
             wasted=relay.wasted,
             fetching=self._node.transfer_progress(),
             resident_bytes=self._process.memory_info().rss,
-            daemon_bytes=daemon_bytes,
+            daemon_bytes=self._measure_children(),
             patch_bytes=downloads.patch_bytes,
             full_bytes=downloads.full_bytes,
             version_bytes=downloads.version_bytes,
@@ -356,7 +357,7 @@ class NetworkProcess:
             return None
 
 
-async def serve_role(descriptor: int) -> int:
+async def serve_role(descriptor: int, guard: Guard | None = None) -> int:
     """Run a network process for the role at the other end of this inherited socket, until it closes. Returns the exit
     status."""
     connection = socket.socket(fileno=descriptor)
@@ -364,7 +365,7 @@ async def serve_role(descriptor: int) -> int:
     reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 20)
     try:
         with logging_to_role(writer):
-            process = NetworkProcess(reader, writer)
+            process = NetworkProcess(reader, writer, guard)
             await process.run()
             return process.status
     finally:

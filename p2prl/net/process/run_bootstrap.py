@@ -48,7 +48,10 @@ bytes of disk that the network process may use; None for no bound. Raises when t
 
 
 class RunBootstrap(Generic[T]):
-    """Collects the run's parts as the network process reports them, and prepares once all are here."""
+    """Collects the run's parts as the network process reports them, and prepares once all are here.
+
+    Thirteen attributes, because each part arrives by itself.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,8 @@ class RunBootstrap(Generic[T]):
         self._searched_s = 0.0
         self._starting_s = 0.0
         self.manifest: RunManifest | None = None
+        self.manifest_raw = b""
+        """Its envelope."""
         self.prepared: T | None = None
 
     def take(self, message: control.RunKnown | control.FileReady) -> None:
@@ -83,6 +88,7 @@ class RunBootstrap(Generic[T]):
             self._files[message.name] = Path(message.path)
         elif self.manifest is None:
             self.manifest = body_of(open_envelope(message.manifest, now=None), RunManifest)
+            self.manifest_raw = message.manifest
             self._accepted = self._on_manifest(self.manifest, message.manifest) or 0
             if self._find_base is not None:  # before the engine is built: never two models in memory
                 self._base = self._find_base(self.manifest)

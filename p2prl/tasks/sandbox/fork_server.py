@@ -95,7 +95,7 @@ class ForkServer:
                     ours.close()
                     self._restart()
                 else:
-                    return WorkerProcess(ours, number=self._next, server=self._process.pid, once=once)
+                    return WorkerProcess(ours, number=self._next, server=self._process, once=once)
                 finally:
                     theirs.close()
         raise errors.LocalProtocolError("the scorer pool is closed")

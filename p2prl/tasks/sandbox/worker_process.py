@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 
+from p2prl.confinement.children import Child
 from p2prl.errors import RemoteProtocolError
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.frames import Reply
@@ -23,10 +20,6 @@ _REST_S = 0.25
 """Time for the rest of a reply once its first byte is there: a worker writes it at once, a hostile one dribbles."""
 
 
-_LONG_NICENESS = 10
-"""Niceness added to a worker whose answer takes long: on a busy core the quick answers of others keep nine tenths."""
-
-
 class WorkerEndedError(Exception):
     """The worker ended, or sent what no worker sends."""
 
@@ -34,12 +27,12 @@ class WorkerEndedError(Exception):
 class WorkerProcess:
     """A worker that scores for one lane."""
 
-    def __init__(self, connection: socket.socket, *, number: int, server: int, once: bool) -> None:
-        """`number` is the fork server's for it, `server` that process's id."""
+    def __init__(self, connection: socket.socket, *, number: int, server: Child, once: bool) -> None:
+        """`number` is the fork server's for it."""
         self._connection = connection
         self._pid = 0
         self.number = number
-        self.server = server
+        self._server = server
         self.once = once
         self.scored = 0
         self.yields = False
@@ -83,16 +76,18 @@ class WorkerProcess:
         self.scored += 1
         return reply
 
+    @property
+    def server(self) -> int:
+        """Process id of its fork server."""
+        return self._server.pid
+
     def yield_processor(self) -> None:
         """Have the worker leave a busy processor to others: its answer takes long. It cannot be taken back.
 
         The fork server collects the process only when told to, so its id is not another's by now.
         """
         self.yields = True
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._pid, os.getpriority(os.PRIO_PROCESS, 0) + _LONG_NICENESS)
-            if self.once and sys.platform == "linux":  # the kernel's autogroups weigh sessions, and this is one
-                Path(f"/proc/{self._pid}/autogroup").write_text(str(_LONG_NICENESS))
+        self._server.lower_priority(self._pid)
 
     def hang_up(self) -> None:
         """Close the connection."""

@@ -31,7 +31,12 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 def delivery(spool: Spool, rejected: list[Receipt] | None = None) -> Delivery:
     report = [] if rejected is None else rejected
-    return Delivery(spool, author=AUTHOR, run=RUN, redeliver_s=5.0, on_rejected=report.append)
+
+    def note(receipt: Receipt, _: bytes) -> None:
+        if receipt.reason:
+            report.append(receipt)
+
+    return Delivery(spool, author=AUTHOR, run=RUN, redeliver_s=5.0, on_judged=note)
 
 
 def name(slot: int) -> Digest:
@@ -72,7 +77,7 @@ def test_a_long_backlog_is_sent_in_portions_as_receipts_arrive(spool: Spool) -> 
         stored = tuple(name(slot) for slot in range(sent, sent + portion))
         subject.on_storage_receipt(StorageReceipt(stored))
         assert published(subject.due(now, run_known=True)) == [], "the learner holds as many as it may"
-        subject.on_receipts(Receipts(0, tuple(receipt(slot) for slot in range(sent, sent + portion))), 0)
+        subject.on_receipts(Receipts(0, tuple(receipt(slot) for slot in range(sent, sent + portion))), 0, b"")
         sent += portion
     assert spool.counts() == {"verified": 40}
 
@@ -104,7 +109,8 @@ def test_only_our_rejected_groups_are_reported(spool: Spool) -> None:
     subject = delivery(spool, rejected)
     add(spool, 0, 1)
     ours = receipt(0, ReceiptState.REJECTED, "bad_tokens")
-    subject.on_receipts(Receipts(0, (ours, receipt(1, ReceiptState.REJECTED, "bad_tokens", peer=b"b" * 32), ours)), 0)
+    others = receipt(1, ReceiptState.REJECTED, "bad_tokens", peer=b"b" * 32)
+    subject.on_receipts(Receipts(0, (ours, others, ours)), 0, b"")
     assert rejected == [ours]
     assert spool.counts() == {"generated": 1, "rejected": 1}
 
@@ -127,7 +133,7 @@ def test_waits_for_the_last_receipts_and_longer_while_the_learner_holds_groups(s
     subject.set_learner_in_reach(True)
     subject.on_storage_receipt(StorageReceipt((name(0),)))
     assert not subject.is_over(NOW + 6, run_ended=True)
-    subject.on_receipts(Receipts(0, (receipt(0),)), 0)
+    subject.on_receipts(Receipts(0, (receipt(0),)), 0, b"")
     assert not subject.is_over(NOW + 7, run_ended=True), "the wait begins again with each receipt"
     assert subject.is_over(NOW + 13, run_ended=True)
 
@@ -137,7 +143,7 @@ PAGE = 2
 
 
 def reader(spool: Spool) -> Delivery:
-    return Delivery(spool, author=AUTHOR, run=Digest(LEDGER.run), redeliver_s=5.0, on_rejected=lambda _: None)
+    return Delivery(spool, author=AUTHOR, run=Digest(LEDGER.run), redeliver_s=5.0, on_judged=lambda *_: None)
 
 
 def answer(subject: Delivery, spool: Spool, entries: list[bytes]) -> None:

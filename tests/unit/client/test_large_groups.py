@@ -195,7 +195,7 @@ def test_large_groups_are_handed_over_with_their_body_and_again_when_wanted(path
         author=ME.public_key,
         run=Digest(bytes(32)),
         redeliver_s=5.0,
-        on_rejected=lambda _: None,
+        on_judged=lambda *_: None,
         on_notice=notices.append,
     )
     raw, body = seal_group(Identity(bytes(16)), large_group(1), run=bytes(32), now=NOW)

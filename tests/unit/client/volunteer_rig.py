@@ -7,6 +7,7 @@ from typing import Any
 
 from p2prl.client.agent import AgentConfig
 from p2prl.client.progress import Progress
+from p2prl.client.refused_work import ReplayRefused
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.models.groups.group_work import SamplingTools
 from p2prl.net.process import control
@@ -74,6 +75,8 @@ class VolunteerRig:
         self.clock = HandClock()
         self.notices: list[str] = []
         self.progress: list[Progress] = []
+        self.replay: ReplayRefused | None = None
+        """How it checks refused groups at its next start."""
         self.start()
 
     def start(self, *, background: bool = False) -> None:
@@ -89,6 +92,7 @@ class VolunteerRig:
             ),
             on_progress=self.progress.append,
             on_notice=self.notices.append,
+            replay=self.replay,
         )
         self.volunteer.attach(self.port)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 
-ALLOW, KILL = "allow", "kill"
+ALLOW, KILL, NOTIFY = "allow", "kill", "notify"
 WIDE = 1 << 40
 
 
 def verdict(program: bytes, number: int, arguments: tuple[int, ...], audit: int) -> object:
-    """`allow`, `kill` or the errno that a system call gets."""
+    """`allow`, `kill`, `notify` or the errno that a system call gets."""
     padded = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("<IIQ6Q", number, audit, 0, *(value % 2**64 for value in padded))
     instructions = list(struct.iter_unpack("<HBBI", program))
@@ -28,4 +28,4 @@ def verdict(program: bytes, number: int, arguments: tuple[int, ...], audit: int)
         else:
             assert code == 0x06
             action = operand & 0xFFFF0000
-            return {0x7FFF0000: ALLOW, 0x80000000: KILL}.get(action, operand & 0xFFFF)
+            return {0x7FFF0000: ALLOW, 0x7FC00000: NOTIFY, 0x80000000: KILL}.get(action, operand & 0xFFFF)

@@ -12,7 +12,7 @@ import pytest
 
 from p2prl.confinement import linux
 from p2prl.confinement.seccomp_filter import ARCHITECTURES
-from p2prl_lab.testing.confinement_probes import PROCESSES, Finding, findings
+from p2prl_lab.testing.confinement_probes import NETWORK_JOBS, OPEN_TO_WORKERS, PROCESSES, Finding, findings
 
 MISSING = [
     layer
@@ -26,8 +26,13 @@ MISSING = [
 
 NEEDED = {
     "write outside", "read of the home folder", "list of the home folder", "socket", "message to another program",
-    "exec", "fork", "ptrace", "signal", "change of a mode", "big allocation",
+    "connection to another program", "connection to a socket without a file", "exec", "fork", "ptrace", "signal",
+    "signal by way of a file", "priority of another program", "processors of another program",
+    "scheduling of another program", "limits of another program", "change of a mode", "big allocation", "capabilities",
+    "host name", "boot id", "machine id", "address of a network card", "address of a network card by ioctl",
 }  # fmt: skip
+
+OF_OTHER_PROGRAMS = {name for name in NEEDED if name.endswith("of another program")}
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +47,17 @@ def test_every_probe_is_refused(process: str, found: list[Finding]) -> None:
     rows = [row for row in found if row.process == process]
     assert [row for row in rows if not row.refused] == []
     probes = {row.probe for row in rows}
-    network = {"write outside", "read of the home folder", "list of the home folder", "exec", "ptrace", "signal"}
-    assert probes == (network if process == "network" else NEEDED)
+    jobs = {"network": set(NETWORK_JOBS), "worker": set(OPEN_TO_WORKERS), "worker's thread": set(OPEN_TO_WORKERS)}
+    assert probes == NEEDED - jobs.get(process, set())
 
 
 def test_files_are_refused_by_landlock_and_calls_by_seccomp(found: list[Finding]) -> None:
     for row in found:
         if row.probe in ("read of the home folder", "list of the home folder"):
             assert row.by == "Landlock", row
-        if row.probe in ("socket", "fork", "ptrace", "change of a mode"):
+        if row.probe in ("socket", "fork", "ptrace", "change of a mode", "signal by way of a file"):
+            assert row.by == "seccomp", row
+        if row.probe in OF_OTHER_PROGRAMS or row.probe == "connection to another program":
             assert row.by == "seccomp", row
         if row.probe == "big allocation":
             assert row.by == "limits", row

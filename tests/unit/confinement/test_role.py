@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.confinement import linux
+from p2prl.confinement.linux import Access
 from p2prl.confinement.macos import role_profile
 from p2prl.confinement.role import Protection
 from p2prl.confinement.role_files import network_access, open_access, role_access
@@ -97,9 +98,32 @@ def test_an_engine_that_compiles_gets_programs_and_its_caches() -> None:
 
 
 def test_a_network_process_executes_its_daemon_alone() -> None:
-    access = network_access(OWN, Path("/tmp/p2prl-1"), (Path("/lib/p2pd"),))
+    access = network_access(OWN, Path("/tmp/p2prl-1"), (Path("/lib/p2pd"),), guarded=True)
     assert (access.writable, access.sockets, access.programs) == ((OWN,), (Path("/tmp/p2prl-1"),), (Path("/lib/p2pd"),))
-    assert not {Path.home(), Path("/"), Path("/tmp"), Path("/etc")} & set(access.readable)
+    assert not {Path.home(), Path("/"), Path("/tmp"), Path("/etc"), Path("/proc"), Path("/sys")} & set(access.readable)
+    unguarded = network_access(OWN, Path("/tmp/p2prl-1"), (Path("/lib/p2pd"),), guarded=False)
+    assert Path("/proc") in unguarded.readable, "it measures its daemon itself"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the files are Linux's")
+@pytest.mark.parametrize("access", [role_access(OWN), network_access(OWN, OWN, (), guarded=True)])
+def test_what_names_the_machine_is_not_readable_and_what_lies_beside_it_is(access: Access) -> None:
+    def reads(path: str) -> bool:
+        real = Path(path).resolve()
+        return any(allowed == real or allowed in real.parents for allowed in access.readable)
+
+    for name in ("random/boot_id", "hostname", "domainname"):
+        assert not reads(f"/proc/sys/kernel/{name}")
+    for name in ("osrelease", "ostype", "cap_last_cap"):
+        assert reads(f"/proc/sys/kernel/{name}")
+    for card in Path("/sys/class/net").iterdir():
+        assert not reads(str(card / "address"))
+    for disk in Path("/sys/class/block").iterdir():
+        assert not reads(str(disk / "wwid"))
+    assert not reads("/etc/machine-id")
+    for board in Path("/sys/class").glob("dmi/id"):
+        assert not reads(str(board / "product_uuid"))
+    assert reads("/sys/devices/system/cpu/online")
 
 
 def test_the_profile_denies_writes_programs_network_and_the_home_folder() -> None:

@@ -71,6 +71,39 @@ def test_a_process_inherits_its_descriptor_and_ends_with_it(starter: Starter) ->
         assert child.wait(20) == child.returncode == 7
 
 
+def test_priorities_of_what_was_started_below_and_of_nothing_else(starter: Starter) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child = starter.launch("forking")(theirs.fileno())
+    assert ours.recv(5) == b"ready"
+    (below,) = psutil.Process(child.pid).children()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        before = os.getpriority(os.PRIO_PROCESS, other.pid)
+        child.lower_priority(other.pid)
+        child.lower_priority(below.pid)
+        child.remember_family()
+        child.end_family()  # obeyed in turn, so the commands before it are done
+        assert os.getpriority(os.PRIO_PROCESS, other.pid) == before
+        other.communicate(b"\n")
+    ours.close()
+
+
+def test_a_started_process_below_leaves_the_processor_to_others(starter: Starter) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child = starter.launch("forking")(theirs.fileno())
+    assert ours.recv(5) == b"ready"
+    (below,) = psutil.Process(child.pid).children()
+    before = below.nice()
+    child.lower_priority(below.pid)
+    while below.nice() == before:
+        os.sched_yield()
+    assert below.nice() == min(19, before + 10)
+    child.remember_family()
+    child.end_family()
+    ours.close()
+
+
 def test_killing(starter: Starter) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -35,6 +35,9 @@ class _Ended:
     def kill(self) -> None:
         pass
 
+    def lower_priority(self, pid: int) -> None:
+        pass
+
     def remember_family(self) -> None:
         pass
 

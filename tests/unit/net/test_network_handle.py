@@ -51,6 +51,9 @@ class Process:
     def kill(self) -> None:
         pass
 
+    def lower_priority(self, pid: int) -> None:
+        pass
+
     def remember_family(self) -> None:
         pass
 

@@ -28,17 +28,18 @@ from p2prl_lab.bench.trust.flood_rows import TableRow, flood_rows, table_rows
 from p2prl_lab.bench.trust.floods import FLOODS, FloodPlan, FloodRow
 from p2prl_lab.bench.trust.forged_groups import ATTACKS
 from p2prl_lab.bench.trust.honest_bill import EVENTS, bill_row
+from p2prl_lab.bench.trust.liars import LIARS, LiarRow, liar_row
 from p2prl_lab.bench.trust.model_groups import model_rows
 from p2prl_lab.bench.trust.replay_power import POLICIES, FalseRejects, cells
 from p2prl_lab.bench.trust.roc import roc_points
 from p2prl_lab.bench.trust.starvation import StarvationPlan, StarvedRow, starved_row
 from p2prl_lab.bench.trust.validators import ValidatorBenchConfig, run_validator_bench
 
-PARTS = ("attacks", "false_rejects", "choosers", "honest_bill", "floods", "answers", "cost")
+PARTS = ("attacks", "false_rejects", "choosers", "honest_bill", "liars", "floods", "answers", "cost")
 
 TABLES = (
-    "attacks", "false_rejects", "power", "roc", "choosers", "honest_bill", "floods", "tables", "validators",
-    "amplification", "starved", "cost",
+    "attacks", "false_rejects", "power", "roc", "choosers", "honest_bill", "liars", "floods", "tables",
+    "validators",    "amplification", "starved", "cost",
 )  # fmt: skip
 """Keys of the result, each a list of rows; `cost` has one."""
 
@@ -145,6 +146,7 @@ def _jobs(config: TrustConfig, out: Path) -> Iterator[_Job]:
         "false_rejects": lambda: _false_rejects(config),
         "choosers": lambda: _choosers(config, out),
         "honest_bill": lambda: _honest_bill(config),
+        "liars": lambda: _liars(config.seed),
         "floods": lambda: _floods(config),
         "answers": lambda: _answers(config.seed),
         "cost": _cost,
@@ -256,6 +258,11 @@ def _honest_bill(config: TrustConfig) -> Iterator[_Job]:
         yield _Job(Setting(part="honest_bill", case=f"{event}, {trickle:g}"), make)
 
 
+def _liars(seed: int) -> Iterator[_Job]:
+    for name in LIARS:
+        yield _Job(Setting(part="liars", case=name), partial(_only_row, "liars", partial(liar_row, name, seed)))
+
+
 def _floods(config: TrustConfig) -> Iterator[_Job]:
     plan = replace(config.plan, seed=config.seed)
     case = f"{plan.volunteers} volunteers, {plan.keys} keys of {plan.groups_per_key}, {plan.lasts_s:g} s"
@@ -282,7 +289,7 @@ def _answers(seed: int) -> Iterator[_Job]:
         yield _Job(Setting(part="answers", case=case), partial(_only_row, "starved", partial(starved_row, plan)))
 
 
-def _only_row(table: str, make: Callable[[], FloodRow | TableRow | AmplificationRow | StarvedRow]) -> Rows:
+def _only_row(table: str, make: Callable[[], FloodRow | TableRow | AmplificationRow | StarvedRow | LiarRow]) -> Rows:
     return {table: [asdict(make())]}
 
 

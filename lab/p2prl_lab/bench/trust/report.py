@@ -23,6 +23,7 @@ def as_markdown(rows: Rows) -> str:
         ("Groups with one invented token that are credited", power_table(rows["power"])),
         ("Choosers", chooser_table(rows["choosers"])),
         ("Honest volunteers: groups voided", bill_table(rows["honest_bill"])),
+        ("Learners that reject honest work: what a volunteer gives away", liar_table(rows["liars"])),
         ("Floods: honest updates, of those without the flood", flood_table(rows["floods"])),
         ("Tables of a node", table_table(rows["tables"])),
         ("Validators", validator_table(rows["validators"])),
@@ -117,6 +118,12 @@ def chooser_table(rows: Sequence[Row]) -> str:
 def bill_table(rows: Sequence[Row]) -> str:
     """Groups of honest volunteers that were voided, by what happened to them."""
     return _plain_table(rows, ("event", "trickle", "groups", "voided", "waiting"))
+
+
+def liar_table(rows: Sequence[Row]) -> str:
+    """What became of a volunteer under each learner."""
+    keys = ("learner", "sampled", "credited", "rejected", "stopped_after_s", "exit_code", "others_credited")
+    return _plain_table(rows, keys)
 
 
 def flood_table(rows: Sequence[Row]) -> str:

@@ -41,7 +41,7 @@ GOOD = MachineFacts(
     disk_free=10**12,
     memory_available=10**10,
     keys=(KeyFile(name="seat-1/key.json", mode=0o600, is_ours=True),),
-    confinement="Landlock and seccomp",
+    confinement="Landlock, seccomp, guarded sockets",
     driver="580.95",
     cards=1,
     device=GOOD_DEVICE,

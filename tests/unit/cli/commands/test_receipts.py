@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from p2prl.cli.views.receipt_advice import advice
+from p2prl.client.evidence import Case, Evidence, write_evidence
+from p2prl.client.refusals import Replayed
 from p2prl.client.spool import GIVEN_UP, Spool, SpoolConfig
 from p2prl.config.network_options import remember_run
+from p2prl.config.own_replay import refused_group_replay
+from p2prl.config.own_runs import OwnRun
+from p2prl.config.roles import prepare_replay
 from p2prl.errors import ConfigError, MachineError, P2PRLError
+from p2prl.models.groups.group_work import ReplayTools
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.protocol import ledger_chain
@@ -180,6 +187,69 @@ def test_a_replay_is_compared_with_the_learners_receipt(
     assert document["reason"] == ("seed_mismatch" if forged else "")
     assert document["agreement"] == agreement
     assert document["tokens"] == sum(len(c.tokens) // 4 for c in home.run.group(home.policy, ME, 0).completions)
+
+
+@pytest.mark.parametrize(
+    ("forged", "reason", "found"),
+    [
+        (False, "seed_mismatch", Replayed.RIGHT),
+        (False, "unknown_policy", Replayed.RIGHT),
+        (True, "seed_mismatch", Replayed.WRONG),
+        (False, "engine_mismatch", Replayed.UNDECIDED),
+    ],
+)
+def test_a_refused_group_is_replayed_from_the_volunteers_own_folder(
+    home: Home, forged: bool, reason: str, found: Replayed
+) -> None:
+    replay = refused_group_replay(home.folder, make_tools)
+    kept = home.spool.bytes_of(home.sample(0, forged=forged))
+    assert kept is not None
+    assert replay(*kept, reason) is found
+
+
+def test_without_the_weights_or_the_memory_no_refused_group_is_replayed(home: Home) -> None:
+    kept = home.spool.bytes_of(home.sample(0))
+    assert kept is not None
+
+    def too_large(run: OwnRun, files: dict[str, Path]) -> ReplayTools:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 90000000000 bytes")
+
+    assert refused_group_replay(home.folder, too_large)(*kept, "seed_mismatch") is Replayed.IMPOSSIBLE
+    home.weights_file().unlink()
+    assert refused_group_replay(home.folder, make_tools)(*kept, "seed_mismatch") is Replayed.IMPOSSIBLE
+
+
+def make_tools(run: OwnRun, files: dict[str, Path]) -> ReplayTools:
+    return prepare_replay(run.manifest, files, run=run.run, device=torch.device("cpu"), scores=False)
+
+
+def test_evidence_is_shown_and_checked(home: Home) -> None:
+    receipts, groups = [], []
+    for slot in range(2):
+        name = home.sample(slot)
+        groups.append(home.spool.bytes_of(name))
+        receipts.append(home.judge(name, slot, ReceiptState.REJECTED, "seed_mismatch"))
+    signed = seal(home.run.learner, Receipts(7, tuple(receipts)), run=home.run.run, now=NOW)
+    cases = tuple(
+        Case(receipts=signed, group=group[0], body=group[1], replay="right") for group in groups if group is not None
+    )
+    path = home.path / "refused.evidence"
+    write_evidence(path, Evidence(manifest=home.run.manifest_raw, judged=9, refused=8, cases=cases))
+    document = json_of("receipts", "evidence", path)
+    assert set(document) | set(document["groups"][0]) == json_keys("p2prl receipts evidence")
+    assert (document["run"], document["judged"], document["refused"]) == ("unit", 9, 8)
+    assert document["learner"] == home.run.learner.peer_id
+    assert [(row["volunteer"], row["slot"], row["reason"], row["learner_step"]) for row in document["groups"]] == [
+        (ME.peer_id, 0, "seed_mismatch", 7),
+        (ME.peer_id, 1, "seed_mismatch", 7),
+    ]
+    shown = invoke("receipts", "evidence", path)
+    assert shown.exit_code == 0
+    assert "2 groups with the learner's rejection of each" in shown.stdout
+    assert shown.stdout.count("the volunteer's replay found it right") == 2
+    path.write_bytes(path.read_bytes()[:-1])
+    error = invoke("receipts", "evidence", path).exception
+    assert isinstance(error, ConfigError)
 
 
 def refusal(home: Home, name: str, *arguments: object) -> P2PRLError:
