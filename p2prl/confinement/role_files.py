@@ -45,7 +45,7 @@ _NAMES_OF_MACHINE = (
     "/sys/bus/usb/devices/*",
 )
 """The host name, the boot id, addresses of network cards, serial numbers of disks, boards and USB devices: they stay
-closed. Patterns; /sys has links there. A battery's stays open, since a worker reads how full it is (`controls.sensors`)."""
+closed. Patterns; /sys has links there. A battery's stays open: a worker reads beside it how full the battery is."""
 
 _ETC = ("localtime", "passwd", "group", "nsswitch.conf", "nvidia", "OpenCL", "vulkan", "ld.so.conf", "ld.so.conf.d")
 
