@@ -34,6 +34,9 @@ from p2prl.confinement.layers import succeeds
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 """SECCOMP_IOCTL_NOTIF_RECV and SECCOMP_IOCTL_NOTIF_SEND."""
 
+_STILL_WAITS = 0x80082102
+"""SECCOMP_IOCTL_NOTIF_ID_VALID, as kernels before 5.17 know it and later ones do as well."""
+
 _CALL = struct.Struct("<QIIiIQ6Q")
 """`struct seccomp_notif`: id, thread, flags; then number, architecture, instruction and arguments of the call."""
 
@@ -51,6 +54,15 @@ _MEASURED = struct.Struct("<Q")
 
 _MOST_DEPTH = 8
 """Generations between a guard and what it may signal: the network process, its daemon, and what that may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call that waits for its guard."""
+
+    call: int
+    thread: int
+    arguments: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +123,7 @@ class _Watch:
         self._channel = channel
         self._child = child
         self._folder = folder.resolve()
-        self._answers: dict[int, Callable[[int, tuple[int, ...]], int]] = {connect: self._connect, kill: self._kill}
+        self._answers: dict[int, Callable[[_Asked], int]] = {connect: self._connect, kill: self._kill}
         self._listener = -1
 
     def serve(self) -> int:
@@ -166,32 +178,36 @@ class _Watch:
         except OSError:
             return  # its thread is gone
         call, thread, _flags, number, _architecture, _instruction, *arguments = _CALL.unpack(asked)
-        make = self._answers.get(number, self._uname)
+        make, waiting = self._answers.get(number, self._uname), _Asked(call, thread, tuple(arguments))
         if make == self._connect and _may_wait(thread, arguments[0]):
-            threading.Thread(target=self._reply, args=(call, make, thread, tuple(arguments)), daemon=True).start()
+            threading.Thread(target=self._reply, args=(make, waiting), daemon=True).start()
         else:
-            self._reply(call, make, thread, tuple(arguments))
+            self._reply(make, waiting)
 
-    def _reply(
-        self, call: int, make: Callable[[int, tuple[int, ...]], int], thread: int, arguments: tuple[int, ...]
-    ) -> None:
+    def _reply(self, make: Callable[[_Asked], int], asked: _Asked) -> None:
         try:
-            code = make(thread, arguments)
+            code = make(asked)
         except OSError as error:
             code = error.errno or errno.EPERM
         except (ValueError, OverflowError):
             code = errno.EINVAL
         with suppress(OSError):
-            fcntl.ioctl(self._listener, _SEND, _ANSWER.pack(call, 0, -code, 0))
+            fcntl.ioctl(self._listener, _SEND, _ANSWER.pack(asked.call, 0, -code, 0))
 
-    def _connect(self, thread: int, arguments: tuple[int, ...]) -> int:
-        number, pointer, length = arguments[:3]
+    def _check_waits(self, asked: _Asked) -> None:
+        """Raise OSError when the call is over. What was opened by the thread's number may then be another program's,
+        which the number went to; while the call waits it is not."""
+        fcntl.ioctl(self._listener, _STILL_WAITS, struct.pack("<Q", asked.call))
+
+    def _connect(self, asked: _Asked) -> int:
+        number, pointer, length = asked.arguments[:3]
         length &= 0xFFFFFFFF
         if length > _MOST_ADDRESS_BYTES:
             return errno.EINVAL
-        address = _memory(thread, pointer, length)
-        descriptor = linux.descriptor_of(_process_of(thread), number & 0xFFFFFFFF)
+        address = _memory(asked.thread, pointer, length)
+        descriptor = linux.descriptor_of(_process_of(asked.thread), number & 0xFFFFFFFF)
         try:
+            self._check_waits(asked)
             if not _is_unix(descriptor):
                 return linux.connect_socket(descriptor, address)
             return self._connect_unix(descriptor, address)
@@ -213,9 +229,10 @@ class _Watch:
         finally:
             os.close(found)
 
-    def _kill(self, thread: int, arguments: tuple[int, ...]) -> int:
-        del thread
-        target, number = (struct.unpack("<i", struct.pack("<I", value & 0xFFFFFFFF))[0] for value in arguments[:2])
+    def _kill(self, asked: _Asked) -> int:
+        target, number = (
+            struct.unpack("<i", struct.pack("<I", value & 0xFFFFFFFF))[0] for value in asked.arguments[:2]
+        )
         if target <= 0 or not self._is_family(target):
             return errno.EPERM
         os.kill(target, number)
@@ -229,13 +246,14 @@ class _Watch:
             pid = _number_in_status(pid, "PPid")
         return pid == self._child
 
-    def _uname(self, thread: int, arguments: tuple[int, ...]) -> int:
+    def _uname(self, asked: _Asked) -> int:
         """All about the system but the name of this machine."""
         known = os.uname()
         fields = (known.sysname, linux.HIDDEN_NAME.decode(), known.release, known.version, known.machine, "(none)")
         told = b"".join(field.encode()[: _NAME_BYTES - 1].ljust(_NAME_BYTES, b"\0") for field in fields)
-        with Path(f"/proc/{thread}/mem").open("r+b", buffering=0) as memory:
-            memory.seek(arguments[0])
+        with Path(f"/proc/{asked.thread}/mem").open("r+b", buffering=0) as memory:
+            self._check_waits(asked)
+            memory.seek(asked.arguments[0])
             memory.write(told)
         return 0
 
