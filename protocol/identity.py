@@ -30,6 +30,15 @@ PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 """Length of an Ed25519 signature (RFC 8032, section 5.1.6)."""
 
+_FIELD = 2**255 - 19
+"""Of the curve's coordinates (RFC 8032, section 5.1)."""
+
+_ORDER_EIGHT = int.from_bytes(
+    bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little"
+)
+_SMALL_ORDERS = frozenset((0, 1, _FIELD - 1, _ORDER_EIGHT, _FIELD - _ORDER_EIGHT))
+"""y of the eight points whose order divides eight. One signature of such a key fits any bytes, and needs no secret."""
+
 _SEED_DOMAIN = b"p2prl/identity/v1"
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Identity multihash (0x00, 36 bytes) of protobuf PublicKey{type=Ed25519 (08 01), data=32 bytes (12 20 …)}.
@@ -100,8 +109,14 @@ class Identity:
 
 
 def verify_raw(public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` is the key's Ed25519 signature of `data`. Never raises on any bytes."""
+    """Whether `signature` is the key's Ed25519 signature of `data`. Never raises on any bytes.
+
+    A key that anybody can sign for, or that is another writing of a key, has no signatures.
+    """
     if len(public_key) != PUBLIC_KEY_BYTES or len(signature) != SIGNATURE_BYTES:
+        return False
+    y = int.from_bytes(public_key, "little") % 2**255
+    if y >= _FIELD or y in _SMALL_ORDERS:
         return False
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
