@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
+import string
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -30,7 +31,8 @@ _MOST_PORT = 65_535
 _IP6 = re.compile(r"/ip6/([^/]+)")
 _PEER = re.compile(r"/p2p/(\w+)", re.ASCII)
 _INCOMPLETE = "is not a complete multiaddr"
-_QUOTES = "'\""
+_QUOTES = "'\"`<>\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb"
+"""What messages, mail programs and word processors set around a link."""
 
 Reach = Literal["machine", "network", "internet"]
 """From where an address can be dialed."""
@@ -63,7 +65,7 @@ class JoinLink:
 
 def is_link(text: str) -> bool:
     """Whether a user means a join link by this text, and no file or name."""
-    return _unquoted(text).startswith(SCHEME)
+    return _unquoted(text).lower().startswith(SCHEME)
 
 
 def parse_link(text: str) -> JoinLink:
@@ -71,7 +73,7 @@ def parse_link(text: str) -> JoinLink:
     text = _unquoted(text).replace("&amp;", "&")  # of the source of a page
     if not text:
         raise ConfigError("the join link is empty", remedy=_REMEDY)
-    if not text.startswith(SCHEME):
+    if not text.lower().startswith(SCHEME):  # RFC 3986, section 3.1: a phone may write P2prl
         raise ConfigError(f"a join link starts with {SCHEME}, this one with {text[:12]!r}", remedy=_REMEDY)
     head, _, query = text[len(SCHEME) :].partition("?")
     name, at, digest_text = head.partition("@")
@@ -147,7 +149,7 @@ def _width(address: str) -> int:
 
 def _unquoted(text: str) -> str:
     """The text without the white space and quotation marks that a message leaves around it."""
-    return text.strip().strip(_QUOTES).strip()
+    return text.strip().strip(_QUOTES + string.whitespace)
 
 
 def _is_ip(host: str, version: int) -> bool:

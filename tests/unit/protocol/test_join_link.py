@@ -211,3 +211,19 @@ def test_what_parses_as_a_link_is_taken_for_one(before: str) -> None:
     assert is_link(text)
     assert parse_link(text).bootstrap == (DIRECT,)
     assert not is_link(f"{before}runs/my-run")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("<", ">"), ("\u201c", "\u201d"), ("\u2018", "\u2019"), ("`", "`"), ("\u00ab ", " \u00bb"), ('"<', '>"')],
+)
+def test_marks_that_messages_set_around_a_link_are_no_part_of_it(before: str, after: str) -> None:
+    link = JoinLink("run", Digest(bytes(range(32))), (DIRECT,))
+    assert is_link(f"{before}{link}{after}")
+    assert parse_link(f"{before}{link}{after}") == link
+
+
+def test_the_scheme_may_have_capitals() -> None:
+    link = JoinLink("Run", Digest(bytes(range(32))), (DIRECT,))
+    assert parse_link(str(link).replace("p2prl", "P2prl", 1)) == link
+    assert is_link("P2PRL://Run@")
