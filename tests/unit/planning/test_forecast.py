@@ -108,3 +108,16 @@ def test_advised_changes_do_what_is_said_of_them() -> None:
 
     assert with_interval(every) == changes["publish_every"].utilization > 0.99 > with_interval(every - 1) > now
     assert with_count(12 + more) == changes["count"].utilization > 0.99 > with_count(12 + more - 1) > now
+
+
+def test_as_few_machines_are_advised_as_suffice() -> None:
+    def at_work(count: int) -> Fleet:
+        return replace(FLEET, run=replace(FLEET.run, model="3b"), machines=(replace(HOME, count=count),))
+
+    enough = next(
+        count for count in range(1, 100) if capacity_of_fleet(at_work(count), HERE).capacity.utilization >= 0.995
+    )
+    assert enough > 3
+    for missing in (1, 2, 3):
+        changes = {change.setting: change for change in advice_on(at_work(enough - missing)).changes}
+        assert changes["count"].text.startswith(f"{missing} more of home")
