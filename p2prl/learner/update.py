@@ -5,8 +5,10 @@ The optimizer step itself is `Trainer.update`. After a crash the recorded batche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
@@ -185,6 +187,7 @@ class Training:
             "version": self._storage.version,
             "peers": len({group.peer for group in batch}),
             "ready_groups": len(self._buffer),
+            **rewards_by_task((group.group.task, signal.rewards) for group, signal in zip(batch, signals, strict=True)),
             **self._watch.figures,
             **self._buffer.figures,
             **figures,
@@ -197,6 +200,18 @@ class Training:
             peer, before_step=self.step, most=self._probation.probation_groups
         )
         return self._probation.trust(trained)
+
+
+def rewards_by_task(groups: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float]:
+    """Mean and standard deviation of the rewards of each task's completions, as keys of the metrics log."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for task, rewards in groups:
+        found[task].extend(rewards)
+    figures: dict[str, float] = {}
+    for task, rewards in found.items():
+        figures |= {f"reward/{task}/mean": fmean(rewards), f"reward/{task}/std": pstdev(rewards)}
+        figures[f"reward/{task}/completions"] = len(rewards)
+    return figures
 
 
 def _signal(verified: VerifiedGroup) -> GroupSignal:

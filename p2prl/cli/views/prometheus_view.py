@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_PARTS = {"evaluation": "task", "stale": "bucket"}
+_PARTS = {"evaluation": "task", "reward": "task", "stale": "bucket"}
 """First part of a key with three, and the label that its second part is."""
 
 _COUNTERS = {

@@ -109,7 +109,7 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     (evaluated, *_) = (tmp_path / "evaluations.jsonl").read_text().splitlines()
     result = json.loads(evaluated)
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
-    written = {key.replace("evaluation/chain4/", "evaluation/TASK/") for key in written}
+    written = {re.sub("^(evaluation|reward)/chain4/", r"\1/TASK/", key) for key in written}
     written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
     seen = without_buckets(written | losses_metrics() | metrics_of_settings() | lost_figures() | forecast_figures())
     assert seen == glossary("metrics.jsonl")
