@@ -35,7 +35,7 @@ from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import ThreadStage
-from p2prl.models.weights.layout import layout_of
+from p2prl.models.weights.layout import WeightLayout, flatten, layout_of
 from p2prl.net.process import control
 from p2prl.net.process.version_rebuild import rebuild
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER, ChainBlobs
@@ -200,6 +200,8 @@ class _Training:
     """Moves a model's weights as Adam with stationary moments would."""
 
     def __init__(self, model: PreTrainedModel, config: PublishBenchConfig) -> None:
+        self._model = model
+        self.device = config.device
         self._step = config.learning_rate * _FIRST_MOMENT
         self._parameters = [parameter.detach().view(-1) for parameter in model.parameters()]
         self._generator = torch.Generator(config.device).manual_seed(config.seed)
@@ -210,6 +212,9 @@ class _Training:
                 part = flat[start : start + _BLOCK]
                 noise = torch.randn(len(part), generator=self._generator, device=part.device)
                 part.add_(noise, alpha=self._step)
+
+    def copy_weights(self, layout: WeightLayout, into: bytearray) -> bytearray:
+        return flatten(self._model, layout, into)
 
 
 def run_publish_bench(config: PublishBenchConfig, *, on_progress: Callable[[str, float], None]) -> PublishReport:
@@ -244,11 +249,11 @@ def _run(config: PublishBenchConfig, folder: Path, on_progress: Callable[[str, f
     processor: list[float] = []
     beyond: list[int] = []
     try:
-        copy(model)  # the memory that every copy is made into, and what a card's driver takes when it is first used
+        copy(training)  # the memory that every copy is made into, and what a card's driver takes when it is first used
         before = anonymous_bytes()
         for version in range(config.versions):
             watch = Stopwatch(config.device)  # of a GPU that has done what it was given
-            weights = copy(model)
+            weights = copy(training)
             blocked.append(watch.spent().wall_s)
             copied, used = time.perf_counter(), time.process_time()
             with _Memory() as memory:

@@ -40,7 +40,9 @@ def certificate(
     ),
     check: Annotated[
         Path | None,
-        typer.Option("--check", help="Check this certificate, and its picture, against the ledger instead."),
+        typer.Option(
+            "--check", help="Check this certificate, and its picture, against the ledger instead. Default: make one."
+        ),
     ] = None,
     home: Home = None,
     listen: Listen = None,

@@ -37,7 +37,7 @@ def test_the_unit_starts_the_very_command_and_is_hardened(tmp_path: Path) -> Non
     expected = [sys.executable, "-m", "p2prl", "join", LINK, "--home", str(tmp_path), "--device", "cuda:1"]
     assert words_of(plan.text) == expected
     unit = settings(plan.text)
-    assert unit["RestartPreventExitStatus"].split() == ["2", "3", "4", "5", "6", "9", "10"]
+    assert unit["RestartPreventExitStatus"].split() == ["2", "3", "4", "5", "6", "9", "10", "11"]
     assert unit["ReadWritePaths"] == str(tmp_path)
     for setting in ("NoNewPrivileges", "PrivateTmp", "ProtectKernelTunables", "RestrictSUIDSGID", "LockPersonality"):
         assert unit[setting] == "yes"
