@@ -12,7 +12,7 @@ from typing import Any
 from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.parallel_config import ParallelConfig
-from p2prl.models.engines.transformers.row_limit import DEFAULT_BATCH_TOKENS
+from p2prl.models.engines.transformers.batching import DEFAULT_BATCH_TOKENS
 
 _SAVED_BYTES: dict[Precision, float] = {"fp32": 4.4, "bf16": 2.8, "bf16_stochastic": 2.2, "bf16_kahan": 2.2}
 """Bytes for each saved element of a layer. Measured: 3.7-4.4 in float32, 2.4-2.7 with autocast, whose norms stay in

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from p2prl.models.engines.transformers.batching import batches
 from p2prl.models.engines.transformers.policy_model import PolicyModel
-from p2prl.models.engines.transformers.row_limit import batches
 from p2prl.models.engines.transformers.sampled_row import RowDraws, SampledRow
 
 _COMPACT_SHARE = 0.75

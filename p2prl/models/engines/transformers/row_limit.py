@@ -1,9 +1,8 @@
-"""Batches: rows of similar size together, and as many at once as the memory holds."""
+"""Number of completions that may be decoded at once, from memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,29 +10,6 @@ from p2prl.errors import MachineError
 from p2prl.models.hardware.device import free_memory
 from p2prl.models.run_model import RunModel
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
-
-DEFAULT_BATCH_TOKENS = 16_384
-"""Tokens of one batch, padding included. Bounds activations and the key-value cache."""
-
-
-def batches(sizes: Sequence[tuple[int, int]], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows in batches of at most `max_tokens` tokens, or of one row alone.
-
-    `sizes` holds (prompt tokens, completion tokens) of each row; prompts are padded to the longest of a batch, and so
-    are completions.
-    """
-    batch: list[int] = []
-    longest = (0, 0)
-    for index in sorted(range(len(sizes)), key=sizes.__getitem__):
-        grown = (max(longest[0], sizes[index][0]), max(longest[1], sizes[index][1]))
-        if batch and (len(batch) + 1) * sum(grown) > max_tokens:
-            yield batch
-            batch, grown = [], sizes[index]
-        batch.append(index)
-        longest = grown
-    if batch:
-        yield batch
-
 
 MOST_ROWS = 256
 """More rows make no machine faster that was measured, and their groups are staler on arrival."""

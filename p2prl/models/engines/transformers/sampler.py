@@ -16,9 +16,9 @@ import torch
 
 from p2prl.errors import IntegrityError, MachineError
 from p2prl.models.engines.transformers.batch_decoder import BatchDecoder
+from p2prl.models.engines.transformers.batching import DEFAULT_BATCH_TOKENS
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.row_limit import (
-    DEFAULT_BATCH_TOKENS,
     MOST_ROWS,
     RowLimit,
     cache_budget,

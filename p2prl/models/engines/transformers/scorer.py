@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from p2prl.errors import IntegrityError, LocalProtocolError, MachineError
+from p2prl.models.engines.transformers.batching import DEFAULT_BATCH_TOKENS, batches
 from p2prl.models.engines.transformers.policy_model import PolicyModel
-from p2prl.models.engines.transformers.row_limit import DEFAULT_BATCH_TOKENS, batches
 from p2prl.models.hardware.failures import is_out_of_memory, release_memory
 from p2prl.models.logprobs.policy_logprobs import pad_right
 from p2prl.models.logprobs.replay_head import ReplayHead

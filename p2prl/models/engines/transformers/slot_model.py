@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from p2prl.models.engines.transformers.batching import batches
 from p2prl.models.engines.transformers.grouped_attention import use_grouped_attention, use_plain_attention
 from p2prl.models.engines.transformers.policy_model import PolicyModel
-from p2prl.models.engines.transformers.row_limit import batches
 from p2prl.models.engines.transformers.slot_cache import SlotCache
 from p2prl.models.hardware.failures import is_out_of_memory
 

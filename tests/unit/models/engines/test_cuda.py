@@ -19,8 +19,8 @@ from torch import Tensor
 from p2prl.config.device_checkup import check_device
 from p2prl.errors import IntegrityError
 from p2prl.models.engines.transformers import sampled_row
+from p2prl.models.engines.transformers.batching import DEFAULT_BATCH_TOKENS
 from p2prl.models.engines.transformers.policy_model import PolicyModel, _ComparedWeights
-from p2prl.models.engines.transformers.row_limit import DEFAULT_BATCH_TOKENS
 from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.engines.transformers.slot_decoder import SlotDecoder
