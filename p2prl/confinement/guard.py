@@ -26,8 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from p2prl.confinement import linux
 from p2prl.confinement.layers import succeeds
 
@@ -314,6 +312,8 @@ def _may_wait(thread: int, descriptor: int) -> bool:
 
 def children_bytes(pid: int) -> int:
     """Memory of all processes below this one."""
+    import psutil  # confinement itself works without any package
+
     total = 0
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
