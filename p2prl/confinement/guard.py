@@ -231,7 +231,11 @@ class _Watch:
         target, number = (
             struct.unpack("<i", struct.pack("<I", value & 0xFFFFFFFF))[0] for value in asked.arguments[:2]
         )
-        if target <= 0 or not self._is_family(target):
+        try:
+            is_allowed = target > 0 and self._is_family(target)
+        except (FileNotFoundError, ProcessLookupError):
+            return errno.ESRCH  # it has ended, as without a guard
+        if not is_allowed:
             return errno.EPERM
         os.kill(target, number)
         return 0

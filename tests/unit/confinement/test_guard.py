@@ -63,6 +63,7 @@ outcome("all", lambda: os.kill(-1, 0))
 outcome("measured", lambda: guard.children_bytes() > 1_000_000)
 outcome("own-child", lambda: os.kill(child, 9))
 outcome("ended", lambda: os.waitpid(child, 0)[1])
+outcome("gone", lambda: os.kill(child, 9))
 outcome("name", lambda: os.uname().nodename)
 outcome("system", lambda: os.uname().sysname)
 """
@@ -166,6 +167,7 @@ def test_it_signals_and_measures_its_own_children_and_hides_the_host_name(
         "measured": "True",
         "own-child": "None",
         "ended": str(int(signal.SIGKILL)),
+        "gone": "ProcessLookupError",
         "name": "localhost",
         "system": os.uname().sysname,
     }
