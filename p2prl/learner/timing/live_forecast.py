@@ -54,8 +54,6 @@ class Forecaster:
     def __init__(self, *, groups_per_update: int) -> None:
         self._groups_per_update = groups_per_update
         self._deliveries: deque[tuple[float, bytes]] = deque(maxlen=_MOST_DELIVERIES)
-        self._since: dict[bytes, float] = {}
-        """First delivery of each volunteer that is still among the kept ones."""
         self._updates: deque[tuple[float, float]] = deque(maxlen=UPDATES)
         """Of each update the seconds since the one before, and those of them at work."""
         self._updated_at = math.nan
@@ -69,7 +67,6 @@ class Forecaster:
     def delivered(self, peer: bytes, now: float) -> None:
         """Record a group of a volunteer that has passed its check."""
         self._deliveries.append((now, peer))
-        self._since.setdefault(peer, now)
 
     def updated(self, now: float, *, at_work: float, ready: int) -> str | None:
         """Record that an update is done, the share of the time since the one before in which the learner was at work,
@@ -122,21 +119,22 @@ class Forecaster:
         )
 
     def _forecast(self, now: float, ready: int) -> LiveForecast | None:
-        measured_s = math.fsum(seconds for seconds, _ in self._updates)
         update_s = math.fsum(at_work for _, at_work in self._updates) / UPDATES
-        begins = now - measured_s
-        kept = {peer for _, peer in self._deliveries}
-        self._since = {peer: at for peer, at in self._since.items() if peer in kept}
+        begins = now - math.fsum(seconds for seconds, _ in self._updates)
+        if len(self._deliveries) == _MOST_DELIVERIES:  # those before them are not kept, and cannot be counted
+            begins = max(begins, self._deliveries[0][0])
+        since: dict[bytes, float] = {}
         counted: dict[bytes, list[float]] = {}
         for at, peer in self._deliveries:
+            since.setdefault(peer, max(at, begins))
             if at > begins:
                 counted.setdefault(peer, []).append(at)
         times = sorted(at - begins for each in counted.values() for at in each)
         if len(times) < _LEAST_DELIVERIES or update_s <= 0.0:
             return None
-        rates = [rate for peer, each in counted.items() if (rate := self._rate(peer, each, now, begins)) > 0.0]
+        rates = [rate for peer, each in counted.items() if (rate := _rate(each, since[peer], now)) > 0.0]
         needed = UPDATES * self._groups_per_update
-        deviation = math.sqrt(_unsteadiness(times, measured_s) * (1.0 / len(times) + 1.0 / needed))
+        deviation = math.sqrt(_unsteadiness(times, now - begins) * (1.0 / len(times) + 1.0 / needed))
 
         def utilization(quantile: float) -> float:
             rate = math.fsum(rates) * max(0.0, 1.0 + quantile * deviation)
@@ -145,18 +143,17 @@ class Forecaster:
 
         return LiveForecast(utilization(0.0), utilization(-_QUANTILE), utilization(_QUANTILE), len(rates))
 
-    def _rate(self, peer: bytes, times: list[float], now: float, begins: float) -> float:
-        """Groups a second of a volunteer with these deliveries since `begins`; 0 if it has left.
 
-        One that came meanwhile is measured from its first delivery on: what it sampled before took time that the
-        learner has not seen.
-        """
-        since = max(begins, self._since[peer])
-        marks = [since, *times]
-        longest = max((after - before for before, after in pairwise(marks)), default=0.0)
-        if now - times[-1] > _SILENCES * max(longest, (now - since) / (len(times) + 1)):
-            return 0.0
-        return sum(at > since for at in times) / (now - since) if now > since else 0.0
+def _rate(times: list[float], since: float, now: float) -> float:
+    """Groups a second of a volunteer with these deliveries, measured since then; 0 if it has left.
+
+    One that came meanwhile is measured from its first delivery on: what it sampled before took time that the learner
+    has not seen.
+    """
+    longest = max(after - before for before, after in pairwise([since, *times]))
+    if now - times[-1] > _SILENCES * max(longest, (now - since) / (len(times) + 1)):
+        return 0.0
+    return sum(at > since for at in times) / (now - since) if now > since else 0.0
 
 
 def _unsteadiness(times: list[float], measured_s: float) -> float:

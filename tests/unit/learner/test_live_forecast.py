@@ -152,3 +152,13 @@ def test_nothing_is_foretold_from_too_little() -> None:
         assert forecaster.figures == {}
         forecaster.updated(10.0 * update, at_work=1.0, ready=0)
     assert forecaster.figures == {"plan/realised": pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize("groups", [16, 128, 512, 2048])
+def test_batches_of_any_size_are_foretold_alike(groups: int) -> None:
+    forecaster = Forecaster(groups_per_update=groups)
+    for update in range(UPDATES + 1):
+        for place in range(groups):
+            forecaster.delivered(bytes([place % 8]), 20.0 * update + 20.0 * place / groups)
+        forecaster.updated(20.0 * (update + 1), at_work=0.5, ready=0)
+    assert forecaster.figures["plan/predicted_utilisation"] == pytest.approx(0.5, abs=0.01)
