@@ -4,6 +4,7 @@
     python -m p2prl_lab.torture --cut 60
     python -m p2prl_lab.torture --owner --roles volunteers --kills 200
     python -m p2prl_lab.torture --storm --roles all --kills 50 --updates 500
+    python -m p2prl_lab.torture --roles volunteers --kills 50 --naps 50 --nap 40 --volunteers 6 --updates 60
 
 Prints its actions; exits 1 and keeps the folder when a guarantee is broken.
 """
@@ -33,7 +34,7 @@ def main() -> int:
     """Run one test and print its report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="kill -9s of random roles")
-    parser.add_argument("--naps", type=int, default=0, help="kills after which a volunteer's machine sleeps")
+    parser.add_argument("--naps", type=int, default=0, help="times that a volunteer's machine sleeps, beside the kills")
     parser.add_argument("--nap", type=float, default=60.0, help="seconds that it sleeps")
     parser.add_argument("--cut", type=float, default=0.0, help="seconds to cut one volunteer off, instead of killing")
     parser.add_argument("--storm", action="store_true", help="floods of strangers go on all the time")
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("--dead-band", type=int, default=0, help="dead_band_ulp of the run")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
-    swarm = SwarmProcesses(folder)
+    swarm = SwarmProcesses(folder, forks=True)
     try:
         with swarm.running():
             document = _run_test(swarm, arguments)
@@ -102,6 +103,9 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
         storm_keys=_STORM_KEYS if arguments.storm else 0,
     )
     report = CrashRun(swarm, run, plan, say=say).execute()
+    audit = report.audit
+    assert audit is not None
+    assert arguments.storm or not audit.rejected, f"{audit.rejected} groups of honest volunteers were rejected"
     assert report.reward >= _REWARD_WANTED, f"the final reward is {report.reward:.3f}"
     return report.summary()
 
