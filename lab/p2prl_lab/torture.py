@@ -54,6 +54,7 @@ def main() -> int:
         help="multiplies limits on waiting, beyond what a busy machine gets by itself",
     )
     parser.add_argument("--seed", type=int, default=0, help="order, moments and kinds of the kills")
+    parser.add_argument("--warm", type=Path, help="a run folder of `p2prl init NAME` whose model to start from")
     parser.add_argument("--dead-band", type=int, default=0, help="dead_band_ulp of the run")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
@@ -71,7 +72,9 @@ def main() -> int:
 
 def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
     # The staleness bound exceeds the run's length: work done while cut off is stale by design, and must still be used.
-    options = ("--staleness", "1024", "--publish-every", "5", "--seed", "0")
+    options = ["--staleness", "1024", "--publish-every", "5", "--seed", "0"]
+    if arguments.warm is not None:
+        options += ["--preset", "chain4", "--model", str(arguments.warm / "model"), "--probe", "off"]
     made = command(
         "init",
         "run",
@@ -83,6 +86,8 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
     )
     assert made.returncode == 0, made.stderr
     run = swarm.folder / "run"
+    if arguments.warm is not None:
+        shutil.copyfile(arguments.warm / "run.toml", run / "run.toml")
     settings, line = (run / "run.toml").read_text(), "dead_band_ulp = 0 "
     assert line in settings, "the preset sets no dead band to change"
     (run / "run.toml").write_text(settings.replace(line, f"dead_band_ulp = {arguments.dead_band} "))

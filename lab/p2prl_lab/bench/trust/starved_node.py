@@ -18,9 +18,7 @@ from pathlib import Path
 from p2prl.clock import SystemClock
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
-from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
@@ -33,15 +31,14 @@ from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl_lab.bench.trust.starvation import ENTRY, MBIT_BYTES_S, StarvedRow
+from p2prl_lab.testing.bare_nodes import POLL_S, START_S, address_of, start_node
 from p2prl_lab.testing.free_keys import ASK_S, free_keys
 
 _VOLUNTEERS = 4
 _CHUNK_BYTES = 64 * 1024
-_POLL_S = 0.02
 _LEAST_ASKED = 0.5
 """Questions that the keys must have sent, of those planned: a flood that this machine slows down shows nothing."""
 
-_START_S = 60.0
 _LEDGER_HEIGHT = 100_000
 
 
@@ -70,7 +67,7 @@ class _Volunteer:
 
     def poll(self) -> None:
         """Take what its network process says."""
-        for message in self.network.poll(_POLL_S):
+        for message in self.network.poll(POLL_S):
             if isinstance(message, control.Status):
                 self.received.append((time.monotonic(), message.received_from_source))
 
@@ -90,7 +87,7 @@ class AskedNode:
         rng, now = random.Random(f"starved node/{plan.seed}"), SystemClock().now()  # noqa: S311 - content
         upload = plan.upload_mbit * MBIT_BYTES_S
         # One copy alone keeps the uplink busy for longer than all that is measured takes.
-        seconds = _START_S + plan.quiet_s + plan.lasts_s + plan.recovery_s + plan.after_s
+        seconds = START_S + plan.quiet_s + plan.lasts_s + plan.recovery_s + plan.after_s
         weights = rng.randbytes(int(1.25 * upload * seconds))
         ref = blob_of(weights, _CHUNK_BYTES)
         self.root = ref.root
@@ -104,48 +101,24 @@ class AskedNode:
         version = PolicyManifest(0, 0, ref, bytes(32), b"", bytes(32), int(now * 1000), ())
         self._documents = [seal(self._key, body, run=self.run, now=now) for body in (version, Receipts(1, receipts))]
         self.names: tuple[Digest, ...] = (self.run, *map(envelope_digest, self._documents))
-        self.network = self._start("learner", Role.LEARNER, "127.0.0.1", upload_bytes_s=upload, manifest=self._manifest)
-        self.address = _address_of(self.network)
+        config = NodeConfig(role=Role.LEARNER, relay=RelayConfig(upload_bytes_s=upload))
+        self.network = start_node(folder, "learner", "127.0.0.1", self.run, config, manifest=self._manifest)
+        self.address = address_of(self.network)
         for raw in self._documents:
             self.network.send(signals.Publish(raw))
         self.network.send(signals.SetLedgerHeight(_LEDGER_HEIGHT))
 
     def volunteer(self, number: int) -> _Volunteer:
         """An honest peer that downloads the version from this node."""
-        return _Volunteer(self._start(f"v{number}", Role.VOLUNTEER, f"127.1.{number}.1", bootstrap=(self.address,)))
+        config, host = NodeConfig(role=Role.VOLUNTEER), f"127.1.{number}.1"
+        return _Volunteer(start_node(self._folder, f"v{number}", host, self.run, config, bootstrap=(self.address,)))
 
     def poll(self) -> None:
         """Answer what the node asks of its role."""
-        for message in self.network.poll(_POLL_S):
+        for message in self.network.poll(POLL_S):
             if isinstance(message, signals.LedgerWanted):
                 page = (ENTRY,) * limits.MAX_LEDGER_ENTRIES_PER_REPLY
                 self.network.send(signals.SendLedger(message.peer, message.from_height, page))
-
-    def _start(
-        self, name: str, role: Role, host: str, *, upload_bytes_s: float = 0.0, manifest: bytes = b"",
-        bootstrap: tuple[str, ...] = (),
-    ) -> NetworkHandle:  # fmt: skip
-        create_identity(self._folder / name / "key", identity_of(name))
-        return NetworkHandle(
-            NetworkConfig(
-                key_file=self._folder / name / "key",
-                run=self.run,
-                node=NodeConfig(role=role, relay=RelayConfig(upload_bytes_s=upload_bytes_s)),
-                blob_dir=self._folder / name / "blobs",
-                listen=(f"/ip4/{host}/tcp/0",),
-                bootstrap=bootstrap,
-                manifest=manifest,
-                reach=ReachOptions(maps_ports=False),
-            )
-        )
-
-
-def _address_of(network: NetworkHandle) -> str:
-    until = time.monotonic() + _START_S
-    while not network.addresses:
-        network.poll(_POLL_S)
-        assert time.monotonic() < until, "the node does not start"
-    return network.addresses[0]
 
 
 @contextmanager
@@ -182,7 +155,7 @@ def starved_node_row(plan: SocketPlan) -> StarvedRow:
         def rate(begun: float, seconds: float) -> float:
             return sum(each.bytes_until(begun + seconds) - each.bytes_until(begun) for each in volunteers) / seconds
 
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + START_S
         while sum(each.received[-1][1] for each in volunteers) == 0:
             passing(1.0)
             assert time.monotonic() < until, "no volunteer gets weights"
