@@ -126,7 +126,7 @@ def measure(folder: Path, *, keys: int, machines: int) -> dict[str, Any]:
         sent = flood.end()
         return {
             "links": keys,
-            "sent": sent["frames"],
+            "sent": sent["turns"],
             "passed_before": passed,
             "filled_s": round(filled_s, 1),
             "quota": MAX_IN_ALL,

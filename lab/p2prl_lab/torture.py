@@ -23,7 +23,8 @@ from typing import Any
 from p2prl_lab.progress_lines import say
 from p2prl_lab.testing.crash_run import CrashPlan, CrashRun
 from p2prl_lab.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
-from p2prl_lab.testing.swarm_processes import SwarmProcesses, command
+from p2prl_lab.testing.made_run import make_run
+from p2prl_lab.testing.swarm_processes import SwarmProcesses
 
 _REWARD_WANTED = 0.80
 
@@ -71,26 +72,7 @@ def main() -> int:
 
 
 def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
-    # The staleness bound exceeds the run's length: work done while cut off is stale by design, and must still be used.
-    options = ["--staleness", "1024", "--publish-every", "5", "--seed", "0"]
-    if arguments.warm is not None:
-        options += ["--preset", "chain4", "--model", str(arguments.warm / "model"), "--probe", "off"]
-    made = command(
-        "init",
-        "run",
-        "--in",
-        str(swarm.folder),
-        *options,
-        environment=swarm.environment(),
-        timeout_s=600 * arguments.patience,
-    )
-    assert made.returncode == 0, made.stderr
-    run = swarm.folder / "run"
-    if arguments.warm is not None:
-        shutil.copyfile(arguments.warm / "run.toml", run / "run.toml")
-    settings, line = (run / "run.toml").read_text(), "dead_band_ulp = 0 "
-    assert line in settings, "the preset sets no dead band to change"
-    (run / "run.toml").write_text(settings.replace(line, f"dead_band_ulp = {arguments.dead_band} "))
+    run = make_run(swarm, warm=arguments.warm, dead_band_ulp=arguments.dead_band, patience=arguments.patience)
     if arguments.cut:
         return dataclasses.asdict(disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=arguments.cut), say=say))
     plan = CrashPlan(

@@ -164,7 +164,7 @@ def starved_node_row(plan: SocketPlan) -> StarvedRow:
         flooded = passing(plan.lasts_s)
         sent = keys.end()
         asked = plan.keys * plan.lasts_s / ASK_S
-        assert sent["frames"] >= _LEAST_ASKED * asked, f"only {sent['frames']} of {asked:.0f} questions were sent"
+        assert sent["turns"] >= _LEAST_ASKED * asked, f"only {sent['turns']} of {asked:.0f} questions were sent"
         passing(plan.recovery_s)
         after = passing(plan.after_s)
         passing(3.0)  # for the last report
