@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from p2prl_lab.progress_lines import say
-from p2prl_lab.testing.crash_run import CrashPlan, CrashRun
+from p2prl_lab.testing.crash_plan import CrashPlan
+from p2prl_lab.testing.crash_run import CrashRun
 from p2prl_lab.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
 from p2prl_lab.testing.made_run import make_run
 from p2prl_lab.testing.swarm_processes import SwarmProcesses
