@@ -15,6 +15,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from p2prl.clock import SystemClock
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
@@ -33,9 +35,13 @@ from p2prl.swarm.relay.config import RelayConfig
 from p2prl_lab.bench.trust.starvation import ENTRY, MBIT_BYTES_S, StarvedRow
 from p2prl_lab.testing.bare_nodes import POLL_S, START_S, address_of, start_node
 from p2prl_lab.testing.free_keys import ASK_S, free_keys
+from p2prl_lab.testing.starved_time import Tasks, granted_share, threads_of
 
 _VOLUNTEERS = 4
 _CHUNK_BYTES = 64 * 1024
+_LEAST_GRANTED = 0.5
+"""Of the processor time that the node asks for: with less, the processor and not the uplink is what it lacks."""
+
 _LEAST_ASKED = 0.5
 """Questions that the keys must have sent, of those planned: a flood that this machine slows down shows nothing."""
 
@@ -108,6 +114,11 @@ class AskedNode:
             self.network.send(signals.Publish(raw))
         self.network.send(signals.SetLedgerHeight(_LEDGER_HEIGHT))
 
+    def threads(self) -> Tasks:
+        """What its threads, and those of its daemon, have run and waited."""
+        process = psutil.Process(self.network.pid)
+        return threads_of(each.pid for each in (process, *process.children(recursive=True)))
+
     def volunteer(self, number: int) -> _Volunteer:
         """An honest peer that downloads the version from this node."""
         config, host = NodeConfig(role=Role.VOLUNTEER), f"127.1.{number}.1"
@@ -161,10 +172,15 @@ def starved_node_row(plan: SocketPlan) -> StarvedRow:
             assert time.monotonic() < until, "no volunteer gets weights"
         quiet = passing(plan.quiet_s)
         keys.begin()
+        ran = node.threads()
         flooded = passing(plan.lasts_s)
+        granted = granted_share(ran, node.threads(), plan.lasts_s)
         sent = keys.end()
         asked = plan.keys * plan.lasts_s / ASK_S
         assert sent["turns"] >= _LEAST_ASKED * asked, f"only {sent['turns']} of {asked:.0f} questions were sent"
+        assert granted >= _LEAST_GRANTED, (
+            f"other programs left the node {granted:.0%} of the processor time it asked for"
+        )
         passing(plan.recovery_s)
         after = passing(plan.after_s)
         passing(3.0)  # for the last report
