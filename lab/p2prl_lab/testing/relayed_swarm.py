@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -84,7 +85,10 @@ class RelayedSwarm:
     @staticmethod
     def _verified(home: Path) -> int:
         query = "SELECT COUNT(*) FROM groups WHERE state = 'verified'"
-        return sum(int(rows(spool, query)[0][0]) for spool in spools(home))
+        try:
+            return sum(int(rows(spool, query)[0][0]) for spool in spools(home))
+        except sqlite3.OperationalError:  # a spool that is just being made
+            return 0
 
 
 def _interrupt(role: RoleProcess) -> None:
