@@ -172,8 +172,8 @@ def test_newcomers_are_judged_before_they_stand_by() -> None:
     for second in range(64):
         choice.delivered(b"old", float(second))
         choice.delivered(b"other", float(second))
-    for second in (61.0, 62.0, 63.0):
-        choice.delivered(b"new", second)
+    for late in (61.0, 62.0, 63.0):
+        choice.delivered(b"new", late)
     for update in range(8):
         choice.updated(64.0 + update, at_work=1.0, waiting=10 * GROUPS)
     assert b"new" not in choice.peers
