@@ -47,7 +47,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the tests."""
 
     outcome: Literal["passed", "failed", "unread", "late"]
-    """`unread`: a test file could not be imported, or pytest itself failed."""
+    """`unread`: a test file could not be imported, or pytest or the process itself failed."""
     failed: tuple[str, ...] = ()
     """Names of the tests that failed, in order, without their parameters."""
     durations: dict[str, float] = {}
@@ -132,6 +132,7 @@ def _function(nodeid: str) -> str:
 def _answered(request: Request) -> Answer:
     """Run the request in this process."""
     options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={_TEST_S}"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are among what was imported already
     measured = None
     if request.coverage:
         top = Path.cwd()
@@ -163,8 +164,9 @@ def _in_fork(request: Request) -> Answer:
     os.close(writable)
     answer = Answer(outcome="late")
     with os.fdopen(readable, "rb") as answers:
-        if select.select([answers], [], [], request.limit_s)[0] and (data := answers.read()):
-            answer = msgspec.json.decode(data, type=Answer)
+        if select.select([answers], [], [], request.limit_s)[0]:
+            data = answers.read()
+            answer = msgspec.json.decode(data, type=Answer) if data else Answer(outcome="unread")
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
