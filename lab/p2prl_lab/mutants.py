@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from p2prl_lab.mutation_runs import Request, Runner, slowest_last, tests_by_line
+from p2prl_lab.mutation_runs import HEAVY, Request, Runner, executed_lines, slowest_last
 from p2prl_lab.mutation_sites import Site, sites
 from p2prl_lab.progress_lines import say
 
@@ -67,14 +67,15 @@ class Baseline:
 class Mutants:
     """A folder with a copy of the commit that it began with, a baseline for each room, and the rows."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, heavy: Sequence[str] = HEAVY) -> None:
+        """`heavy` are the libraries that most tests import."""
         self.tree = folder / "tree"
         self._folder = folder
         self._rows = folder / "rows.jsonl"
         if not self.tree.exists():
             _copy_commit(self.tree)
         self.rows = [Row(**json.loads(line)) for line in _lines(self._rows)]
-        self._runner = Runner(self.tree)
+        self._runner = Runner(self.tree, heavy=heavy)
         self._baselines: dict[str, Baseline] = {}
         self._changed = time.time()
 
@@ -124,19 +125,20 @@ class Mutants:
         return row
 
     def _noticing(self, file: str, site: Site, source: bytes, baseline: Baseline) -> set[str]:
-        """Tests that execute the statement; all that enter the module for one that runs while it is imported."""
+        """Tests that execute the statement; all of the room for one that runs while its module is imported.
+
+        Where none executes it, files of tests that import the module: they may start processes that do.
+        """
         by_line = baseline.by_line.get(file, {})
         found: set[str] = set()
         for line in range(_first_line(source, site), site.line + 1):
             found |= by_line.get(line, frozenset())
-        if "" in found or not found:
-            found = {test for tests in by_line.values() for test in tests} | set(self._importing(file))
-        return found - {""}
+        return set(baseline.durations) if "" in found else found or set(self._importing(file))
 
     def _importing(self, file: str) -> Iterator[str]:
         """Files among the room's tests that import a module."""
-        module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
-        importing = re.compile(rf"^from (p2prl\.)?{re.escape(module)} import", re.MULTILINE)
+        package, _, module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__").rpartition(".")
+        importing = re.compile(rf"^from (p2prl\.)?{package}(\.{module} import| import .*\b{module}\b)", re.MULTILINE)
         for test in _tests_of(_room(file), self.tree):
             path = self.tree / test
             for each in [path] if path.suffix else sorted(path.rglob("test_*.py")):
@@ -165,7 +167,7 @@ class Mutants:
                 timed.write_text(json.dumps({"durations": answer.durations, "failing": answer.failed}))
             known = json.loads(timed.read_text())
             self._baselines[room] = Baseline(
-                by_line=tests_by_line(recorded, self.tree),
+                by_line=executed_lines(recorded, self.tree),
                 durations=known["durations"],
                 failing=frozenset(known["failing"]),
             )

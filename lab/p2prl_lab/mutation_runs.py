@@ -1,9 +1,7 @@
 """Runs of pytest in forks of one process that has imported torch already, and the tests that execute a line.
 
-    python -m p2prl_lab.mutation_runs < requests > answers
-
-A request is a line of JSON with the fields of `Request`, its answer one with those of `Answer`. A fork has imported no
-module of the tree under test, so it reads each file as it is at that moment, and costs a tenth of a new interpreter.
+A fork has imported no module of the tree under test, so it reads each file as it is at that moment, and costs a tenth
+of a new interpreter.
 """
 
 from __future__ import annotations
@@ -27,6 +25,8 @@ import pytest
 
 HEAVY = ("numpy", "torch", "transformers.modeling_utils", "numba", "hypothesis", "msgspec", "fastapi", "rich", "typer")
 """Libraries that most tests import; none of them imports the tree under test."""
+
+_START = "import sys; from p2prl_lab.mutation_runs import main; main(sys.argv[1:])"
 
 _TEST_S = 60
 """Longest time of one test: a flip that makes a loop endless is noticed by then."""
@@ -61,7 +61,7 @@ class Runner:
         """`heavy` are the modules that it imports once."""
         path = os.pathsep.join([str(tree), str(tree / "lab")])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "p2prl_lab.mutation_runs", *heavy],
+            [sys.executable, "-c", _START, *heavy],
             cwd=tree,
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": os.devnull},
             stdin=subprocess.PIPE,
@@ -78,12 +78,10 @@ class Runner:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
-def tests_by_line(recorded: Path, tree: Path) -> dict[str, dict[int, frozenset[str]]]:
+def executed_lines(recorded: Path, tree: Path) -> dict[str, dict[int, frozenset[str]]]:
     """The tests that executed each line of each file of `tree`, by its path in there. "" stands for importing it."""
     data = coverage.CoverageData(str(recorded))
     data.read()
@@ -187,7 +185,7 @@ def _be_fork(request: Request, writable: int) -> NoReturn:
 
 
 def main(heavy: Sequence[str]) -> None:
-    """Answer requests until standard input ends."""
+    """Import these modules, then answer the requests on standard input, a line of JSON each, until it ends."""
     for name in heavy:
         importlib.import_module(name)
     gc.collect()
@@ -209,7 +207,3 @@ def slowest_last(tests: Sequence[str], durations: Mapping[str, float], *, within
             break
         taken.append(name)
     return tuple(taken)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

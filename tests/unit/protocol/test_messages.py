@@ -168,6 +168,7 @@ def test_impossible_batches_are_refused(receipts: Receipts) -> None:
 def test_impossible_verdicts_are_refused(changes: dict[str, object]) -> None:
     VERDICT.check()
     msgspec.structs.replace(VERDICT, passed=True, reason="").check()
+    msgspec.structs.replace(VERDICT, probes=bytes(2 * limits.MAX_VERDICT_PROBES)).check()
     with pytest.raises(RemoteProtocolError):
         msgspec.structs.replace(VERDICT, **changes).check()
 
