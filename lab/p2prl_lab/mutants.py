@@ -72,8 +72,12 @@ class Mutants:
         self.tree = folder / "tree"
         self._folder = folder
         self._rows = folder / "rows.jsonl"
+        archive = folder / "commit.tar"
         if not self.tree.exists():
-            _copy_commit(self.tree)
+            self.tree.mkdir(parents=True)
+            subprocess.run(["git", "-C", _ROOT, "archive", "--output", archive.resolve(), "HEAD"], check=True)
+        if archive.exists():  # also over a mutant that was being tried when the last process was killed
+            subprocess.run(["tar", "-x", "-f", archive, "-C", self.tree], check=True)
         self.rows = [Row(**json.loads(line)) for line in _lines(self._rows)]
         self._runner = Runner(self.tree, heavy=heavy)
         self._baselines: dict[str, Baseline] = {}
@@ -195,12 +199,6 @@ def main() -> int:
         mutants.close()
     _print_report(mutants.rows)
     return 0
-
-
-def _copy_commit(tree: Path) -> None:
-    tree.mkdir(parents=True)
-    archive = subprocess.run(["git", "-C", _ROOT, "archive", "HEAD"], stdout=subprocess.PIPE, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", tree], input=archive, check=True)
 
 
 def _room(file: str) -> str:
