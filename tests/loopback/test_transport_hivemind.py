@@ -20,6 +20,7 @@ import pytest
 
 from p2prl.errors import TransportError
 from p2prl.net.transports.hivemind.transport import HivemindTransport
+from p2prl.net.transports.inbound_streams import NoGuard
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl_lab.testing.swarm_processes import freeze
@@ -132,6 +133,51 @@ def test_a_connection_is_replaced_only_if_somebody_listens_at_the_address() -> N
             assert sockets(second).isdisjoint(before)
             await second.send(first.peer_id, b"over the new one", timeout_s=5)
             assert await inbox.next() == (second.peer_id, b"over the new one")
+
+    run(scenario)
+
+
+class Noted(NoGuard):
+    """Where each peer was seen."""
+
+    def __init__(self) -> None:
+        self.seen: dict[PeerId, list[str]] = {}
+
+    def note_address(self, peer: PeerId, address: str) -> None:
+        self.seen.setdefault(peer, []).append(address)
+
+
+def test_a_meeting_carries_frames_both_ways_and_tells_where_the_peer_is() -> None:
+    async def scenario() -> None:
+        guard = Noted()
+        async with swarm(1) as (first,), contextlib.AsyncExitStack() as cleanup:
+            second = await start(guard=guard)
+            cleanup.push_async_callback(second.close)
+            inbox, other = Inbox(first), Inbox(second)
+            address = first.addresses[0]
+            await second.meet(address, dials=True)
+            for size in (1, 3_000_000):
+                await second.send(first.peer_id, bytes(size), timeout_s=20)
+                assert await inbox.next() == (second.peer_id, bytes(size))
+                await first.send(second.peer_id, bytes(size), timeout_s=20)
+                assert await other.next() == (first.peer_id, bytes(size))
+            assert {each.partition("/p2p/")[0] for each in guard.seen[first.peer_id]} == {
+                address.partition("/p2p/")[0]
+            }, "not the loopback address under which the daemon knows it"
+
+    run(scenario)
+
+
+def test_a_meeting_with_nobody_leaves_the_link_that_there_is() -> None:
+    async def scenario() -> None:
+        async with swarm(2) as (first, second):
+            inbox = Inbox(first)
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                free = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{first.peer_id}"
+            with pytest.raises(TransportError, match="no meeting with"):
+                await second.meet(free, dials=True)
+            await second.send(first.peer_id, b"the link before stays", timeout_s=5)
+            assert await inbox.next() == (second.peer_id, b"the link before stays")
 
     run(scenario)
 

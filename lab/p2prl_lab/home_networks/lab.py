@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from p2prl_lab.home_networks.network_swarm import NetworkSwarm
 from p2prl_lab.home_networks.real_swarm import RealSwarm
 from p2prl_lab.home_networks.router import RouterControl, running_router
 from p2prl_lab.home_networks.site_processes import LEARNER, SiteProcesses
-from p2prl_lab.home_networks.sites import USUAL_KINDS, LineSpeed, Site, make_site
+from p2prl_lab.home_networks.sites import PUNCHABLE, USUAL_KINDS, LineSpeed, Site, make_site
 from p2prl_lab.testing.swarm_processes import SwarmProcesses, go_on, stop_sending
 
 DISTURBANCES = ("learner-restart", "learner-moves", "learner-away", "home-moves", "home-offline", "home-asleep")
@@ -54,6 +55,8 @@ class LabConfig:
     """Lines of the homes."""
     join_s: float = 90.0
     """Time for the homes to find each other, after the last has started."""
+    leave_early: bool = False
+    """Whether joining ends as soon as every worker has the learner and all punchable pairs talk."""
     steady_s: float = 60.0
     """Window of the shares, before and after a restart of the learner."""
     patience_s: float = 180.0
@@ -127,6 +130,8 @@ class Lab:
         self._swarm.stop([LEARNER])
         groups = self._swarm.group_counts()
         return {
+            "nat": "kernel",
+            "untranslated": self._control.untranslated(),
             "pairs": figures.pair_rows(self._kinds, self._started, talked),
             "joined_s": joined_s,
             "first_circuit_s": self._circuit_s,
@@ -157,7 +162,7 @@ class Lab:
         for name in self._workers:
             self._started[name] = time.monotonic()
             self._swarm.start_worker(name, "join" if name in samplers else "seed")
-        linked = self._await_learner(self._workers, self._config.join_s, leave_early=False)
+        linked = self._await_learner(self._workers, self._config.join_s)
         traffic = self._control.traffic()
         return linked, figures.talked_since(traffic), figures.home_shares(traffic, self._kinds, LEARNER)
 
@@ -172,7 +177,7 @@ class Lab:
                 self._watch(lambda: self._swarm.versions() > announced, _PUBLISH_S, "next version", lambda: "")
             self._swarm.kill(LEARNER)
             if what == "learner-moves":
-                self._machines[LEARNER].set_addresses(self._control.move(LEARNER), None)
+                self._move(LEARNER)
             elif what == "learner-away":
                 self._absent = frozenset({LEARNER})
                 self._newcomer = {"announced_version": self._swarm.versions() - 1, **self._welcome()}
@@ -208,9 +213,7 @@ class Lab:
 
     def _move(self, name: str) -> None:
         """Give a site another address."""
-        addresses = self._control.move(name)
-        if addresses:
-            self._machines[name].set_addresses(addresses, None)
+        self._machines[name].move(self._control.move(name))
 
     def _churn(self) -> dict[str, Any]:
         """Let homes come and go, the learner twice; `relinked_s` is when the last home had the learner, after all."""
@@ -247,8 +250,12 @@ class Lab:
         say(f"newcomer: {found}")
         return found
 
-    def _await_learner(self, names: list[str], seconds: float, *, leave_early: bool) -> dict[str, float | None]:
+    def _is_punchable(self, name: str) -> bool:
+        return self._kinds[name] in PUNCHABLE
+
+    def _await_learner(self, names: list[str], seconds: float) -> dict[str, float | None]:
         """When each worker said that it has the learner, after its start; None when it never did."""
+        pairs = {frozenset(pair) for pair in combinations(filter(self._is_punchable, self._homes), 2)}
         found: dict[str, float | None] = dict.fromkeys(names)
 
         def look() -> bool:
@@ -258,7 +265,8 @@ class Lab:
                     found[name] = after_s
                 if self._swarm.has_circuit(name):
                     self._circuit_s.setdefault(name, after_s)
-            return leave_early and None not in found.values()
+            is_done = self._config.leave_early and None not in found.values()
+            return is_done and pairs <= figures.talked_since(self._control.traffic()).keys()
 
         self._watch(look, seconds, "joining", lambda: f"{sum(v is not None for v in found.values())}/{len(names)}")
         return found
@@ -299,13 +307,13 @@ class Lab:
 def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
     """Build the lab, run it and take it down. Call it in a space of its own (`namespaces.own_space`)."""
     rng = random.Random(config.seed)  # noqa: S311 - draws ports and lost packets
-    sites = [make_site(LEARNER, "public", 0, _PUBLIC_SPEED, rng)]
+    sites = [make_site(LEARNER, "public", 0, _PUBLIC_SPEED)]
     for number in range(config.public):
-        sites.append(make_site(f"public-{number + 1}", "public", len(sites), _PUBLIC_SPEED, rng))
+        sites.append(make_site(f"public-{number + 1}", "public", len(sites), _PUBLIC_SPEED))
     for number, kind in enumerate(config.homes):
-        sites.append(make_site(f"{kind}-{number + 1}", kind, len(sites), config.speed, rng))
+        sites.append(make_site(f"{kind}-{number + 1}", kind, len(sites), config.speed))
     if "learner-away" in config.disturb:
-        sites.append(make_site(_NEWCOMER, "restricted", len(sites), config.speed, rng))
+        sites.append(make_site(_NEWCOMER, "restricted", len(sites), config.speed))
     processes = SwarmProcesses(folder)
     with (
         machines_of(sites) as machines,
@@ -320,8 +328,7 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
         else:
             swarm = RealSwarm(folder, machines, processes, config.run, share=config.share)
         for site in sites:
-            if site.kind == "gateway":
-                swarm.start_gateway_device(site)
+            swarm.start_router_programs(site)
         say("making the run")
         swarm.prepare()
         return Lab(config, swarm, machines, control, sites).measure()

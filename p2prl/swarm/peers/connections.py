@@ -26,7 +26,7 @@ from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.link_peers import SHOW_LINKS
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import Meetings, is_direct_public
-from p2prl.swarm.peers.peer_memory import LinkedRecord
+from p2prl.swarm.peers.peer_memory import LASTING_ROLES, LinkedRecord
 from p2prl.swarm.peers.reachability import LinkCounts
 from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
 from p2prl.swarm.ports import Randomness
@@ -279,14 +279,21 @@ class Connections:
         return -math.inf if self._local.changed else due
 
     def _unmet(self) -> list[PeerId]:
-        """Introduced peers behind routers, without a direct link to this node."""
+        """Peers behind routers that this node should have a direct link with, and has not."""
         return [peer for peer in self.discovery.unreached() if peer not in self.links or self.is_relayed(peer)]
 
     def _hosts(self) -> list[PeerId]:
-        """Peers to ask for meetings, the learner first, then seeders."""
-        if self._local.learner in self.links:
-            return [self._local.learner]
-        return [peer for peer, link in self.links.items() if link.role is Role.SEEDER]
+        """Peers to ask for meetings: those that see where others are, so none behind a circuit. Known-public ones come
+        first, since every home has a direct link with them; among equals the learner, then seeders."""
+        direct = [
+            (peer, link.role)
+            for peer, link in self.links.items()
+            if not self.is_relayed(peer) and (link.role in LASTING_ROLES or self.is_public(peer))
+        ]
+        direct.sort(
+            key=lambda each: (not self.is_public(each[0]), each[0] != self._local.learner, each[1] is not Role.SEEDER)
+        )
+        return [peer for peer, _ in direct]
 
     def _learner_linked(self) -> bool:
         link = None if self._local.learner is None else self.links.get(self._local.learner)

@@ -135,11 +135,8 @@ class CircuitTransport(Transport):
         super().__init__()
         self.replaced: list[str] = []
 
-    async def knock(self, address: str) -> None:
-        raise AssertionError(address)
-
-    async def answer_knock(self, address: str) -> PeerId:
-        raise AssertionError(address)
+    async def meet(self, address: str, *, dials: bool) -> None:
+        raise AssertionError(address, dials)
 
     async def replace_circuit(self, address: str) -> PeerId:
         self.replaced.append(address)
