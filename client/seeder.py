@@ -61,10 +61,12 @@ class Seeder:
         on_manifest: OnManifest,
         on_progress: Callable[[Seeding], None],
         on_notice: Callable[[str], None],
+        waits: bool = False,
     ) -> None:
-        """`on_notice` gets messages for the user."""
+        """`on_notice` gets messages for the user. With `waits` it stays until the run's learner dials it."""
         self._clock = clock
-        self._bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, on_manifest)
+        self._bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, on_manifest, waits=waits)
+        self._waits = waits
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._run_end = RunEnd()
@@ -101,15 +103,16 @@ class Seeder:
     def progress(self) -> Seeding:
         """The current snapshot."""
         status = self._status
+        searching = "waiting for the run's learner" if self._waits else "looking for the run"
         if status is None:
-            return Seeding(state="looking for the run", version=self._version, chunks_held=0, chunks=0)
+            return Seeding(state=searching, version=self._version, chunks_held=0, chunks=0)
         version, held, total = status.fetching
         if self.owner.is_suspended:
             state = self.owner.order.reason or "joining the network again"
         elif status.budget_spent:
             state = "paused: the monthly upload limit is reached"
         elif self._bootstrap.manifest is None:
-            state = "looking for the run"
+            state = searching
         else:
             state = "fetching" if version >= 0 else "seeding"
         return Seeding(
@@ -131,6 +134,11 @@ class Seeder:
 
     def _take(self, message: control.FromNetwork) -> None:
         match message:
+            case control.NetworkUp(addresses=addresses) if self._waits and self._bootstrap.manifest is None:
+                named = next(iter(addresses), "none: it listens nowhere")
+                self._on_notice(
+                    f"Waiting for the run's learner. It finds this machine with:  p2prl learn RUN --via {named}"
+                )
             case control.RunKnown():
                 self._bootstrap.take(message)
             case signals.VersionAnnounced(version=version, step=step):

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from p2prl_lab.home_networks.goodput import goodput_report
-from p2prl_lab.home_networks.lab import DISTURBANCES, LabConfig, run_lab
+from p2prl_lab.home_networks.lab import run_lab
+from p2prl_lab.home_networks.lab_config import DISTURBANCES, LabConfig
 from p2prl_lab.home_networks.meeting import meeting_report
 from p2prl_lab.home_networks.namespaces import own_space, refusal
 from p2prl_lab.home_networks.sites import KINDS, USUAL_KINDS, LineSpeed
@@ -101,6 +102,7 @@ def _report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def _config(arguments: argparse.Namespace) -> LabConfig:
     return LabConfig(
         homes=tuple(filter(None, arguments.homes.split(","))),
+        learner=arguments.learner,
         public=arguments.public,
         samplers=arguments.samplers,
         speed=LineSpeed(
@@ -128,6 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=("swarm", "network", "churn", "meeting", "goodput"), default="swarm")
     parser.add_argument("--homes", default=",".join(USUAL_KINDS), help=f"kinds, of {', '.join(KINDS)}")
+    parser.add_argument("--learner", choices=("public", *KINDS), default="public", help="kind of the learner's site")
     parser.add_argument("--public", type=int, default=2, help="public volunteers beside the learner")
     parser.add_argument("--samplers", type=int, default=99, help="homes that sample; the others only seed")
     parser.add_argument("--share", type=float, default=0.0, help="of the time in which a home samples; 0: no bound")

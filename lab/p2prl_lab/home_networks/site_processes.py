@@ -22,6 +22,9 @@ LEARNER = "learner"
 LEARNER_LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")
 """The learner's. Workers get no such option: they run as a volunteer starts them, with the link alone."""
 
+RENTED_LISTEN = ("/ip4/0.0.0.0/tcp/443", "/ip6/::/tcp/443")
+"""A seeder's that waits for a learner at home: the port that networks let out which let out nothing else."""
+
 _LEAVE_S = 25.0
 _FRESH_S = 5.0
 """A status older than this says nothing of now."""
@@ -41,8 +44,12 @@ class SiteProcesses(ABC):
         """Make what the roles need."""
 
     @abstractmethod
-    def start_learner(self) -> None:
-        """Start the learner, or start it again, and wait for its link."""
+    def start_waiting_seeder(self, name: str) -> str:
+        """Start a seeder that knows the run's digest alone; returns the address at which a learner finds it."""
+
+    @abstractmethod
+    def start_learner(self, via: tuple[str, ...] = ()) -> None:
+        """Start the learner, or start it again, and wait for its link. `via` are peers that it dials first."""
 
     @abstractmethod
     def start_worker(self, name: str, verb: str) -> None:

@@ -29,6 +29,7 @@ from p2prl.config.worker_folder import write_status
 from p2prl.exit_codes import INTERRUPTED
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.plain_text import counted
 
@@ -55,6 +56,14 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
             typer.Option("--ranks", min=1, help="Processes that share every update. Default: run.toml's, else 1."),
         ] = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
+        via: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--via",
+                metavar="MULTIADDR",
+                help="A peer that is dialed first and named in the link: for a learner that nobody can dial.",
+            ),
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.
@@ -68,6 +77,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
             updates=updates,
             ranks=ranks,
             track=track,
+            via=tuple(via or ()),
             as_json=as_json,
             wrap_network=wrap_network,
         )
@@ -86,6 +96,7 @@ def learn_command(
     updates: int | None = None,
     ranks: int | None = None,
     track: str = "none",
+    via: tuple[str, ...] = (),
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
 ) -> None:
@@ -93,7 +104,9 @@ def learn_command(
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
     check_tracker(track)
-    further = further_peers(options.peers)
+    for address in via:
+        split_peer(address)
+    further = (*via, *further_peers(options.peers))
     opened = open_folder(directory)
     opened.settings_table()  # refuses a file that is not TOML
     lock = opened.lock()
@@ -117,7 +130,8 @@ def learn_command(
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 
-            link = LearnerLink(folder, partial(_show_link, folder))
+            named = (*folder.settings.network.bootstrap, *via)
+            link = LearnerLink(folder, partial(_show_link, folder), via=named)
 
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():

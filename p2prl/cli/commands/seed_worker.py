@@ -49,7 +49,13 @@ def seed_run(start: WorkerStart, *, as_json: bool) -> None:
         status.write(seeding_document(seeding))
         view.update(lambda: seeding_panel(link.name, seeding), lambda: seeding_line(seeding))
 
-    seeder = Seeder(clock=SystemClock(), on_manifest=on_manifest, on_progress=on_progress, on_notice=say)
+    seeder = Seeder(
+        clock=SystemClock(),
+        on_manifest=on_manifest,
+        on_progress=on_progress,
+        on_notice=say,
+        waits=not link.bootstrap,
+    )
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
     with view.shown(), controls.running(), forgetting_refused(directory), interrupts.handled():
         view.phase("finding the run")

@@ -73,11 +73,11 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 15.0
 """One dial: three round trips through a relay on a bad line, and go-libp2p's own dial limit."""
 
-_ADDRESS_REFRESH_S = 30.0
+_ADDRESS_REFRESH_S = 10.0
 
 _EARLY_REFRESH_S, _EARLY_S = 3.0, 90.0
 """In the first minute and a half the daemon learns how others reach it: a circuit that stands after 17 s should be in
-this peer's record then, and not at the next look half a minute later."""
+this peer's record then, and not at the next look."""
 
 _ANEW_S = 6
 """A dial past a circuit lasts this long: SYNs after 0, 1 and 3 s."""
