@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ import psutil
 import pytest
 
 from p2prl.errors import TransportError
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
+from p2prl.net.transports.hivemind.relay_slots import RelaySlots
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.net.transports.inbound_streams import NoGuard
+from p2prl.net.transports.multiaddrs import split_peer, to_bytes
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl_lab.testing.swarm_processes import freeze
-from tests.loopback.hivemind_swarm import KEY, Inbox, run, start, swarm
+from tests.loopback.hivemind_swarm import DAEMON_CONFIG, KEY, LOCAL, Inbox, fresh, run, start, swarm
 
 pytestmark = pytest.mark.loopback
 
@@ -178,6 +182,39 @@ def test_a_meeting_with_nobody_leaves_the_link_that_there_is() -> None:
                 await second.meet(free, dials=True)
             await second.send(first.peer_id, b"the link before stays", timeout_s=5)
             assert await inbox.next() == (second.peer_id, b"the link before stays")
+
+    run(scenario)
+
+
+def test_a_slot_that_this_process_reserves_carries_a_circuit() -> None:
+    """The daemon knows nothing of it: no relay is named to the home's."""
+
+    async def scenario() -> None:
+        public = replace(DAEMON_CONFIG, is_public=True)
+        async with contextlib.AsyncExitStack() as cleanup:
+
+            async def started(
+                config: DaemonConfig = DAEMON_CONFIG, listen: tuple[str, ...] = LOCAL
+            ) -> HivemindTransport:
+                made = await HivemindTransport.start(fresh(), listen=listen, daemon_config=config)
+                cleanup.push_async_callback(made.close)
+                return made
+
+            relay = await started(public)
+            where, _ = split_peer(relay.addresses[0])
+            home, guest, other = [await started(listen=()) for _ in range(3)]  # so that nobody dials them directly
+            for each in (home, guest, other):
+                await each._daemon.connect(relay.peer_id, (to_bytes(where),))
+            inbox = Inbox(home)
+            circuit = f"{relay.addresses[0]}/p2p-circuit/p2p/{home.peer_id}"
+            with pytest.raises(TransportError, match="NO_RESERVATION"):
+                await guest.connect(circuit)
+            slots = RelaySlots(home._daemon.open_stream)
+            await slots.completed((circuit,), 0.0)
+            assert await slots.completed((), 1.0) == (circuit,)
+            await other.connect(circuit)
+            await other.send(home.peer_id, b"over the circuit", timeout_s=10)
+            assert await inbox.next() == (other.peer_id, b"over the circuit")
 
     run(scenario)
 

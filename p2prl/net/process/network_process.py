@@ -40,7 +40,7 @@ from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
 from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks
 from p2prl.net.transports.multiaddrs import split_peer
-from p2prl.net.transports.tcp_trial import accepts_connection, outcome_of, relays_among
+from p2prl.net.transports.tcp_trial import outcome_of, relays_among
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
@@ -59,7 +59,7 @@ _DIALABLE = frozenset({Role.LEARNER, Role.SEEDER})
 """Roles that others dial: with a public address on an interface of its own, one is reachable, or of little use. A
 volunteer may have such an address behind a firewall; its daemon finds out."""
 
-_RELAYS_S = 3.0
+_RELAYS_S = 10.0
 
 _FLUSH_S = 3.0
 """How long neighbors get to receive the role's last messages. A link that needs longer counts as dead."""
@@ -206,19 +206,13 @@ class NetworkProcess:
             await self._driver.close()
 
     async def _watch_relays(self, transport: Transport) -> None:
-        """Return when this process should be started again: its daemon's relays have gone, or one is back and gives no
-        circuit."""
+        """Return when this process should be started again, because every relay of its daemon has gone."""
         while True:
             await asyncio.sleep(_RELAYS_S)
-            reach, own = Reach(self._reach()), transport.addresses
-            answers = self._relay_watch.has_lost(reach, own) and any(
-                await asyncio.gather(*map(accepts_connection, self._relays))
-            )
             if self._relay_watch.is_due(
                 self._clock.now(),
-                reach=reach,
-                addresses=own,
-                answers=answers,
+                reach=Reach(self._reach()),
+                addresses=transport.addresses,
                 linked=self._node.connections.linked_records(),
                 is_busy=self._node.transfer_progress()[0] >= 0,
             ):
@@ -236,12 +230,7 @@ class NetworkProcess:
         self._is_public = config.reach.is_public or (config.node.role in _DIALABLE and has_public_address())
         lasting = self._keeper.lasting_addresses()
         relays = () if self._is_public else await relays_among((*config.bootstrap, *lasting))
-        self._relays = relays
-        self._relay_watch = RelayWatch(
-            [split_peer(address)[1] for address in relays],
-            self._clock.now(),
-            spread=random.random(),  # noqa: S311 - spreads the starts of many homes
-        )
+        self._relay_watch = RelayWatch([split_peer(address)[1] for address in relays], self._clock.now())
 
         def options(bootstrap: tuple[str, ...]) -> TransportConfig:
             return TransportConfig(

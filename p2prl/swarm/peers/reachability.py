@@ -154,36 +154,17 @@ PATIENCE_S = 180.0
 LEAST_RUN_S = 900.0
 """How long a daemon runs at least: a start breaks all links for seconds."""
 
-LOST_SLOT_S = 5.0
-"""How long a relay may answer again while this peer has no circuit, when it had one from this daemon: then the relay
-has restarted, and go-libp2p asks one that has failed it no more for an hour. A relay that grants nothing costs no
-second start, since the next daemon never had a circuit. Up to twice as long, so that a relay's homes come one by
-one."""
-
 _DIALABLE = frozenset({Reach.DIRECT, Reach.MAPPED})
-_NEEDY = frozenset({Reach.RELAYED, Reach.OUTGOING, Reach.CUT_OFF})
-"""Others reach such a peer through a circuit, or not at all. Meetings need none: a peer that was met has other ways."""
 _ALONE = frozenset({Reach.LOCAL, Reach.CUT_OFF})
 
 
 class RelayWatch:
     """The relay candidates of one daemon, and since when none of them has been of use."""
 
-    def __init__(self, relays: Collection[PeerId], now: float, *, spread: float = 0.0) -> None:
-        """`spread`, from 0 to 1, is drawn for each peer (`LOST_SLOT_S`)."""
+    def __init__(self, relays: Collection[PeerId], now: float) -> None:
         self._relays = frozenset(relays)
         self._began_at = now
         self._gone_since = math.inf
-        self._patience_s = LOST_SLOT_S * (1.0 + spread)
-        self._had_slot = False
-        self._lost_since = math.inf
-        """Since when a relay answers that gives no circuit, after one was had."""
-
-    def has_lost(self, reach: Reach, addresses: Iterable[str]) -> bool:
-        """Whether this peer had a circuit and has none, and needs one: then see whether a relay answers."""
-        has_slot = _has_circuit(addresses)
-        self._had_slot |= has_slot
-        return self._had_slot and not has_slot and reach in _NEEDY
 
     def is_due(
         self,
@@ -193,30 +174,20 @@ class RelayWatch:
         addresses: Iterable[str],
         linked: Collection[LinkedRecord],
         is_busy: bool,
-        answers: bool = False,
     ) -> bool:
-        """Whether to start again now. `addresses` are this node's own; `is_busy` says that a download is under way, and
-        `answers` that a relay accepts connections, which is found out where `has_lost` says so.
+        """Whether to start again now. `addresses` are this node's own; `is_busy` says that a download is under way.
 
-        Only if there is something to gain: a relay that is back, or a linked peer in a lasting role, at a public
-        address that its connection comes from, which is no candidate yet.
+        Only if there is something to gain: a linked peer in a lasting role, at a public address that its connection
+        comes from, which is no candidate yet.
         """
-        own = tuple(addresses)
-        has_lost = self.has_lost(reach, own)
-        self._lost_since = min(self._lost_since, now) if has_lost and answers else math.inf
-        if now - self._lost_since >= self._patience_s:
-            return True
-        is_served = _has_circuit(own) or any(record.peer in self._relays for record in linked)
+        has_slot = any("p2p-circuit" in address.split("/") for address in addresses)
+        is_served = has_slot or any(record.peer in self._relays for record in linked)
         if reach in _DIALABLE or reach in _ALONE or is_served:
             self._gone_since = math.inf
             return False
         self._gone_since = min(self._gone_since, now)
         is_long = now - self._gone_since >= PATIENCE_S and now - self._began_at >= LEAST_RUN_S
         return is_long and not is_busy and any(map(_may_relay, linked))
-
-
-def _has_circuit(addresses: Iterable[str]) -> bool:
-    return any("p2p-circuit" in address.split("/") for address in addresses)
 
 
 def _may_relay(record: LinkedRecord) -> bool:

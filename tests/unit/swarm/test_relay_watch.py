@@ -7,7 +7,7 @@ import pytest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.peers.peer_memory import LinkedRecord
-from p2prl.swarm.peers.reachability import LEAST_RUN_S, LOST_SLOT_S, PATIENCE_S, Reach, RelayWatch
+from p2prl.swarm.peers.reachability import LEAST_RUN_S, PATIENCE_S, Reach, RelayWatch
 from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 
 OWN, OTHER = PeerId("own relay"), PeerId("another")
@@ -69,46 +69,3 @@ def test_a_relay_that_restarts_is_waited_for() -> None:
     assert not is_due(late + PATIENCE_S - 0.5, linked(OWN), linked(OTHER))
     assert not is_due(late + PATIENCE_S, linked(OTHER)), "the time counts anew"
     assert is_due(late + 2 * PATIENCE_S, linked(OTHER))
-
-
-def after_loss(
-    reach: Reach = Reach.OUTGOING, *, had: bool = True, back_at: float = 100.0, spread: float = 0.0
-) -> float | None:
-    """When it is due after its relay, which gave it a circuit, answers again and gives it none."""
-    watch, now = RelayWatch([OWN], 0.0, spread=spread), 0.0
-    if had:
-        assert not watch.is_due(now, reach=Reach.RELAYED, addresses=(CIRCUIT,), linked=[linked(OWN)], is_busy=False)
-    while now <= 1_000.0:
-        now += 1.0
-        answers = watch.has_lost(reach, ()) and now >= back_at
-        if watch.is_due(now, reach=reach, addresses=(), linked=(), is_busy=True, answers=answers):
-            return now
-    return None
-
-
-@pytest.mark.parametrize("reach", [Reach.OUTGOING, Reach.RELAYED, Reach.CUT_OFF])
-def test_a_relay_that_is_back_without_a_circuit_is_asked_by_a_new_daemon(reach: Reach) -> None:
-    assert after_loss(reach) == 100.0 + LOST_SLOT_S, "also during a download, which goes on with the chunks it has"
-    assert after_loss(reach, spread=1.0) == 100.0 + 2.0 * LOST_SLOT_S
-    assert after_loss(reach, back_at=2_000.0) is None, "nobody would give one"
-    assert after_loss(reach, had=False) is None, "a relay that grants nothing costs no second start"
-
-
-@pytest.mark.parametrize("reach", [Reach.PUNCHED, Reach.MAPPED, Reach.DIRECT, Reach.LOCAL])
-def test_who_needs_no_circuit_or_cannot_have_one_does_not_start_again_for_it(reach: Reach) -> None:
-    assert after_loss(reach) is None
-
-
-def test_a_circuit_that_comes_back_by_itself_is_waited_for() -> None:
-    watch = RelayWatch([OWN], 0.0)
-
-    def is_due(now: float, *addresses: str) -> bool:
-        return watch.is_due(
-            now, reach=Reach.OUTGOING, addresses=addresses, linked=(), is_busy=False, answers=not addresses
-        )
-
-    assert not is_due(0.0, CIRCUIT)
-    assert not is_due(1.0)
-    assert not is_due(LOST_SLOT_S, CIRCUIT)
-    assert not is_due(1.0 + LOST_SLOT_S), "the time counts anew"
-    assert is_due(1.0 + 2 * LOST_SLOT_S)

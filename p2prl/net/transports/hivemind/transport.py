@@ -28,6 +28,7 @@ from p2prl.net.transports.hivemind.daemon import Daemon
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.dial_back import PROTOCOL, DialBack
 from p2prl.net.transports.hivemind.directory import Directory
+from p2prl.net.transports.hivemind.relay_slots import RelaySlots
 from p2prl.net.transports.inbound_streams import InboundStreams
 from p2prl.net.transports.interface_addresses import routable_families
 from p2prl.net.transports.outbound_streams import OutboundStreams
@@ -109,6 +110,7 @@ class HivemindTransport:
         """Binary address of every peer that `connect` reached."""
         self._failed: OrderedDict[str, None] = OrderedDict()
         """Addresses whose last dial failed."""
+        self._slots = RelaySlots(daemon.open_stream)
         self._splices = Splices()
         self._meeting: set[PeerId] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -299,7 +301,8 @@ class HivemindTransport:
 
     async def refresh_addresses(self) -> None:
         """Ask the daemon at which addresses others may dial this peer."""
-        self.addresses = await self._daemon.identify()
+        now = asyncio.get_running_loop().time()
+        self.addresses = await self._slots.completed(await self._daemon.identify(), now)
 
     async def _watch(self) -> None:
         """Keep `addresses` up to date (relays and routers come and go) and notice the daemon's end."""
