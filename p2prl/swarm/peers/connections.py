@@ -25,8 +25,8 @@ from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.link_peers import SHOW_LINKS
 from p2prl.swarm.peers.local_peer import LocalPeer
-from p2prl.swarm.peers.meetings import Meetings, is_direct_public
-from p2prl.swarm.peers.peer_memory import LASTING_ROLES, LinkedRecord
+from p2prl.swarm.peers.meetings import Meetings, hosts_among, is_direct_public
+from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.reachability import LinkCounts
 from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
 from p2prl.swarm.ports import Randomness
@@ -283,17 +283,8 @@ class Connections:
         return [peer for peer in self.discovery.unreached() if peer not in self.links or self.is_relayed(peer)]
 
     def _hosts(self) -> list[PeerId]:
-        """Peers to ask for meetings: those that see where others are, so none behind a circuit. Known-public ones come
-        first, since every home has a direct link with them; among equals the learner, then seeders."""
-        direct = [
-            (peer, link.role)
-            for peer, link in self.links.items()
-            if not self.is_relayed(peer) and (link.role in LASTING_ROLES or self.is_public(peer))
-        ]
-        direct.sort(
-            key=lambda each: (not self.is_public(each[0]), each[0] != self._local.learner, each[1] is not Role.SEEDER)
-        )
-        return [peer for peer, _ in direct]
+        direct = {peer: link.role for peer, link in self.links.items() if not self.is_relayed(peer)}
+        return hosts_among(direct, self.is_public, self._local.learner)
 
     def _learner_linked(self) -> bool:
         link = None if self._local.learner is None else self.links.get(self._local.learner)

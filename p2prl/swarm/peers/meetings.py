@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of, public_key_of
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Meeting, MeetingRequest
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.peers.peer_memory import LASTING_ROLES
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 REQUESTS = Rate(per_s=0.5, burst=32.0)
@@ -145,6 +147,17 @@ class Meetings:
         if len(self._invited_at) > self._capacity:
             self._invited_at.popitem(last=False)
         return True
+
+
+def hosts_among(
+    direct: Mapping[PeerId, Role | None], is_public: Callable[[PeerId], bool], learner: PeerId | None
+) -> list[PeerId]:
+    """Peers to ask for meetings, of those with `direct` links and their roles: they see where others are.
+
+    Known-public ones come first, since every home has a direct link with them; among equals the learner, then seeders.
+    """
+    lasting = {peer: role for peer, role in direct.items() if role in LASTING_ROLES or is_public(peer)}
+    return sorted(lasting, key=lambda peer: (not is_public(peer), peer != learner, lasting[peer] is not Role.SEEDER))
 
 
 @lru_cache(maxsize=ADDRESSES_REMEMBERED)
