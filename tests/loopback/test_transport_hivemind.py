@@ -186,17 +186,17 @@ def test_a_meeting_with_nobody_leaves_the_link_that_there_is() -> None:
     run(scenario)
 
 
-def test_a_slot_that_this_process_reserves_carries_a_circuit() -> None:
+def test_a_slot_that_this_process_reserves_carries_a_circuit_which_is_told_from_a_direct_link() -> None:
     """The daemon knows nothing of it: no relay is named to the home's."""
 
     async def scenario() -> None:
-        public = replace(DAEMON_CONFIG, is_public=True)
+        public, guard = replace(DAEMON_CONFIG, is_public=True), Noted()
         async with contextlib.AsyncExitStack() as cleanup:
 
             async def started(
                 config: DaemonConfig = DAEMON_CONFIG, listen: tuple[str, ...] = LOCAL
             ) -> HivemindTransport:
-                made = await HivemindTransport.start(fresh(), listen=listen, daemon_config=config)
+                made = await HivemindTransport.start(fresh(), listen=listen, daemon_config=config, guard=guard)
                 cleanup.push_async_callback(made.close)
                 return made
 
@@ -215,6 +215,9 @@ def test_a_slot_that_this_process_reserves_carries_a_circuit() -> None:
             await other.connect(circuit)
             await other.send(home.peer_id, b"over the circuit", timeout_s=10)
             assert await inbox.next() == (other.peer_id, b"over the circuit")
+            guard.seen.clear()
+            await other.connect(f"/ip4/127.0.0.1/tcp/9/p2p/{home.peer_id}")
+            assert guard.seen[home.peer_id] == [circuit.rpartition("/p2p/")[0]], "no link where nobody is"
 
     run(scenario)
 

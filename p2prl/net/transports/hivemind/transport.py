@@ -192,14 +192,13 @@ class HivemindTransport:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._daemon.connect(peer, (raw,))
+                await self._note_reached(peer, where)
                 await self._directory.introduce(peer)
         except TimeoutError as error:
             raise TransportError(f"{address} did not answer within {CONNECT_TIMEOUT_S:.0f} s") from error
         except TransportError as error:
             raise TransportError(f"cannot reach {address}: {error}") from error
         self._failed.pop(where, None)
-        if self._guard is not None:
-            self._guard.note_address(peer, where)
         self._remember(peer, raw)
         return peer
 
@@ -220,17 +219,15 @@ class HivemindTransport:
             await self._dial_anew(f"{self._splices.offer(connection, where)}/p2p/{peer}", timeout_s=_ANEW_S)
         finally:
             self._meeting.discard(peer)
+        await self._note_reached(peer, where)
         await self._directory.introduce(peer)
-        if self._guard is not None:
-            self._guard.note_address(peer, where)
 
     async def replace_circuit(self, address: str) -> PeerId:
         if not await accepts_connection(address):
             raise TransportError(f"{address} accepts no connection")
         peer, raw = await self._dial_anew(address, timeout_s=_ANEW_S)
+        await self._note_reached(peer, address.partition("/p2p/")[0])
         await self._directory.introduce(peer)
-        if self._guard is not None:
-            self._guard.note_address(peer, address)
         self._remember(peer, raw)
         return peer
 
@@ -271,6 +268,15 @@ class HivemindTransport:
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen_at: str
     ) -> None:
         await self._inbound.accept(peer, reader, writer, self._splices.address_of(seen_at))
+
+    async def _note_reached(self, peer: PeerId, dialed: str) -> None:
+        """Tell the guard where the connection with a peer is, as its socket shows it: the daemon dials nobody that it
+        has a circuit with, and calls that a success."""
+        if self._guard is None:
+            return
+        seen = [self._splices.address_of(each) for each in await self._daemon.remotes(peer)]
+        direct = [each for each in seen if "/p2p-circuit" not in each]
+        self._guard.note_address(peer, dialed if dialed in seen else next(iter((*direct, *seen)), dialed))
 
     def _remember(self, peer: PeerId, raw: bytes) -> None:
         self._known[peer] = raw
