@@ -137,7 +137,7 @@ def learn_command(
             with interrupts.handled():
                 view.phase("starting the network")
                 listens = kept_listen(folder, tuple(options.listen or ()))
-                reach = options.reach(lan=lan)
+                reach = options.reach(lan=lan, rereads_file=True)
                 config = learner_network(folder, listens, caps, peers=further, transport=options.transport, reach=reach)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:
