@@ -15,7 +15,7 @@ KEEPS_PORTS = "masquerade"
 """The outside port is the inside one while that is free."""
 
 DRAWS_PORTS = "masquerade to :jhash th sport mod 20000 seed 0x7 offset 30000"
-"""One drawn outside port for each inside one, whoever the remote is."""
+"""One drawn outside port for each inside one, for all remotes."""
 
 DRAWS_PORTS_PER_REMOTE = "masquerade random,fully-random"
 """Another outside port for every remote: a symmetric NAT."""

@@ -66,7 +66,7 @@ class RunBootstrap(Generic[T]):
         """`find_base` looks for a base model to start from; pass it only if the network waits for the answer.
 
         `role` and `runs_code` decide which data is waited for, as in the node's configuration. With `waits` the run may
-        take any time to appear: whoever knows it dials this peer.
+        take any time to appear: its learner dials this peer.
         """
         self.prepare = prepare
         self._role = role

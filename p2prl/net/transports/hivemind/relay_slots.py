@@ -2,8 +2,8 @@
 
 The daemon reserves its slots itself at first (AutoRelay). It asks a relay that has failed it once, as one that restarts
 does, no more for an hour, and a home that nobody can dial is then reached by nobody. A reservation is one small message
-on a stream (circuit relay v2), the relay keeps it by the peer's id, and the daemon takes incoming circuits whoever has
-reserved them. So this process reserves where the daemon had a slot, and names the circuit.
+on a stream (circuit relay v2), the relay keeps it by the peer's id, and the daemon takes incoming circuits that others
+have reserved for it. So this process reserves where the daemon had a slot, and names the circuit.
 """
 
 from __future__ import annotations
