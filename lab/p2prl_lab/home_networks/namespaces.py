@@ -162,7 +162,8 @@ def _make_machine(name: str, routers: int) -> Machine:
 def _set_up(machine: Machine, site: Site) -> None:
     """Devices, addresses, routes and rules."""
     line_up = f"ip link set {OUTSIDE_DEVICE} mtu {MTU} up"
-    machine.script(["ip link set lo up", *(() if site.routers else (line_up,))])
+    ports = "sysctl -qw net.ipv4.ip_unprivileged_port_start=443"  # a confined process has no rights of root
+    machine.script(["ip link set lo up", *(() if site.routers else (line_up, ports))])
     for number, router in enumerate(site.routers):
         inner, before = (INSIDE_DEVICE, None) if number == 0 else (OUTSIDE_DEVICE, number - 1)
         peer = f"peer name {INSIDE_DEVICE} netns {_path(machine.routers[number])}"

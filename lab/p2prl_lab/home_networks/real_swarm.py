@@ -66,6 +66,8 @@ class RealSwarm(SiteProcesses):
         self.start(name, "seed", str(bare), *listen, "--json", home=self.home(name))
         role = self.roles[name]
         wait_until(lambda: "--via " in role.log or not role.is_alive, seconds=_START_S, what="the seeder's address")
+        if not role.is_alive:
+            raise SystemExit(f"the seeder ended: {role.log[-2000:]}")
         return role.log.partition("--via ")[2].split()[0]
 
     def start_learner(self, via: tuple[str, ...] = ()) -> None:
