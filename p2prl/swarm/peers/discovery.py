@@ -313,8 +313,10 @@ class Discovery:
         return bool(budget.take((address,), now))
 
     def unreached(self) -> list[PeerId]:
-        """Introduced peers with records that name no public address: routers stand before them."""
-        return [peer for peer in self.introduced if self.is_behind_router(peer)]
+        """Introduced peers, and the learner, with records that name no public address: routers stand before them."""
+        learner = self._local.learner
+        wanted = self.introduced if learner is None else {*self.introduced, learner}
+        return [peer for peer in wanted if self.is_behind_router(peer)]
 
     def is_behind_router(self, peer: PeerId) -> bool:
         """Whether a peer's record names no public address; False when there is no record."""
