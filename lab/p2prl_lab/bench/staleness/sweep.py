@@ -183,6 +183,8 @@ class SweepPlan:
     """Full text of each law."""
     plan: TrainingPlan
     max_completion_tokens: int
+    seeds: range = DEVELOPMENT_SEEDS
+    """Those that choices are made on."""
 
     def grid(self, method: str, rates: Sequence[float] = RATES) -> list[str]:
         """See `grid`."""
@@ -218,7 +220,7 @@ class SweepPlan:
             return f"{method}+lr={rate:g}" if abs(place) <= _MOST_STEPS and rate < 1 else None
 
         tried = dict[str, None]()
-        best, first_rates = method, (0, 1, -1, -2)
+        best, first_rates = method, (0, 1, -1)
         if "lr" not in parsed.additions:
             rates = {place: setting for place in first_rates if (setting := at_rate(place))}
             line = _Line(settings=rates, beyond=at_rate)
@@ -263,7 +265,7 @@ class SweepPlan:
 
     def _missing(self, results: ResultFile, setting: str) -> bool:
         runs = (Setting.of(self.task, setting, delay, self.plan) for delay in self._laws)
-        return any(results.missing(run, DEVELOPMENT_SEEDS) for run in runs)
+        return any(results.missing(run, self.seeds) for run in runs)
 
     def choose(self, results: ResultFile, method: str) -> Choice:
         """The best settings of a method by its results on the development seeds. ConfigError when one is missing."""
@@ -286,10 +288,10 @@ class SweepPlan:
         for setting in settings:
             found, heights = list[SeedResult](), list[float]()
             for delay in delays:
-                here = results.of(Setting.of(self.task, setting, delay, self.plan), DEVELOPMENT_SEEDS)
+                here = results.of(Setting.of(self.task, setting, delay, self.plan), self.seeds)
                 found += here
                 heights += self._heights(here, delay)
-            if len(found) < len(delays) * len(DEVELOPMENT_SEEDS):
+            if len(found) < len(delays) * len(self.seeds):
                 raise ConfigError(f"{setting} lacks development runs", remedy="Run the sweep again; it continues.")
             rows.append(
                 Tried(
