@@ -47,6 +47,7 @@ KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
     (("negative_low", "negative_high"), ((0.0, 0.5), (0.0, 2.0))),
     (("nll_floor",), ((0.001,), (0.1,))),
     (("delta_v",), ((-0.05,), (-0.2,))),
+    (("log_clip_low", "log_clip_high", "log_clip_dual"), ((0.05, 0.1, 0.1), (0.1, 0.2, 0.2))),
     (("log_clip_low", "log_clip_high"), ((0.2, 0.2), (0.8, 0.8))),
     (("tau_pos", "tau_neg"), ((0.5, 0.525), (2.0, 2.1))),
     (("power_pos", "decay_pos", "power_neg", "decay_neg"), ((1.0, 1.5, 1.5, 1.0), (4.0, 6.0, 6.0, 4.0))),
