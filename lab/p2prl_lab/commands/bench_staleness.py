@@ -82,8 +82,8 @@ _Task = Annotated[
     str,
     typer.Option(
         "--task",
-        help="chain4, walk12, strict8, split4 or march512; arrive8, flip8 or arrive40, which change while they are "
-        "learned: NAME:PERIOD in updates; NAME@WIDTHxLAYERS for another size.",
+        help="chain4, walk12, strict8, split4 or march512; arrive8, flip8, rows8 or arrive40, which change while they "
+        "are learned: NAME:PERIOD in updates; NAME@WIDTHxLAYERS for another size.",
     ),
 ]
 _StepS = Annotated[
