@@ -31,4 +31,5 @@ class GradientAlignment:
         unit_MW = torch.nn.functional.normalize(last_MW, dim=1)
         along_M1 = (gradient_MW * unit_MW).sum(dim=1, keepdim=True)
         norm_M1 = torch.linalg.vector_norm(gradient_MW, dim=1, keepdim=True)
-        return gradient_MW - (along_M1 - self._bound * norm_M1).clamp(min=0.0) * unit_MW
+        excess_MW: Tensor = (along_M1 - self._bound * norm_M1).clamp(min=0.0) * unit_MW
+        return gradient_MW - excess_MW
