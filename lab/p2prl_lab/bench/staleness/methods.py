@@ -174,8 +174,9 @@ def _additions(text: str, added: list[str]) -> Mapping[str, float]:
             remedy = f"Use each of +{' +'.join(ADDITIONS)} at most once."
             raise ConfigError(f"{text!r}: unknown or repeated addition {name!r}", remedy=remedy)
         default, value = ADDITIONS[name], _number(written)
-        positive = value is not None and (value > 0 or (value == 0 and name in _FROM_ZERO))
-        legal = positive and (name not in (*_BELOW_ONE, *_FROM_ZERO) or value < 1)
+        legal = value is not None and (value > 0 or (value == 0 and name in _FROM_ZERO))
+        if value is not None and name in (*_BELOW_ONE, *_FROM_ZERO):
+            legal = legal and value < 1
         if name in _WHOLE:
             legal = value in _WHOLE[name]
         if default is not None and math.isnan(default) and not (equals and legal):
