@@ -34,12 +34,15 @@ from p2prl.plain_text import counted
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
+    from p2prl.learner.assembly import Judges
     from p2prl.learner.service import Learner
     from p2prl.net.process.bridge import NetworkPort
 
 
-def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None) -> Callable[..., None]:
-    """Build the command. `wrap_network` replaces the learner's network in experiments with delay."""
+def make_learn(
+    wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None, judges: Judges | None = None
+) -> Callable[..., None]:
+    """Build the command. Experiments replace the learner's network by `wrap_network` of it, or its `judges`."""
 
     @takes_records
     def learn(
@@ -70,6 +73,7 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
             track=track,
             as_json=as_json,
             wrap_network=wrap_network,
+            judges=judges,
         )
 
     return learn
@@ -88,6 +92,7 @@ def learn_command(
     track: str = "none",
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
+    judges: Judges | None = None,
 ) -> None:
     """Train the run in `directory`; `updates` and `ranks` override run.toml's, 0 updates for no end."""
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
@@ -113,7 +118,7 @@ def learn_command(
         with tracker(track, folder) as track_metrics:
             report = _Report(view, folder, planned=folder.settings.learner.updates, track=track_metrics)
             view.phase("loading the model and the journal")
-            learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say)
+            learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say, judges=judges)
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 

@@ -49,7 +49,7 @@ NETWORK, TOKENIZER, SCORERS, DESKTOP = "network", "tokenizer", "scorers", "deskt
 _FIND_BASE = (
     "import json, sys\n"
     "from p2prl.errors import P2PRLError\n"
-    "from p2prl.models.base_model.pretrained import model_directory\n"
+    "from p2prl.models.base_model.model_folder import model_directory\n"
     "try:\n    found = {'directory': str(model_directory(sys.argv[1]))}\n"
     "except P2PRLError as error:\n"
     "    found = {'kind': type(error).__name__, 'error': str(error), 'remedy': error.remedy}\n"

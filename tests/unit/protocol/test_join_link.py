@@ -101,6 +101,16 @@ def test_an_address_with_a_zone_is_passed_over_and_a_link_of_such_alone_is_refus
     assert "another address" in caught.value.remedy
 
 
+def test_an_address_is_printable_and_no_longer_than_one_may_be() -> None:
+    rest = f"/tcp/4001/p2p/{PEER}"
+    longest = f"/dns4/{'a' * (limits.MAX_ADDRESS_CHARS - len('/dns4/' + rest))}{rest}"
+    assert len(longest) == limits.MAX_ADDRESS_CHARS
+    assert parse_link(str(JoinLink("run", Digest(bytes(32)), (longest,)))).bootstrap == (longest,)
+    for wrong in (longest.replace("aa", "aaa", 1), DIRECT.replace("203.0.113.7", "a\x7fb")):
+        with pytest.raises(ConfigError, match="complete multiaddr"):
+            parse_link(str(JoinLink("run", Digest(bytes(32)), (wrong,))))
+
+
 def test_zones_take_no_place_of_addresses_that_can_be_dialed() -> None:
     zoned = f"/ip6/fe80::1/tcp/4001/p2p/{PEER}"
     many = JoinLink("run", Digest(bytes(32)), (zoned,) * limits.MAX_ADDRESSES + (DIRECT,))

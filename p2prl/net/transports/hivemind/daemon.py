@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from p2prl.errors import MachineError, TransportError
+from p2prl.errors import TransportError
 from p2prl.net.transports import multiaddrs
 from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.daemon_config import (
@@ -106,8 +106,8 @@ class Daemon:
                 await daemon._wait_until_listening(config)
         except TimeoutError as error:
             await daemon.close()
-            raise MachineError(
-                f"the network daemon {binary} did not start within {_STARTUP_TIMEOUT_S:.0f} s",
+            raise TransportError(  # a service starts again after it: the machine is busy, or just awake
+                f"the network daemon {binary} did not start within {_STARTUP_TIMEOUT_S:g} s",
                 remedy="Try again when the machine is less busy.",
             ) from error
         except BaseException:
