@@ -29,6 +29,7 @@ from p2prl.config.worker_folder import write_status
 from p2prl.exit_codes import INTERRUPTED
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.plain_text import counted
 
@@ -58,6 +59,14 @@ def make_learn(
             typer.Option("--ranks", min=1, help="Processes that share every update. Default: run.toml's, else 1."),
         ] = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
+        via: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--via",
+                metavar="MULTIADDR",
+                help="A peer that is dialed first and named in the link: for a learner that nobody can dial.",
+            ),
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.
@@ -71,6 +80,7 @@ def make_learn(
             updates=updates,
             ranks=ranks,
             track=track,
+            via=tuple(via or ()),
             as_json=as_json,
             wrap_network=wrap_network,
             judges=judges,
@@ -90,6 +100,7 @@ def learn_command(
     updates: int | None = None,
     ranks: int | None = None,
     track: str = "none",
+    via: tuple[str, ...] = (),
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
     judges: Judges | None = None,
@@ -98,7 +109,9 @@ def learn_command(
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
     check_tracker(track)
-    further = further_peers(options.peers)
+    for address in via:
+        split_peer(address)
+    further = (*via, *further_peers(options.peers))
     opened = open_folder(directory)
     opened.settings_table()  # refuses a file that is not TOML
     lock = opened.lock()
@@ -122,13 +135,14 @@ def learn_command(
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 
-            link = LearnerLink(folder, partial(_show_link, folder))
+            named = (*folder.settings.network.bootstrap, *via)
+            link = LearnerLink(folder, partial(_show_link, folder), via=named)
 
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
                 view.phase("starting the network")
                 listens = kept_listen(folder, tuple(options.listen or ()))
-                reach = options.reach(lan=lan)
+                reach = options.reach(lan=lan, rereads_file=True)
                 config = learner_network(folder, listens, caps, peers=further, transport=options.transport, reach=reach)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:

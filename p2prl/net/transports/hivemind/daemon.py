@@ -147,6 +147,13 @@ class Daemon:
         request = self._pb.ConnectRequest(peer=multiaddrs.multihash_of(peer), addrs=where, timeout=timeout_s)
         await self._ask(self._pb.Request(type=self._pb.Request.CONNECT, connect=request))
 
+    async def remotes(self, peer: PeerId) -> tuple[str, ...]:
+        """The multiaddrs of the other ends of all connections with a peer. Raises `TransportError`."""
+        reply = await self._ask(self._pb.Request(type=self._pb.Request.LIST_PEERS))
+        wanted = multiaddrs.multihash_of(peer)
+        raw = (bytes(address) for each in reply.peers if bytes(each.id) == wanted for address in each.addrs)
+        return tuple(filter(None, map(multiaddrs.from_bytes, raw)))
+
     async def disconnect(self, peer: PeerId) -> None:
         """End every connection to a peer, circuits too. Raises `TransportError`."""
         request = self._pb.DisconnectRequest(peer=multiaddrs.multihash_of(peer))
