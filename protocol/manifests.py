@@ -163,7 +163,7 @@ class DataSet(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     answers: BlobRef
     """Packed rows as the scorers see them. Only learner and validators download them."""
     scoring: str
-    """Scorers and their weights (`p2prl/tasks/scoring_spec.py`), canonical JSON."""
+    """Scorers and their weights (`p2prl/tasks/scorers/spec.py`), canonical JSON."""
     code: BlobRef | None = None
     """Python file with the researcher's own scorer, if the scoring names one. Run in a sandbox, by the learner and by
     validators whose owner agreed; never by a volunteer."""

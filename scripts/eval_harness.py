@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
+from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
 from p2prl.config.run_data import folder_data
 from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.errors import ConfigError

@@ -27,10 +27,10 @@ from hypothesis import given, settings
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import ZstdCoder, encode_planes
-from p2prl.patches.ec2 import encode_ec2
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.sparse_codec import encode_ec2
 from p2prl.patches.stream_format import Codec, SegmentHeader
 from p2prl.patches.words import BF16, Words
 from p2prl_lab.bench.patch.simulated_training import adam_versions

@@ -28,14 +28,14 @@ from p2prl.protocol.delegation import DAY_MS, sign_delegation, sign_revocation
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.gossip.statement_quota import MAX_IN_ALL, MAX_PER_LINK
 from p2prl.swarm.node_config import NodeConfig
+from p2prl_lab.bench.trust.bare_nodes import POLL_S, START_S, address_of, start_node
+from p2prl_lab.bench.trust.free_keys import free_keys
 from p2prl_lab.progress_lines import say
-from p2prl_lab.testing.bare_nodes import POLL_S, START_S, address_of, start_node
-from p2prl_lab.testing.free_keys import free_keys
 
 _PATIENCE_S = 120.0
 _FLOOD_S = 280.0

@@ -24,7 +24,7 @@ from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16
 from p2prl.planning.measured_figures import MEASURED, MOST_UPLOAD_MBIT, OFFERED_SHARE, PATCH_RATIOS
 from p2prl.protocol.kinds import Role
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl_lab.bench.patch.simulated_training import adam_training
 from p2prl_lab.bench.spread.home_links import HOME_LINKS

@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.config.fitted_settings import fitted_settings
 from p2prl.config.init_checks import InitChecks, NewRun, check_head, check_learnable, head_of
 from p2prl.config.listen_config import ListenConfig
 from p2prl.config.loss_table import LossConfig
+from p2prl.config.model_size_settings import fitted_settings
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.prompt_record import write_prompt_record
 from p2prl.config.run_folder import Folder, new_folder, open_folder, refuse_folder_in_use

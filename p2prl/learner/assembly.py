@@ -10,6 +10,7 @@ from time import perf_counter
 from p2prl.clock import Clock
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import Evaluations, EvaluationTools
+from p2prl.learner.intake.admission import Admission, DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
@@ -21,7 +22,6 @@ from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.slot_prices import SlotPrices, slots_with_work
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
-from p2prl.learner.intake.verification import Admission, DecodedGroups
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.dense_codecs import ZstdCoder, decode_planes, decode_raw
-from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways
 from p2prl.patches.kernels import Applied, Kernels
+from p2prl.patches.sparse_codec import decode_ec2, decode_ec2_both_ways
 from p2prl.patches.stream_format import (
     HEADER_BYTES,
     MAGIC,

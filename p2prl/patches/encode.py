@@ -8,8 +8,8 @@ import numpy as np
 
 from p2prl.errors import LocalProtocolError
 from p2prl.patches.dense_codecs import ZstdCoder, encode_planes
-from p2prl.patches.ec2 import encode_changes, encode_ec2
 from p2prl.patches.kernels import Applied, Kernels
+from p2prl.patches.sparse_codec import encode_changes, encode_ec2
 from p2prl.patches.stream_format import (
     MAGIC,
     PREAMBLE,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from p2prl.errors import ConfigError
 from p2prl.plain_text import counted
-from p2prl.tasks.scorer_failures import failure_remedy, failure_text
+from p2prl.tasks.scorer_failure_texts import failure_remedy, failure_text
 
 FEWEST_GROUPS = 8
 """Groups from which a probe is judged: a policy of which a tenth of the groups have a signal shows none of it in so

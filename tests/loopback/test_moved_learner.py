@@ -22,7 +22,7 @@ from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from p2prl.models.engines.transformers.device_changes import Changes, Comparison
 from p2prl.models.weights.layout import TORCH_DTYPES
-from p2prl.patches.ec2 import decode_ec2_both_ways, encode_ec2
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codec import decode_ec2_both_ways, encode_ec2
 from p2prl.patches.words import Words, WordType
 from p2prl_lab.testing.patch_properties import Version, versions
 from tests.devices import DEVICES

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.patches.decode import PatchReader, decode_segment
-from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codec import decode_ec2, decode_ec2_both_ways
 from p2prl.patches.stream_format import MAGIC, Codec, SegmentHeader, words_digest
 from p2prl.patches.words import BF16, Words, WordType
 from p2prl_lab.testing.patch_properties import (

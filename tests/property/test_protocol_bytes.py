@@ -39,7 +39,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire, decode, encode
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl_lab.testing.protocol_swarm import group_of
 
 KEY = Identity(b"k" * 16)

@@ -34,7 +34,7 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send

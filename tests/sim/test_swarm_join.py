@@ -10,7 +10,7 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunFile, blob_of
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START

@@ -16,9 +16,9 @@ from p2prl.config.network_options import remember_run
 from p2prl.config.own_replay import refused_group_replay
 from p2prl.config.own_runs import OwnRun
 from p2prl.learner.assembly import Judges
+from p2prl.learner.intake.admission import Candidate, Outcome
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.verification import Candidate, Outcome
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.groups.group_work import ReplayTools, SamplingTools
 from p2prl.models.sampler_port import Sampler

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2prl.learner.assembly import Judges
+from p2prl.learner.intake.admission import Admission, Candidate, Outcome
 from p2prl.learner.intake.batch_caps import Contributor
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.slot_accounts import SlotAccount
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.verification import Admission, Candidate, Outcome
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.models.replay.group_replay import Replay
 from p2prl.models.replay_statistics.baselines import NoiseEvidence

@@ -27,7 +27,7 @@ from p2prl.protocol.manifests import (
     blob_of,
     chunk_bytes_for,
 )
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl_lab.testing.hostile_learner import HostileRun
 
 _CHUNK_BYTES = 1 << 18

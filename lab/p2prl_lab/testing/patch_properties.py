@@ -8,11 +8,11 @@ from hypothesis.extra import numpy as arrays
 
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import ZstdCoder, decode_planes, encode_planes
-from p2prl.patches.ec2 import decode_ec2, decode_ec2_both_ways, encode_changes, encode_ec2
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.exponent_classes import History
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codec import decode_ec2, decode_ec2_both_ways, encode_changes, encode_ec2
 from p2prl.patches.words import BF16, WORD_TYPES, Words, WordType
 
 Version = tuple[WordType, Words, Words]

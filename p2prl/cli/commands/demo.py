@@ -46,7 +46,7 @@ def demo(
         on_progress("importing torch", 0.0)
 
         from p2prl.cli.commands.demo_result import demo_summary, plot_run
-        from p2prl.cli.commands.eval_checkpoint import evaluate_checkpoint
+        from p2prl.cli.commands.measure_checkpoint import evaluate_checkpoint
         from p2prl.config.run_settings import open_run
         from p2prl.models.hardware.device import use_threads
     use_threads(1)  # a model this small gains nothing from more threads

@@ -49,7 +49,7 @@ def eval_(
     with progress_bar("measuring", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
-        from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
+        from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
         from p2prl.config.run_settings import open_run
         from p2prl.models.hardware.device import use_threads
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from p2prl.learner.evaluation.evaluations import Evaluations
+from p2prl.learner.intake.admission import Admission, Candidate, Outcome
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
-from p2prl.learner.intake.verification import Admission, Candidate, Outcome
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.timing.stages import Stage
 from p2prl.protocol.envelope import body_of

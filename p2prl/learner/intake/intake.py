@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from p2prl.clock import Clock
 from p2prl.errors import RemoteProtocolError
+from p2prl.learner.intake.admission import DecodedGroups
 from p2prl.learner.intake.arrival_limits import ArrivalLimits
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
@@ -20,7 +21,6 @@ from p2prl.learner.intake.settlement import sign_storage_receipts
 from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
-from p2prl.learner.intake.verification import DecodedGroups
 from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.signing_sender import SigningSender

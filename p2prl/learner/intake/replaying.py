@@ -12,8 +12,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from p2prl.learner.intake.admission import Candidate, Outcome
 from p2prl.learner.intake.exclusions import CONFIRMED_FORGERIES
-from p2prl.learner.intake.verification import Candidate, Outcome
 from p2prl.models.groups.group_work import Inspection, ReplayTools
 from p2prl.models.replay.group_replay import Replay, replay_groups
 from p2prl.models.replay.prefix_replay import ImpossibleToken, confirms, first_impossible, is_worthwhile

@@ -9,8 +9,8 @@ from functools import partial
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.learner.intake import slot_accounts
+from p2prl.learner.intake.admission import Outcome
 from p2prl.learner.intake.slot_accounts import SlotAccount
-from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.groups.group_work import GroupWork

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from p2prl.clock import Clock
-from p2prl.learner.intake.verification import Outcome
+from p2prl.learner.intake.admission import Outcome
 from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.journal.verdicts import OwnReplay, WaitingVerdict

@@ -13,7 +13,7 @@ from p2prl.errors import ConfigError
 from p2prl.models.rewards.scoring import AnswerScorer, ScoredAnswer, failure_kind
 from p2prl.tasks.data.packed_data import PackedRows, Row
 from p2prl.tasks.sandbox.batch import TIMEOUT
-from p2prl.tasks.scorer_failures import failure_remedy, failure_text
+from p2prl.tasks.scorer_failure_texts import failure_remedy, failure_text
 
 _ROWS = 16
 """Rows that are tried. One that tells answers apart is enough: a single row may have an answer no scorer can read."""

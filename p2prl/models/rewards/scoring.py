@@ -17,7 +17,7 @@ from typing import Protocol
 from p2prl.errors import ConfigError
 from p2prl.models.rewards.run_reward import Completion, JudgedSteps, RunReward
 from p2prl.tasks.data.packed_data import Row
-from p2prl.tasks.scorer_failures import failure_text
+from p2prl.tasks.scorer_failure_texts import failure_text
 from p2prl.tasks.scorers.spec import parse_spec
 
 _NO_SCORING: Mapping[str, str] = MappingProxyType({})

@@ -25,7 +25,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.join_link import reach_of
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node import Node
-from p2prl.swarm.peers.link_peers import SHOW_LINKS, LinkPeers
+from p2prl.swarm.peers.join_link_peers import SHOW_LINKS, LinkPeers
 from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.peer_memory import PeerMemory
 from p2prl.swarm.peers.reachability import Detours

@@ -31,7 +31,7 @@ from p2prl.scoreboard.documents.api_schema import (
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
-from p2prl.scoreboard.documents.network_view import network_document
+from p2prl.scoreboard.documents.network_health_view import network_document
 from p2prl.scoreboard.documents.page_schema import (
     ActivityDocument,
     AnswersDocument,

@@ -21,7 +21,7 @@ from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document, rank_of
 from p2prl.scoreboard.documents.milestones import milestones_document
-from p2prl.scoreboard.documents.network_view import network_document
+from p2prl.scoreboard.documents.network_health_view import network_document
 from p2prl.scoreboard.documents.page_cursor import ALL
 from p2prl.scoreboard.documents.profile_view import profile_document
 from p2prl.scoreboard.documents.team_view import team_document, teams_document

@@ -22,8 +22,8 @@ from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.clock_estimate import PeerClock, Vote, clock_error_s
 from p2prl.swarm.peers.config import ANSWER_HELLO_S, ConnectionsConfig
 from p2prl.swarm.peers.discovery import Discovery
+from p2prl.swarm.peers.join_link_peers import SHOW_LINKS
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
-from p2prl.swarm.peers.link_peers import SHOW_LINKS
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import Meetings, hosts_among, is_direct_public
 from p2prl.swarm.peers.peer_memory import LinkedRecord

@@ -1,7 +1,7 @@
 """Chunk relay: spread weights from peer to peer while they are still arriving.
 
 A node that downloads a blob asks its neighbors which chunks they have and announces its own. A node with a free
-upload slot *grants* one neighbor a chunk (`upload`); the neighbor answers with a request for the locally rarest chunk
+upload slot *grants* one neighbor a chunk (`grants`); the neighbor answers with a request for the locally rarest chunk
 it can get there, or declines (`download`). So the sender chooses the peer, the receiver chooses the chunk, and neither
 waits for a round trip, since grants are sent ahead of free slots. A chunk comes with a proof that it belongs to the
 blob, so a wrong one proves a fault of its sender.
@@ -36,9 +36,9 @@ from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_sets import to_bitmap
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.download import ChunkDownloads, check_have
-from p2prl.swarm.relay.peer_selection import Rates
+from p2prl.swarm.relay.grant_order import Rates
+from p2prl.swarm.relay.grants import ChunkUploads
 from p2prl.swarm.relay.state import Neighbor, RelayState, RelayStats, Transfer
-from p2prl.swarm.relay.upload import ChunkUploads
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 _REMEMBERED_PEERS = 256

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from p2prl.config.fitted_settings import fitted_settings, learning_rate_for
+from p2prl.config.model_size_settings import fitted_settings, learning_rate_for
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import RunSettings
 from p2prl.config.toml_tables import parse

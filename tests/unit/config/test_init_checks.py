@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
+from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
 from p2prl.config.init_checks import InitChecks, NewRun
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import init_run, open_run

@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from p2prl.algorithms.loss_registry import build_loss
-from p2prl.cli.commands.eval_checkpoint import Measurement, measure_checkpoint
+from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
 from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_settings import RunFolder, init_run, open_run, run_file_blobs

@@ -19,7 +19,7 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
 from p2prl.protocol.run_blobs import is_third_party
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.tasks.data.packed_data import file_blob, prompt_record, row_record
 from p2prl.tasks.sandbox.pool import PoolConfig, Protection
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import torch
 
+from p2prl.learner.intake.admission import Admission, DecodedGroups, Outcome
 from p2prl.learner.intake.replaying import Replayer
-from p2prl.learner.intake.verification import Admission, DecodedGroups, Outcome
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.run_plan import RunPlan, run_manifest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from p2prl.learner.intake.admission import Admission, DecodedGroups
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
@@ -13,7 +14,6 @@ from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
-from p2prl.learner.intake.verification import Admission, DecodedGroups
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.timing.stages import InlineStage

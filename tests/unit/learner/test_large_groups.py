@@ -13,6 +13,7 @@ import pytest
 
 from p2prl.client.delivery import Delivery
 from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.learner.intake.admission import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.owners import Owners
@@ -21,7 +22,6 @@ from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
 from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
-from p2prl.learner.intake.verification import DecodedGroups
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.signing_sender import SigningSender
@@ -38,7 +38,7 @@ from p2prl.protocol.manifests import PolicyManifest, Sampling, blob_of
 from p2prl.protocol.rollout_group import Completion, GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import read_group, seal_group
 from p2prl.protocol.wire_codec import encode
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork

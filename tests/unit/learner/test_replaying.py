@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2prl.learner.intake.admission import Admission, Candidate, DecodedGroups, Outcome
 from p2prl.learner.intake.replaying import Replayer
-from p2prl.learner.intake.verification import Admission, Candidate, DecodedGroups, Outcome
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.replay import prefix_replay

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from p2prl.learner.intake import slot_prices
+from p2prl.learner.intake.admission import Outcome
 from p2prl.learner.intake.slot_accounts import FREE_AT_START, MAX_DEBT, SLOTS_PER_FREE_LOSS, SlotAccount
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths

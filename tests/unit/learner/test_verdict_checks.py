@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from p2prl.learner.intake.admission import Outcome
 from p2prl.learner.intake.verdict_checks import (
     KNOWN_PLACES,
     NEWCOMER_PLACES,
     WAITING_PLACES,
     VerdictIntake,
 )
-from p2prl.learner.intake.verification import Outcome
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.journal.verdicts import OwnReplay

@@ -11,7 +11,7 @@ import pytest
 from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.manifests import BlobRef, DataSet, Patch, PolicyManifest, TaskShare, blob_of
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")

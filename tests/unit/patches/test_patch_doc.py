@@ -10,9 +10,9 @@ import zstandard
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from p2prl.patches.ec2 import encode_ec2
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codec import encode_ec2
 from p2prl.patches.stream_format import Codec, SegmentHeader, words_digest
 from p2prl.patches.words import BF16, FP16, FP32, WordType
 

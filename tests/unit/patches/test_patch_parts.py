@@ -11,13 +11,13 @@ import zstandard
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.patches.byte_reader import ByteReader, integers
 from p2prl.patches.dense_codecs import ZstdCoder
-from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.entropy_coder import LOWEST, Runs, Tables, lanes_for, pack_states, read_states
 from p2prl.patches.exponent_classes import History, choose_top, class_window
 from p2prl.patches.frequency_tables import GAP_SYMBOLS, geometric, pack_table, read_table, shared_tables
 from p2prl.patches.intervals import FIRST, WIDTH, interval_count, intervals_of, plain_bits
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.sparse_codec import decode_ec2, encode_ec2
 from p2prl.patches.words import BF16, FP16, FP32, WORD_TYPES, WordType, ordered, stepped, steps_between, word_type_of
 from p2prl.protocol.manifests import DTYPE_BYTES
 

@@ -11,11 +11,11 @@ import pytest
 
 from p2prl.errors import IntegrityError, LocalProtocolError, RemoteProtocolError
 from p2prl.patches.decode import PatchReader, apply_route, decode_segment
-from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.encode import encode_patch, encode_segment
 from p2prl.patches.exponent_classes import History
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.sparse_codec import decode_ec2, encode_ec2
 from p2prl.patches.stream_format import (
     HEADER_BYTES,
     MAGIC,

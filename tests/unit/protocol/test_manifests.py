@@ -34,7 +34,7 @@ from p2prl.protocol.manifests import (
     tree_of,
 )
 from p2prl.protocol.wire_codec import decode, encode
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 
 RUN = run_manifest_of(Identity(bytes(16)))
 REF = blob_of(bytes(10_000), 4096)

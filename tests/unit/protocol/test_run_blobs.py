@@ -9,7 +9,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, TaskShare, blob_of
 from p2prl.protocol.run_blobs import blobs_for, data_blobs, is_third_party
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.tasks.scorers.build import runs_third_party_code
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from p2prl.swarm.relay.peer_selection import Pace, Rates, observed_pace, rank
+from p2prl.swarm.relay.grant_order import Pace, Rates, observed_pace, rank
 
 MB = 1e6
 

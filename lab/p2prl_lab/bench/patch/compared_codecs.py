@@ -14,10 +14,10 @@ import zstandard
 
 from p2prl.patches.decode import decode_segment
 from p2prl.patches.dense_codecs import ZstdCoder, decode_planes, encode_planes
-from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.kernels import NUMPY_KERNELS, Kernels
+from p2prl.patches.sparse_codec import decode_ec2, encode_ec2
 from p2prl.patches.stream_format import HEADER_BYTES, SegmentHeader
 from p2prl.patches.words import Words, WordType
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from p2prl.errors import IntegrityError
-from p2prl.patches.ec2 import decode_ec2, encode_ec2
 from p2prl.patches.exponent_classes import History
 from p2prl.patches.kernels import Kernels
+from p2prl.patches.sparse_codec import decode_ec2, encode_ec2
 from p2prl.patches.stream_format import HEADER_BYTES, SEGMENT_WORDS, words_digest
 from p2prl.patches.words import Words, WordType
 from p2prl_lab.bench.patch.simulated_training import entropy_bits

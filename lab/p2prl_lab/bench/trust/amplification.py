@@ -48,7 +48,7 @@ from p2prl.protocol.manifests import BlobRef, PolicyManifest
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm import signals

@@ -15,8 +15,8 @@ from torch import Tensor
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.bench.random_models import SHAPES, random_model
 from p2prl.errors import LocalProtocolError, require
+from p2prl.learner.intake.admission import Candidate, Outcome
 from p2prl.learner.intake.replaying import Replayer
-from p2prl.learner.intake.verification import Candidate, Outcome
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.run_plan import RunPlan, run_manifest
 from p2prl.learner.training.local_engine import make_trainer

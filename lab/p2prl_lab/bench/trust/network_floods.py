@@ -19,7 +19,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.peer_messages import PeerRecord
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START

@@ -18,7 +18,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
@@ -27,8 +27,8 @@ from p2prl.swarm.events import Event
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl_lab.bench.trust.free_keys import ASK_S, question
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
-from p2prl_lab.testing.free_keys import ASK_S, question
 
 MBIT_BYTES_S = 125_000.0
 _VOLUNTEERS = 8

@@ -27,15 +27,15 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.sim.bare_run import run_manifest_of
+from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
+from p2prl_lab.bench.trust.bare_nodes import POLL_S, START_S, address_of, start_node
+from p2prl_lab.bench.trust.free_keys import ASK_S, free_keys
 from p2prl_lab.bench.trust.starvation import ENTRY, MBIT_BYTES_S, StarvedRow
-from p2prl_lab.testing.bare_nodes import POLL_S, START_S, address_of, start_node
-from p2prl_lab.testing.free_keys import ASK_S, free_keys
-from p2prl_lab.testing.starved_time import Tasks, granted_share, threads_of
+from p2prl_lab.bench.trust.starved_time import Tasks, granted_share, threads_of
 
 _VOLUNTEERS = 4
 _CHUNK_BYTES = 64 * 1024

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from p2prl.cli.app import app
 from p2prl.errors import ConfigError
-from p2prl.patches.ec2 import encode_ec2
 from p2prl.patches.kernels import NUMPY_KERNELS
+from p2prl.patches.sparse_codec import encode_ec2
 from p2prl.patches.stream_format import HEADER_BYTES
 from p2prl.patches.words import BF16, FP32, WordType
 from p2prl_lab.bench.patch.benchmark import TRAINED_UPDATES, PatchBenchConfig, run_patch_bench

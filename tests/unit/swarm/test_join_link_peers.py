@@ -9,7 +9,7 @@ import pytest
 from p2prl.protocol.kinds import Role
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules, rules_for
-from p2prl.swarm.peers.link_peers import MOST_PEERS, LinkPeers
+from p2prl.swarm.peers.join_link_peers import MOST_PEERS, LinkPeers
 from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.subnets import Subnet, subnet_of
 from tests.unit.swarm.peer_links import NOW

@@ -1,6 +1,6 @@
 """Keys that cost nothing, each with a libp2p daemon of its own, which flood one node over real sockets.
 
-    python -m p2prl_lab.testing.free_keys JSON
+    python -m p2prl_lab.bench.trust.free_keys JSON
 
 The argument is an object with `target` (the node's address), `run`, `keys`, `addresses` (the loopback addresses that
 the keys share), and `flood`: `questions` with `names` and `root`, or `statements`. It prints one JSON line when all
@@ -124,7 +124,7 @@ class _FreeKey:
 
 async def _main(given: dict[str, Any]) -> None:
     run, clock = bytes.fromhex(given["run"]), SystemClock()
-    rng = random.Random(os.urandom(16))
+    rng = random.Random(os.urandom(16))  # noqa: S311 - a flood of free keys
     if given["flood"] == "questions":
         names, root = [Digest(bytes.fromhex(name)) for name in given["names"]], Digest(bytes.fromhex(given["root"]))
         period_s = ASK_S
@@ -202,7 +202,7 @@ def free_keys(target: str, run: bytes, *, keys: int, addresses: int, **flood: An
         **flood,
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "p2prl_lab.testing.free_keys", json.dumps(given)],
+        [sys.executable, "-m", "p2prl_lab.bench.trust.free_keys", json.dumps(given)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
