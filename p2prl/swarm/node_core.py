@@ -85,6 +85,7 @@ class NodeCore:
         self.config = config
         self.rng = rng
         self.local = LocalPeer(identity, config.role, run, started_ms=int(now * 1000), is_listed=config.is_listed)
+        self.local.price = config.price
         self.connections = Connections(self.local, rng, config.connections, now)
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
@@ -246,8 +247,13 @@ class NodeCore:
         return commands
 
     def _asker(self, peer: PeerId, now: float) -> Asker:
-        is_known = self.connections.is_known(peer, now)
-        return Asker(self.connections.subnets.of(peer), is_known, self.is_learner(peer))
+        connections = self.connections
+        return Asker(
+            connections.subnets.of(peer),
+            has_standing=connections.standings.is_known(peer, now),
+            is_chosen=connections.is_known(peer, now),
+            is_learner=self.is_learner(peer),
+        )
 
     def _note_bulk(self, sends: list[Send], *, is_part: bool) -> None:
         for send in sends:

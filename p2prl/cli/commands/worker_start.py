@@ -155,7 +155,7 @@ class WorkerStart:
 
 def start_worker(request: WorkerRequest) -> WorkerStart:
     """Check what the owner asked for, claim a folder, and confine this process to it."""
-    link = named_link(request.link)
+    link = named_link(request.link, needs_peer=request.kind != "seeder")
     TRANSPORTS.check(request.transport)
     check_home(request.home)
     link = replace(link, bootstrap=(*link.bootstrap, *further_peers(request.peers)))

@@ -237,3 +237,12 @@ def test_the_scheme_may_have_capitals() -> None:
     link = JoinLink("Run", Digest(bytes(range(32))), (DIRECT,))
     assert parse_link(str(link).replace("p2prl", "P2prl", 1)) == link
     assert is_link("P2PRL://Run@")
+
+
+def test_who_waits_to_be_dialed_needs_a_link_without_peers() -> None:
+    bare = JoinLink("run", Digest(bytes(32)), ())
+    assert parse_link(str(bare), needs_peer=False) == bare
+    with pytest.raises(ConfigError, match="names no peer"):
+        parse_link(str(bare))
+    with pytest.raises(ConfigError, match="was cut off"):
+        parse_link(str(bare)[:-1], needs_peer=False)

@@ -29,7 +29,7 @@ USED = {
     "PEER_RECORD": 34, "ROLLOUT_GROUP": 35, "STORAGE_RECEIPT": 36, "RECEIPTS": 37, "VERDICT": 38, "LEDGER_HEAD": 39,
     "POLICY_HEAD": 40, "INTRODUCTION": 41, "GROUP_HEADER": 42,
     "DELEGATION": 43, "REVOCATION": 44, "VERDICT_CHECKS": 45,
-    "COUNTERSIGNATURE": 46, "MEMBERSHIP": 47,
+    "COUNTERSIGNATURE": 46, "MEMBERSHIP": 47, "STANDBY": 48,
 }  # fmt: skip
 """Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 
