@@ -13,8 +13,8 @@ from p2prl.cli.views.console import say
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM: the first finishes current work, the second stops now, the third kills. SIGHUP is as a
-    second one, unless it is ignored as under `nohup`. A role may do the same at both."""
+    """Handles SIGINT and SIGTERM: the first finishes current work, the second stops now, the third kills. SIGHUP acts
+    like a second one, unless it is ignored as under `nohup`. A role may do the same at both."""
 
     def __init__(self, finish: Callable[[], None], stop_now: Callable[[], None], *, finishing: str) -> None:
         """`finishing` is the message shown at the first signal."""
