@@ -27,7 +27,7 @@ OFFERED_SHARE = 0.06
 """The same for what was offered to them: with both, and with what links cost besides, 80 % stay for weights."""
 
 KNOWN_SHARE = 0.25
-"""The same for all answers to peers of standing and those that this node chose."""
+"""The same for all answers to peers of standing, and for what was offered to those that this node chose."""
 
 UNKNOWN_RATE_BYTES_S = 2.5e6
 """Upload rate that is assumed until one is set or measured: 20 Mbit/s."""
@@ -46,7 +46,10 @@ class Asker:
     """What decides how much a peer is answered."""
 
     subnet: Subnet
-    is_known: bool
+    has_standing: bool
+    """The learner has credited its work."""
+    is_chosen: bool = False
+    """This node dialed it, or the learner introduced it: no merit, as anybody may write a record to be found by."""
     is_learner: bool = False
 
 
@@ -88,7 +91,7 @@ class AnswerBudget:
         asker, reserve = self._asker(peer, now), 0.5 * may_wait
         if asker.is_learner:
             return _MOST_CREDIT_BYTES
-        if asker.is_known:
+        if _is_known(asker, offered=offered):
             return _MOST_CREDIT_BYTES if self._known.left(now) > reserve * _HELD_S else 0
         shared = self._shared(offered)
         is_scarce = shared.left(now) <= 0.5 * _HELD_S
@@ -101,7 +104,7 @@ class AnswerBudget:
         if self.room(peer, now, offered=offered, may_wait=may_wait) < size_bytes:
             return False
         asker, seconds = self._asker(peer, now), size_bytes / self._rate_bytes_s
-        if asker.is_known:
+        if _is_known(asker, offered=offered):
             self._known.take(seconds)
             return True
         self._shared(offered).use(asker.subnet, seconds, now)
@@ -110,3 +113,9 @@ class AnswerBudget:
 
     def _shared(self, offered: bool) -> SharedAllowance:
         return self._offered if offered else self._paid
+
+
+def _is_known(asker: Asker, *, offered: bool) -> bool:
+    """Whether an answer comes from the share of known peers. A chosen one has it for what it was offered alone: its
+    questions are a stranger's, or free keys that are found in the directory would ask for a quarter of the uplink."""
+    return asker.has_standing or (asker.is_chosen and offered)

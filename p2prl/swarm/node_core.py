@@ -247,8 +247,13 @@ class NodeCore:
         return commands
 
     def _asker(self, peer: PeerId, now: float) -> Asker:
-        is_known = self.connections.is_known(peer, now)
-        return Asker(self.connections.subnets.of(peer), is_known, self.is_learner(peer))
+        connections = self.connections
+        return Asker(
+            connections.subnets.of(peer),
+            has_standing=connections.standings.is_known(peer, now),
+            is_chosen=connections.is_known(peer, now),
+            is_learner=self.is_learner(peer),
+        )
 
     def _note_bulk(self, sends: list[Send], *, is_part: bool) -> None:
         for send in sends:

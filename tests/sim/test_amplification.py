@@ -13,9 +13,10 @@ def test_every_kind_of_link_message_is_measured() -> None:
     assert QUESTIONS.keys() == LINK_MESSAGES.keys()
 
 
+@pytest.mark.parametrize("dialed", [False, True], ids=["came by itself", "was dialed"])
 @pytest.mark.parametrize("kind", LINK_MESSAGES, ids=lambda kind: kind.name)
-def test_a_stranger_draws_at_most_ten_bytes_for_each_that_it_sends(kind: Kind) -> None:
-    assert amplification_of(kind).ratio <= 10.0
+def test_a_stranger_draws_at_most_ten_bytes_for_each_that_it_sends(kind: Kind, dialed: bool) -> None:
+    assert amplification_of(kind, dialed=dialed).ratio <= 10.0
 
 
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.PUSH, Kind.LEDGER_QUERY])

@@ -17,7 +17,12 @@ def asker(peer: PeerId, now: float) -> Asker:
     """Peers are named `kind/subnet/number`."""
     del now
     kind, _, rest = peer.partition("/")
-    return Asker(Subnet(rest.partition("/")[0]), kind in ("known", "learner"), kind == "learner")
+    return Asker(
+        Subnet(rest.partition("/")[0]),
+        has_standing=kind in ("known", "learner"),
+        is_chosen=kind == "chosen",
+        is_learner=kind == "learner",
+    )
 
 
 def budget() -> AnswerBudget:
@@ -68,6 +73,16 @@ def test_peers_of_standing_have_a_share_that_strangers_cannot_use_up() -> None:
     crowd = [f"stranger/{number}/0" for number in range(64)]
     got = drawn(made, [*crowd, "known/a/0"], until=100.0)
     assert got["known/a/0"] >= 0.9 * min(100 * 10 * 1_000, 100 * KNOWN_SHARE * RATE)
+
+
+def test_a_chosen_peer_without_standing_pays_for_its_questions_and_not_for_what_it_was_offered() -> None:
+    made, crowd = budget(), [f"stranger/{number}/0" for number in range(64)]
+    drawn(made, crowd, until=60.0)
+    peer = PeerId("chosen/a/0")
+    assert made.room(peer, 60.0) == 0
+    assert all(made.take(peer, 4_000, 60.0, offered=True) for _ in range(4))
+    peers = [f"chosen/{number}/0" for number in range(64)]
+    assert sum(drawn(budget(), peers, until=100.0).values()) <= 100 * PAID_SHARE * RATE + 1.1 * RATE
 
 
 @pytest.mark.parametrize("subnets", [1, 16])

@@ -179,25 +179,27 @@ QUESTIONS: Mapping[Kind, Question] = MappingProxyType(
 """The question of each kind that is answered with most."""
 
 
-def amplification_of(kind: Kind, *, seed: int = 0, lasts_s: float = 120.0) -> AmplificationRow:
-    """Measure one kind."""
-    asked, sent, paced = _bytes_of(kind, seed, lasts_s)
-    _, quiet, quiet_paced = _quiet(seed, lasts_s)
+def amplification_of(kind: Kind, *, seed: int = 0, lasts_s: float = 120.0, dialed: bool = False) -> AmplificationRow:
+    """Measure one kind. `dialed` has the node dial the stranger: anybody may write a record into the directory."""
+    asked, sent, paced = _bytes_of(kind, seed, lasts_s, dialed)
+    _, quiet, quiet_paced = _quiet(seed, lasts_s, dialed)
     return AmplificationRow(kind.name, max(0, sent - quiet) / asked, max(0, paced - quiet_paced) / asked)
 
 
 @cache
-def _quiet(seed: int, lasts_s: float) -> tuple[int, int, int]:
-    return _bytes_of(None, seed, lasts_s)
+def _quiet(seed: int, lasts_s: float, dialed: bool) -> tuple[int, int, int]:
+    return _bytes_of(None, seed, lasts_s, dialed)
 
 
-def _bytes_of(kind: Kind | None, seed: int, lasts_s: float) -> tuple[int, int, int]:
+def _bytes_of(kind: Kind | None, seed: int, lasts_s: float, dialed: bool) -> tuple[int, int, int]:
     """Bytes that the stranger sent, and that the node sent at once and in chunks, to anybody."""
     target = Target(seed)
     question = _nothing if kind is None else QUESTIONS[kind]
     asked = sent = paced = 0
     for place, peer in enumerate((target.stranger, target.other)):
         target.node.note_address(peer.peer_id, f"/ip4/44.131.{place}.1/tcp/4001")
+        if dialed and peer is target.stranger:
+            target.node.connected(peer.peer_id, target.now)
         target.node.receive(frames.pack(target.hello()), peer.peer_id, target.now)
     if kind in (Kind.GRANT_DECLINED, Kind.CHUNK_REQUEST, Kind.CHUNK_CANCEL):
         target.node.receive(frames.pack(BlobQuery(target.weights.root)), target.stranger.peer_id, target.now)
