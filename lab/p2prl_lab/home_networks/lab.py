@@ -257,7 +257,7 @@ class Lab:
 
     def _await_learner(self, names: list[str], seconds: float) -> dict[str, float | None]:
         """When each worker said that it has the learner, after its start; None when it never did."""
-        pairs = {frozenset(pair) for pair in combinations(filter(self._is_punchable, self._homes), 2)}
+        pairs = {frozenset(pair) for pair in combinations(filter(self._is_punchable, (LEARNER, *self._homes)), 2)}
         found: dict[str, float | None] = dict.fromkeys(names)
 
         def look() -> bool:
