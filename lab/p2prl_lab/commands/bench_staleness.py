@@ -182,6 +182,10 @@ def bench_staleness(
         emit(_document(config, report, wall_s=time.monotonic() - began))
     else:
         _print(report, out)
+    _require_met(report)
+
+
+def _require_met(report: StalenessReport) -> None:
     failed = sum(verdict.met is not True for verdict in report.verdicts)
     if failed:
         raise P2PRLError(

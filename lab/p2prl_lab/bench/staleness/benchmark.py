@@ -40,7 +40,7 @@ completions one seed at a time: its batches are large by themselves."""
 
 @dataclass(frozen=True, kw_only=True)
 class StalenessConfig:
-    """Methods and delay distributions to compare."""
+    """Methods and delay distributions to compare; many fields because each is an option of the command."""
 
     methods: tuple[str, ...]
     """See `methods.parse_method`."""

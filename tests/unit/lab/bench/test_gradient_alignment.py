@@ -1,4 +1,4 @@
-"""What Gradient Alignment Control leaves of a gradient."""
+"""Gradient Alignment Control: only the excess along the last gradient goes."""
 
 from __future__ import annotations
 
