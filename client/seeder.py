@@ -61,10 +61,15 @@ class Seeder:
         on_manifest: OnManifest,
         on_progress: Callable[[Seeding], None],
         on_notice: Callable[[str], None],
+        on_waiting: Callable[[tuple[str, ...]], None] | None = None,
     ) -> None:
-        """`on_notice` gets messages for the user."""
+        """`on_notice` gets messages for the user. With `on_waiting`, which gets its addresses, it stays until the run's
+        learner dials it."""
         self._clock = clock
-        self._bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, on_manifest)
+        self._bootstrap: RunBootstrap[None] = RunBootstrap(
+            lambda _, __: None, on_manifest, waits=on_waiting is not None
+        )
+        self._on_waiting = on_waiting
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._run_end = RunEnd()
@@ -101,15 +106,16 @@ class Seeder:
     def progress(self) -> Seeding:
         """The current snapshot."""
         status = self._status
+        searching = "waiting for the run's learner" if self._on_waiting else "looking for the run"
         if status is None:
-            return Seeding(state="looking for the run", version=self._version, chunks_held=0, chunks=0)
+            return Seeding(state=searching, version=self._version, chunks_held=0, chunks=0)
         version, held, total = status.fetching
         if self.owner.is_suspended:
             state = self.owner.order.reason or "joining the network again"
         elif status.budget_spent:
             state = "paused: the monthly upload limit is reached"
         elif self._bootstrap.manifest is None:
-            state = "looking for the run"
+            state = searching
         else:
             state = "fetching" if version >= 0 else "seeding"
         return Seeding(
@@ -131,6 +137,8 @@ class Seeder:
 
     def _take(self, message: control.FromNetwork) -> None:
         match message:
+            case control.NetworkUp(addresses=addresses) if self._on_waiting and self._bootstrap.manifest is None:
+                self._on_waiting(addresses)
             case control.RunKnown():
                 self._bootstrap.take(message)
             case signals.VersionAnnounced(version=version, step=step):

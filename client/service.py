@@ -19,6 +19,7 @@ from p2prl.client.refused_work import RefusedWork, ReplayRefused
 from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.slot_numbers import first_slot
 from p2prl.client.spool import Added, Spool, SpoolConfig
+from p2prl.client.standby import StandbyFollower
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
 from p2prl.errors import IntegrityError
@@ -32,6 +33,7 @@ from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envel
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead, Receipt, Receipts, ReceiptState, StorageReceipt
+from p2prl.protocol.peer_messages import Standby
 from p2prl.protocol.rejection_reasons import RejectionReason, explain
 from p2prl.protocol.run_end import RunEnd
 from p2prl.swarm import signals
@@ -48,6 +50,8 @@ class VolunteerConfig:
     """How often groups without a storage receipt are sent again while a learner is in reach."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)
+    stands_by: bool = False
+    """Whether its owner agreed that it stands by while the run has enough groups without it."""
     background: bool = False
     """Whether a separate thread reads and checks the next policy; off in a simulation on virtual time."""
 
@@ -95,6 +99,7 @@ class Volunteer:
         )
         self._progress = ProgressReporter(self._spool, on_progress, identity.public_key)
         self._sampler = SlotSampler(identity, run, clock, on_notice)
+        self._standby = StandbyFollower(identity.public_key, is_agreed=config.stands_by)
         self._network: NetworkPort | None = None
         self._parked = False
         self.owner = OrderFollower(clock)
@@ -148,6 +153,7 @@ class Volunteer:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
         self._follow_order(self.owner.order)
         self._doubt()
+        self._agent.stand_by(self._standby.reason(self._clock.now()))
         action, was_ready = self._next_action(), self.bootstrap.prepared is not None
         rest_s = self.owner.rest_s() if isinstance(action, Sample) else 0.0
         self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
@@ -266,6 +272,8 @@ class Volunteer:
             self._delivery.on_receipts(receipts, opened.sent_ms, raw)
         elif opened.kind is Kind.LEDGER_HEAD:
             self._run_end.on_head(body_of(opened, LedgerHead), opened.sent_ms, now=self._clock.now())
+        elif opened.kind is Kind.STANDBY:
+            self._standby.take(body_of(opened, Standby), opened.sent_ms)
 
     def _on_judged(self, receipt: Receipt, receipts: bytes) -> None:
         self.refused.on_judged(receipt, receipts, now=self._clock.now())

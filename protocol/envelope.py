@@ -27,7 +27,7 @@ from p2prl.protocol.ledger_messages import (
 )
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
 from p2prl.protocol.membership import Membership
-from p2prl.protocol.peer_messages import Introduction, PeerRecord
+from p2prl.protocol.peer_messages import Introduction, PeerRecord, Standby
 from p2prl.protocol.policy_head import PolicyHead
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup
 from p2prl.protocol.wire_codec import Wire, decode, encode
@@ -51,6 +51,7 @@ SIGNED_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.VERDICT_CHECKS: VerdictChecks,
     Kind.COUNTERSIGNATURE: Countersignature,
     Kind.MEMBERSHIP: Membership,
+    Kind.STANDBY: Standby,
 }
 """The struct of each signed message."""
 
@@ -71,6 +72,7 @@ DOMAINS: dict[Kind, str] = {
     Kind.VERDICT_CHECKS: "p2prl/verdict-checks/v1",
     Kind.COUNTERSIGNATURE: "p2prl/countersignature/v1",
     Kind.MEMBERSHIP: "p2prl/membership-notice/v1",
+    Kind.STANDBY: "p2prl/standby/v1",
 }
 """The versioned domain of each signature. A new meaning takes a new string."""
 

@@ -68,8 +68,11 @@ def is_link(text: str) -> bool:
     return _unquoted(text).lower().startswith(SCHEME)
 
 
-def parse_link(text: str) -> JoinLink:
-    """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy."""
+def parse_link(text: str, *, needs_peer: bool = True) -> JoinLink:
+    """Parse a join link. Raise a `ConfigError` that names the wrong part and the remedy.
+
+    Without `needs_peer` it may name no peer: for those who wait until they are dialed.
+    """
     text = _unquoted(text).replace("&amp;", "&")  # of the source of a page
     if not text:
         raise ConfigError("the join link is empty", remedy=_REMEDY)
@@ -100,10 +103,10 @@ def parse_link(text: str) -> JoinLink:
         if fault := _fault_of(value):
             raise ConfigError(f"the link's peer address {value[:80]!r} {fault}", remedy=_REMEDY)
         addresses.append(value)
-    if not addresses:
+    if not addresses and needs_peer:
         raise ConfigError("the link names no peer to start from: its end was cut off", remedy=_REMEDY)
     usable = [address for address in addresses if not needs_zone(address)]
-    if not usable:
+    if addresses and not usable:
         raise ConfigError(
             f"the link's peer address {addresses[0][:80]!r} works on one local network alone, by a name of that "
             "machine's interface",

@@ -47,6 +47,7 @@ class Kind(IntEnum):
     VERDICT_CHECKS = 45
     COUNTERSIGNATURE = 46
     MEMBERSHIP = 47
+    STANDBY = 48
 
 
 TOMBSTONES: frozenset[int] = frozenset()

@@ -121,6 +121,15 @@ MAX_ADDRESSES = 8
 MAX_INTRODUCED = 64
 """Neighbors that the learner may name to one peer: as many as the fastest uplink can use."""
 
+MAX_ON_STANDBY = 1_024
+"""Peers that one message puts on standby: 33 KiB. More than a thousand too many is a swarm that should train more."""
+
+MAX_STANDBY_S = 900.0
+"""Longest standby without a newer message: as long as a policy head is valid, so a peer cut off notices both."""
+
+MAX_PRICE = 1e6
+"""Most that an hour of a peer's work may cost, in any unit."""
+
 MAX_ADDRESS_CHARS = 256
 """One multiaddr, relay circuits included."""
 

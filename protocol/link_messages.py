@@ -148,7 +148,7 @@ class Meeting(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     address: str
     """Multiaddr that its connections come from, as the sender sees it."""
     dials: bool
-    """True: wait until the other has knocked, then dial. False: knock at once, so that the own router lets it in."""
+    """Both dial at once. True: the receiver then speaks first, as if it alone had dialed. False: the other does."""
 
 
 class Padding(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from p2prl.errors import RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.wire_codec import Wire
 
-LISTED = "/p2prl/listed"
-"""Last entry of the addresses of a peer that has chosen to be named in join links. It is no multiaddr, so a program
-that does not know it dials the others and passes over this one. A peer whose record lacks it has not chosen so."""
+_NOTE = "/p2prl/"
+"""Begins an entry of the addresses that is a note. It is no multiaddr, so a program that does not know it dials the
+others and passes over this one."""
+
+LISTED = _NOTE + "listed"
+"""Note of a peer that has chosen to be named in join links. A peer whose record lacks it has not chosen so."""
+
+_STANDBY = _NOTE + "standby/"
+"""Begins the note of a peer that may be told to stand by; its price follows."""
 
 
 class PeerRecord(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -28,8 +36,18 @@ class PeerRecord(Wire, frozen=True, array_like=True, forbid_unknown_fields=True)
 
     @property
     def dialable(self) -> tuple[str, ...]:
-        """The addresses, without the entry that is none."""
-        return tuple(address for address in self.addresses if address != LISTED)
+        """The addresses, without the notes."""
+        return tuple(address for address in self.addresses if not address.startswith(_NOTE))
+
+    @property
+    def price(self) -> float | None:
+        """What an hour of the peer's work costs its owner, who agreed that it may stand by; None if not."""
+        for address in self.addresses:
+            if address.startswith(_STANDBY):
+                with contextlib.suppress(ValueError):
+                    price = float(address.removeprefix(_STANDBY))
+                    return price if 0.0 <= price <= limits.MAX_PRICE else None
+        return None
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` for too many addresses or an unprintable one."""
@@ -55,3 +73,27 @@ class Introduction(Wire, frozen=True, array_like=True, forbid_unknown_fields=Tru
             raise RemoteProtocolError(f"introduction to {len(self.neighbors)} peers")
         if any(len(key) != PUBLIC_KEY_BYTES for key in (self.peer, *self.neighbors)):
             raise RemoteProtocolError("introduction: a name is not a public key")
+
+
+class Standby(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The learner's word that it has enough groups without these peers. It is advice, and binds only peers whose owners
+    agreed to it beforehand."""
+
+    peers: tuple[bytes, ...]
+    """Public keys of the peers that stand by. Whoever is not among them works."""
+    until_ms: int
+    """When they work again unless a newer message names them: it may be withheld from them."""
+
+    def check(self, *, sent_ms: int) -> None:
+        """Raise `RemoteProtocolError` for a list that no learner of this wire version writes."""
+        if len(self.peers) > limits.MAX_ON_STANDBY:
+            raise RemoteProtocolError(f"{len(self.peers)} peers on standby")
+        if any(len(key) != PUBLIC_KEY_BYTES for key in self.peers):
+            raise RemoteProtocolError("standby: a name is not a public key")
+        if not 0 < self.until_ms - sent_ms <= limits.MAX_STANDBY_S * 1000:
+            raise RemoteProtocolError("standby: until_ms is out of range")
+
+
+def standby_note(price: float) -> str:
+    """The entry of a record's addresses that offers to stand by, with its price an hour."""
+    return f"{_STANDBY}{price:.6g}"

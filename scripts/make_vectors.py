@@ -65,7 +65,7 @@ from p2prl.protocol.manifests import (
     tree_of,
 )
 from p2prl.protocol.membership import invite_text, sign_membership, sign_team_name
-from p2prl.protocol.peer_messages import Introduction, PeerRecord
+from p2prl.protocol.peer_messages import Introduction, PeerRecord, Standby
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.signed_group import seal_group
@@ -237,6 +237,7 @@ def vectors() -> dict[str, object]:
         "storage_receipt": seal(LEARNER, StorageReceipt((name,)), run=run, now=NOW),
         **ledger_heads(run, LedgerHead(3, top, 1, True)),
         "introduction": seal(LEARNER, Introduction(VOLUNTEER.public_key, (LEARNER.public_key,)), run=run, now=NOW),
+        "standby": seal(LEARNER, Standby((VOLUNTEER.public_key,), int(NOW + 300) * 1000), run=run, now=NOW),
         "peer_record": seal(VOLUNTEER, record, run=run, now=NOW),
         "group_header": seal_group(VOLUNTEER, large_group(envelope_digest(policy_envelope)), run=run, now=NOW)[0],
         **owners_statements(run),

@@ -15,6 +15,7 @@ EXPECTED = {
     r"where nothing confines, every folder is open": "an able kernel",
     r"missing programs: |/dev/net/tun cannot be opened": "programs and a device for a network of its own",
     r"the pins are of Linux x86-64 and CPython 3.11": "the system of the locks",
+    r"needs TRL": "TRL beside the pinned packages",
     r"needs root, and a folder of somebody else": "root",
 }
 """Reasons of skips, and what the tests need that installing packages does not give."""

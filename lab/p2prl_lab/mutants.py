@@ -1,37 +1,43 @@
 """Flip operators, conditions and numbers of the product at random, and see whether the room's own tests notice.
 
-    python -m p2prl_lab.mutants --seed 1 --count 100 --out mutants.jsonl
-    python -m p2prl_lab.mutants --room p2prl/net --count 30
+    python -m p2prl_lab.mutants --seed 1 --count 300 --out build/mutants
+    python -m p2prl_lab.mutants --room p2prl/net --count 30 --out build/mutants-net
 
-Flips are drawn from all modules alike, so that a larger room has more of them. Each one is tried alone in a copy of the
-last commit. A mutant is killed when a test of the room fails that can be named; one that keeps a test file from being
-read proves nothing and is left undecided. Rows are appended to `--out`: the same command goes on where it was stopped.
+Flips are drawn from all modules alike, so that a larger room has more of them. Each one is tried alone in `--out`, in a
+copy of the last commit. The room's tests run once as they are, to see which of them execute each line; a flip then gets
+those that execute its line, the fastest first. A mutant is killed when a test that can be named fails; one that keeps a
+test file from being read proves nothing and is left undecided. The same command goes on where it was stopped.
 Survivors that are equal to the program for every input are for a reader to strike out.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import random
 import re
 import subprocess
 import sys
-import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from p2prl_lab.mutation_runs import HEAVY, Request, Runner, executed_lines, slowest_last
 from p2prl_lab.mutation_sites import Site, sites
 from p2prl_lab.progress_lines import say
 
 _ROOT = Path(__file__).parents[2]
-_NAMED = re.compile(r"^(?:FAILED|ERROR) (\S+::\S+)", re.MULTILINE)
-_LONGEST_S = 1800
-"""Of a mutant's tests: a test that hangs is stopped, and so named, long before."""
+_BASELINE_S = 7200
+"""Longest time of a room's tests as they are."""
+_MUTANT_S = 60
+"""Of the tests that a mutant gets, by the time they take without it. Flips of constants are executed by hundreds."""
+_LATE = 6
+"""A mutant is undecided when its tests take this many times as long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,57 +50,155 @@ class Row:
     outcome: Literal["killed", "survived", "undecided"]
     test: str
     """The test that failed first; empty for none."""
+    tests: int
+    """Number of tests that it was given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What a room's tests do to the room as it is."""
+
+    by_line: dict[str, dict[int, frozenset[str]]]
+    durations: dict[str, float]
+    failing: frozenset[str]
+    """Tests that fail here without any mutant: they cannot kill one."""
+
+
+class Mutants:
+    """A folder with a copy of the commit that it began with, a baseline for each room, and the rows."""
+
+    def __init__(self, folder: Path, *, heavy: Sequence[str] = HEAVY) -> None:
+        """`heavy` are the libraries that most tests import."""
+        self.tree = folder / "tree"
+        self._folder = folder
+        self._rows = folder / "rows.jsonl"
+        archive = folder / "commit.tar"
+        if not self.tree.exists():
+            self.tree.mkdir(parents=True)
+            subprocess.run(["git", "-C", _ROOT, "archive", "--output", archive.resolve(), "HEAD"], check=True)
+        if archive.exists():  # also over a mutant that was being tried when the last process was killed
+            subprocess.run(["tar", "-x", "-f", archive, "-C", self.tree], check=True)
+        self.rows = [Row(**json.loads(line)) for line in _lines(self._rows)]
+        self._runner = Runner(self.tree, heavy=heavy)
+        self._baselines: dict[str, Baseline] = {}
+        self._changed = time.time()
+
+    def close(self) -> None:
+        """End the process that runs tests."""
+        self._runner.close()
+
+    def drawn(self, seed: int, count: int, rooms: Sequence[str]) -> list[tuple[str, Site]]:
+        """`count` flips of these rooms, or of all of them where none is named, in the order of their rooms."""
+        files = sorted(
+            str(path.relative_to(self.tree))
+            for top in ("p2prl", "client", "validator", "protocol")
+            for path in (self.tree / top).rglob("*.py")
+        )
+        chosen = [file for file in files if not rooms or any(file.startswith(f"{room.rstrip('/')}/") for room in rooms)]
+        every = [(file, site) for file in chosen for site in sites((self.tree / file).read_bytes())]
+        drawn = random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 - a sample, not a secret
+        return sorted(drawn, key=lambda flip: _room(flip[0]))
+
+    def tried(self, file: str, site: Site) -> Row | None:
+        """The row of one mutant; None if there is one already."""
+        source = (self.tree / file).read_bytes()
+        flip = site.described(source)
+        if any((row.file, row.flip) == (file, flip) for row in self.rows):
+            return None
+        baseline = self._baseline(_room(file))
+        tests = slowest_last(
+            sorted(self._noticing(file, site, source, baseline) - baseline.failing),
+            baseline.durations,
+            within_s=_MUTANT_S,
+        )
+        outcome: Literal["killed", "survived", "undecided"] = "survived"
+        failed: tuple[str, ...] = ()
+        if tests:
+            self._write(file, site.applied(source))
+            try:
+                answer = self._runner.run(Request(tests=tests, limit_s=_LATE * _MUTANT_S))
+            finally:
+                self._write(file, source)
+            failed = answer.failed
+            if answer.outcome != "passed":
+                outcome = "killed" if answer.outcome == "failed" else "undecided"
+        row = Row(room=_room(file), file=file, flip=flip, outcome=outcome, test="".join(failed[:1]), tests=len(tests))
+        self.rows.append(row)
+        with self._rows.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(asdict(row)) + "\n")
+        return row
+
+    def _noticing(self, file: str, site: Site, source: bytes, baseline: Baseline) -> set[str]:
+        """Tests that execute the statement; all of the room for one that runs while its module is imported.
+
+        Where none executes it, files of tests that import the module: they may start processes that do.
+        """
+        by_line = baseline.by_line.get(file, {})
+        found: set[str] = set()
+        for line in range(_first_line(source, site), site.line + 1):
+            found |= by_line.get(line, frozenset())
+        return set(baseline.durations) if "" in found else found or set(self._importing(file))
+
+    def _importing(self, file: str) -> Iterator[str]:
+        """Files among the room's tests that import a module."""
+        package, _, module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__").rpartition(".")
+        importing = re.compile(rf"^from (p2prl\.)?{package}(\.{module} import| import .*\b{module}\b)", re.MULTILINE)
+        for test in _tests_of(_room(file), self.tree):
+            path = self.tree / test
+            for each in [path] if path.suffix else sorted(path.rglob("test_*.py")):
+                if importing.search(each.read_text(encoding="utf-8")):
+                    yield str(each.relative_to(self.tree))
+
+    def _write(self, file: str, source: bytes) -> None:
+        """Change a file, with a time of its own: bytecode is known by whole seconds and the size of its source."""
+        path = self.tree / file
+        path.write_bytes(source)
+        self._changed += 2.0
+        os.utime(path, (self._changed, self._changed))
+
+    def _baseline(self, room: str) -> Baseline:
+        """The room's tests as they are, from disk if they have run."""
+        if room not in self._baselines:
+            recorded = self._folder / f"{room.replace('/', '.')}.coverage"
+            timed = recorded.with_suffix(".json")
+            if not timed.exists():
+                say(f"{room}: its tests as they are")
+                recorded.unlink(missing_ok=True)
+                tests = _tests_of(room, self.tree)
+                answer = self._runner.run(Request(tests=tests, coverage=str(recorded.resolve()), limit_s=_BASELINE_S))
+                if answer.outcome in ("unread", "late"):
+                    raise RuntimeError(f"the tests of {room} have no end: {answer.outcome}")
+                timed.write_text(json.dumps({"durations": answer.durations, "failing": answer.failed}))
+            known = json.loads(timed.read_text())
+            self._baselines[room] = Baseline(
+                by_line=executed_lines(recorded, self.tree),
+                durations=known["durations"],
+                failing=frozenset(known["failing"]),
+            )
+        return self._baselines[room]
 
 
 def main() -> int:
-    """Try the mutants, print the share of those decided that were killed; exit 1 where a room's tests fail as it is."""
+    """Try the mutants and print the share of those decided that were killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300, help="mutants, of all rooms or the chosen ones")
     parser.add_argument("--room", action="append", default=[], help="only of this folder; may be given again")
-    parser.add_argument("--out", type=Path, default=None, help="JSON Lines file of rows to append to")
+    parser.add_argument("--out", type=Path, required=True, help="folder to work in, and to go on from")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="p2prl-mutants-") as name:
-        tree = Path(name)
-        _copy_commit(tree)
-        drawn = _drawn(tree, given.seed, given.count, given.room)
+    mutants = Mutants(given.out)
+    try:
+        drawn = mutants.drawn(given.seed, given.count, given.room)
         if not drawn:
             parser.error(f"no module of the product is in {', '.join(given.room)}")
-        rows = _rows_of(given.out)
-        known = {(row.file, row.flip) for row in rows}
-        for room in sorted({_room(file) for file, _ in drawn} - {row.room for row in rows}):
-            say(f"{room}: its tests as they are")
-            failed = _first_failure(tree, _tests_of(room, tree))
-            if failed is not None:
-                print(f"{room}: {failed or 'its tests cannot be read'} fails without any mutant", file=sys.stderr)
-                return 1
         for number, (file, site) in enumerate(drawn, 1):
-            row = _tried(tree, file, site, known)
-            if row is None:
-                continue
-            rows.append(row)
-            say(f"{number}/{len(drawn)} {row.file}:{row.flip}: {row.outcome} {row.test}")
-            if given.out is not None:
-                with given.out.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(asdict(row)) + "\n")
-    _print_report(rows)
+            row = mutants.tried(file, site)
+            if row is not None:
+                say(f"{number}/{len(drawn)} {row.file}:{row.flip}: {row.outcome} {row.test}")
+    finally:
+        mutants.close()
+    _print_report(mutants.rows)
     return 0
-
-
-def _copy_commit(tree: Path) -> None:
-    archive = subprocess.run(["git", "-C", _ROOT, "archive", "HEAD"], stdout=subprocess.PIPE, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", tree], input=archive, check=True)
-
-
-def _drawn(tree: Path, seed: int, count: int, rooms: Sequence[str]) -> list[tuple[str, Site]]:
-    files = sorted(
-        str(path.relative_to(tree))
-        for top in ("p2prl", "client", "validator", "protocol")
-        for path in (tree / top).rglob("*.py")
-    )
-    chosen = [file for file in files if not rooms or any(file.startswith(f"{room.rstrip('/')}/") for room in rooms)]
-    every = [(file, site) for file in chosen for site in sites((tree / file).read_bytes())]
-    return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 - a sample, not a secret
 
 
 def _room(file: str) -> str:
@@ -103,76 +207,29 @@ def _room(file: str) -> str:
     return "/".join(parts[: 2 if parts[0] == "p2prl" and len(parts) > 2 else 1])
 
 
-def _tests_of(room: str, tree: Path) -> list[str]:
-    """The folder of the room's unit tests, and simulations and properties that import from it."""
+def _tests_of(room: str, tree: Path) -> tuple[str, ...]:
+    """The folder of the room's unit tests, and properties that import from it."""
     package = room.replace("/", ".")
     own = tree / "tests" / "unit" / Path(room).name
     first = [own] if room != "p2prl" else sorted((tree / "tests" / "unit").glob("test_*.py"))
-    shared = [path for folder in ("property", "sim") for path in sorted((tree / "tests" / folder).glob("test_*.py"))]
-    importing = re.compile(rf"^from {re.escape(package)}[. ]", re.MULTILINE)
-    found = [*first, *(path for path in shared if importing.search(path.read_text(encoding="utf-8")))]
-    return [str(path.relative_to(tree)) for path in found if path.exists()]
+    importing = re.compile(rf"^from (p2prl\.)?{re.escape(package)}[. ]", re.MULTILINE)
+    properties = sorted((tree / "tests" / "property").glob("test_*.py"))
+    found = [*first, *(path for path in properties if importing.search(path.read_text(encoding="utf-8")))]
+    return tuple(str(path.relative_to(tree)) for path in found if path.exists())
 
 
-def _tried(tree: Path, file: str, site: Site, known: set[tuple[str, str]]) -> Row | None:
-    """The row of one mutant; None if there is one already."""
-    path = tree / file
-    source = path.read_bytes()
-    flip = site.described(source)
-    if (file, flip) in known:
-        return None
-    room = _room(file)
-    path.write_bytes(site.applied(source))
-    try:
-        failed = next((each for each in _failures(tree, file, room) if each is not None), None)
-    finally:
-        path.write_bytes(source)
-    outcome: Literal["killed", "survived", "undecided"] = "killed" if failed else "survived"
-    return Row(room=room, file=file, flip=flip, outcome="undecided" if failed == "" else outcome, test=failed or "")
+def _first_line(source: bytes, site: Site) -> int:
+    """Line on which the statement of a flip begins."""
+    within = (
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt) and node.lineno <= site.line <= (node.end_lineno or node.lineno)
+    )
+    return max(within, default=site.line)
 
 
-def _failures(tree: Path, file: str, room: str) -> Iterator[str | None]:
-    """What failed of the tests that import the module, which notice most, then of the room's others."""
-    module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
-    importing = re.compile(rf"^from {re.escape(module)} import", re.MULTILINE)
-    every = [
-        path
-        for test in _tests_of(room, tree)
-        for path in ([tree / test] if test.endswith(".py") else sorted((tree / test).rglob("test_*.py")))
-    ]
-    near = [path for path in every if importing.search(path.read_text(encoding="utf-8"))]
-    for group in (near, [path for path in every if path not in near]):
-        yield _first_failure(tree, [str(path.relative_to(tree)) for path in group])
-
-
-def _first_failure(tree: Path, tests: Sequence[str]) -> str | None:
-    """The test that fails first, "" where something else ends the tests, None where none fails."""
-    if not tests:
-        return None
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), str(tree / "lab")])}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", *tests]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=tree,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_LONGEST_S,
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    if done.returncode in (0, 5):  # 5: every test was left out
-        return None
-    named = _NAMED.search(done.stdout)
-    return named[1] if named and done.returncode == 1 else ""
-
-
-def _rows_of(out: Path | None) -> list[Row]:
-    if out is None or not out.exists():
-        return []
-    return [Row(**json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
 def _print_report(rows: Sequence[Row]) -> None:

@@ -5,10 +5,10 @@
     python -m p2prl_lab.nat_lab --case network --weights-mb 4 --json          # network processes alone, random weights
     python -m p2prl_lab.nat_lab --case churn --samplers 3 --share 0.3 --json  # homes come and go for an hour
     python -m p2prl_lab.nat_lab --case goodput --json                         # weights beside plain TCP, by delay
-    python -m p2prl_lab.nat_lab --case meeting --json                         # no swarm: do two homes meet? (3 s)
+    python -m p2prl_lab.nat_lab --case meeting --json                         # no swarm: do two homes meet? (10 s)
 
-Linux with `ip`, `unshare`, `nsenter` and /dev/net/tun; as root, or where users may make namespaces. Where that is not
-permitted it prints `permitted: false` with the reason, and exits 0. Everything it makes ends with it.
+Linux with nftables, `ip`, `unshare`, `nsenter` and /dev/net/tun; as root, or where users may make namespaces. Where
+that is not permitted it prints `permitted: false` with the reason, and exits 0. Everything it makes ends with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from p2prl_lab.home_networks.goodput import goodput_report
-from p2prl_lab.home_networks.lab import DISTURBANCES, LabConfig, run_lab
+from p2prl_lab.home_networks.lab import run_lab
+from p2prl_lab.home_networks.lab_config import DISTURBANCES, LabConfig
 from p2prl_lab.home_networks.meeting import meeting_report
 from p2prl_lab.home_networks.namespaces import own_space, refusal
 from p2prl_lab.home_networks.sites import KINDS, USUAL_KINDS, LineSpeed
@@ -101,6 +102,7 @@ def _report(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def _config(arguments: argparse.Namespace) -> LabConfig:
     return LabConfig(
         homes=tuple(filter(None, arguments.homes.split(","))),
+        learner=arguments.learner,
         public=arguments.public,
         samplers=arguments.samplers,
         speed=LineSpeed(
@@ -110,6 +112,7 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
             loss=arguments.loss,
         ),
         join_s=arguments.join_s,
+        leave_early=arguments.leave_early,
         steady_s=arguments.steady_s,
         patience_s=arguments.patience_s,
         disturb=() if arguments.case == "churn" else tuple(filter(None, arguments.disturb.split(","))),
@@ -127,6 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=("swarm", "network", "churn", "meeting", "goodput"), default="swarm")
     parser.add_argument("--homes", default=",".join(USUAL_KINDS), help=f"kinds, of {', '.join(KINDS)}")
+    parser.add_argument("--learner", choices=("public", *KINDS), default="public", help="kind of the learner's site")
     parser.add_argument("--public", type=int, default=2, help="public volunteers beside the learner")
     parser.add_argument("--samplers", type=int, default=99, help="homes that sample; the others only seed")
     parser.add_argument("--share", type=float, default=0.0, help="of the time in which a home samples; 0: no bound")
@@ -135,6 +139,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--delay-ms", type=float, default=10.0, help="one way, from a home to the core")
     parser.add_argument("--loss", type=float, default=0.0, help="share of packets lost on each line")
     parser.add_argument("--join-s", type=float, default=90.0)
+    parser.add_argument("--leave-early", action="store_true", help="do not wait once all have joined and met")
     parser.add_argument("--steady-s", type=float, default=60.0)
     parser.add_argument("--patience-s", type=float, default=180.0)
     parser.add_argument("--disturb", default="learner-restart", help=f"of {', '.join(DISTURBANCES)}; in this order")

@@ -4,6 +4,7 @@
     python -m p2prl_lab.torture --cut 60
     python -m p2prl_lab.torture --owner --roles volunteers --kills 200
     python -m p2prl_lab.torture --storm --roles all --kills 50 --updates 500
+    python -m p2prl_lab.torture --roles volunteers --kills 50 --naps 50 --nap 40 --volunteers 6 --updates 60
 
 Prints its actions; exits 1 and keeps the folder when a guarantee is broken.
 """
@@ -20,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from p2prl_lab.progress_lines import say
-from p2prl_lab.testing.crash_run import CrashPlan, CrashRun
+from p2prl_lab.testing.crash_plan import CrashPlan
+from p2prl_lab.testing.crash_run import CrashRun
 from p2prl_lab.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
-from p2prl_lab.testing.swarm_processes import SwarmProcesses, command
+from p2prl_lab.testing.made_run import make_run
+from p2prl_lab.testing.swarm_processes import SwarmProcesses
 
 _REWARD_WANTED = 0.80
 
@@ -33,7 +36,7 @@ def main() -> int:
     """Run one test and print its report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="kill -9s of random roles")
-    parser.add_argument("--naps", type=int, default=0, help="kills after which a volunteer's machine sleeps")
+    parser.add_argument("--naps", type=int, default=0, help="times that a volunteer's machine sleeps, beside the kills")
     parser.add_argument("--nap", type=float, default=60.0, help="seconds that it sleeps")
     parser.add_argument("--cut", type=float, default=0.0, help="seconds to cut one volunteer off, instead of killing")
     parser.add_argument("--storm", action="store_true", help="floods of strangers go on all the time")
@@ -53,10 +56,11 @@ def main() -> int:
         help="multiplies limits on waiting, beyond what a busy machine gets by itself",
     )
     parser.add_argument("--seed", type=int, default=0, help="order, moments and kinds of the kills")
+    parser.add_argument("--warm", type=Path, help="a run folder of `p2prl init NAME` whose model to start from")
     parser.add_argument("--dead-band", type=int, default=0, help="dead_band_ulp of the run")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
-    swarm = SwarmProcesses(folder)
+    swarm = SwarmProcesses(folder, forks=True)
     try:
         with swarm.running():
             document = _run_test(swarm, arguments)
@@ -69,22 +73,7 @@ def main() -> int:
 
 
 def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str, Any]:
-    # The staleness bound exceeds the run's length: work done while cut off is stale by design, and must still be used.
-    options = ("--staleness", "1024", "--publish-every", "5", "--seed", "0")
-    made = command(
-        "init",
-        "run",
-        "--in",
-        str(swarm.folder),
-        *options,
-        environment=swarm.environment(),
-        timeout_s=600 * arguments.patience,
-    )
-    assert made.returncode == 0, made.stderr
-    run = swarm.folder / "run"
-    settings, line = (run / "run.toml").read_text(), "dead_band_ulp = 0 "
-    assert line in settings, "the preset sets no dead band to change"
-    (run / "run.toml").write_text(settings.replace(line, f"dead_band_ulp = {arguments.dead_band} "))
+    run = make_run(swarm, warm=arguments.warm, dead_band_ulp=arguments.dead_band, patience=arguments.patience)
     if arguments.cut:
         return dataclasses.asdict(disconnect_volunteer(swarm, run, DisconnectPlan(cut_s=arguments.cut), say=say))
     plan = CrashPlan(
@@ -102,6 +91,9 @@ def _run_test(swarm: SwarmProcesses, arguments: argparse.Namespace) -> dict[str,
         storm_keys=_STORM_KEYS if arguments.storm else 0,
     )
     report = CrashRun(swarm, run, plan, say=say).execute()
+    audit = report.audit
+    assert audit is not None
+    assert arguments.storm or not audit.rejected, f"{audit.rejected} groups of honest volunteers were rejected"
     assert report.reward >= _REWARD_WANTED, f"the final reward is {report.reward:.3f}"
     return report.summary()
 

@@ -50,6 +50,7 @@ BUILTIN_LOSSES: Mapping[str, str] = MappingProxyType(
         "ipo": "p2prl.algorithms.masked_losses:IPO",
         "clip_cov": "p2prl.algorithms.covariance_losses:CLIP_COV",
         "kl_cov": "p2prl.algorithms.covariance_losses:KL_COV",
+        "ctpo": "p2prl.algorithms.prefix_losses:CTPO",
         "minpro": "p2prl.algorithms.prefix_losses:MINPRO",
         "mu_grpo": "p2prl.algorithms.prefix_losses:MU_GRPO",
         "oapl": "p2prl.algorithms.oapl:OAPL",

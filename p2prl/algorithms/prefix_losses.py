@@ -1,7 +1,8 @@
-"""Losses whose weight of a token depends on the tokens before it: MinPRO, and μ-GRPO's veto.
+"""Losses whose weight of a token depends on the tokens before it: CTPO, MinPRO, and μ-GRPO's veto.
 
 A token's exact weight is the ratio of its whole prefix, e^{Σ_{j≤t} ℓ_j}, which explodes or vanishes within some hundred
-tokens. Both take one number of the prefix instead. Shape legend: B groups, G completions, T tokens.
+tokens. CTPO clips it, the later the wider; the others take one number of the prefix instead. Shape legend: B groups, G
+completions, T tokens.
 """
 
 from __future__ import annotations
@@ -16,8 +17,27 @@ from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.loss_spec import LossSpec
-from p2prl.algorithms.ratios import Terms, bounded_exp, on_mask, terms_of
+from p2prl.algorithms.ratios import LOG_RATIO_BOUND, Terms, bounded_exp, on_mask, running_sum, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize, weighted_logprob
+
+
+@dataclass(frozen=True, kw_only=True)
+class CtpoConfig:
+    """Clips of the prefix's log-ratio at the first token; at token t they are wider by t^power."""
+
+    log_clip_low: float = 0.025
+    """Nats, > 0."""
+    log_clip_high: float = 0.05
+    """Nats, > 0: of successes."""
+    log_clip_dual: float = 0.05
+    """Nats, > 0: a failure that has become likelier than this weighs nothing."""
+    power: float = 0.5
+    """In [0, 1]. The variance of a sum of t independent terms grows as t, its deviation as t^½."""
+
+    def __post_init__(self) -> None:
+        for name in ("log_clip_low", "log_clip_high", "log_clip_dual"):
+            require_positive(name, getattr(self, name))
+        require_between("power", self.power, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +66,31 @@ class MuGrpoConfig:
         require_between("clip_low", self.clip_low, 0.0, 1.0)
         require_positive("clip_high", self.clip_high)
         require_between("veto", self.veto, 0.0, 1.0, open_high=True)
+
+
+def ctpo(
+    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: CtpoConfig, aggregation: AggregationConfig
+) -> LossOutput:
+    """CTPO (arXiv 2605.07331): PPO's clipped minimum with the ratio of the prefix, e^{Σ_{j≤t} ℓ_j}.
+
+    The clip is on its logarithm and widens as t^power. The gradient goes through the token's own log p alone. The form,
+    a dual clip of failures included, and the constants are of the released code, horizon-llm/CTPO, loss
+    `cum-token-cumprod-la`; ratios are bounded at e^20 here and at e^10 there. Their run scripts multiply by a truncated
+    ratio of trainer to engine, which is 1 here. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
+    """
+    terms = terms_of(policy_logprobs_BGT, batch)
+    prefix_BGT = running_sum(terms.log_ratio_BGT.detach())
+    width_BGT = running_sum(terms.mask_BGT.to(prefix_BGT.dtype)) ** cfg.power
+    failures_BGT = terms.advantages_BGT < 0
+    low_BGT = -cfg.log_clip_low * width_BGT
+    high_BGT = torch.where(failures_BGT, cfg.log_clip_dual * width_BGT, cfg.log_clip_high * width_BGT)
+    above_BGT, below_BGT = prefix_BGT > high_BGT, failures_BGT & (prefix_BGT < low_BGT)
+    free_BGT = prefix_BGT + terms.policy_BGT - terms.policy_BGT.detach()
+    ratio_BGT = bounded_exp(torch.where(above_BGT, high_BGT, torch.where(below_BGT, low_BGT, free_BGT)))
+    clipped_BGT = above_BGT | below_BGT
+    has_gradient_BGT = ~clipped_BGT & (prefix_BGT.abs() <= LOG_RATIO_BOUND)
+    loss_BGT, effective_BGT = -ratio_BGT * terms.advantages_BGT, on_mask(ratio_BGT, has_gradient_BGT)
+    return summarize(loss_BGT, effective_BGT, clipped_BGT, terms, batch, aggregation)
 
 
 def minpro(
@@ -94,6 +139,7 @@ def _least_before(terms: Terms) -> Tensor:
     return torch.where(torch.isinf(least_BGT), torch.zeros_like(least_BGT), least_BGT)
 
 
+CTPO = LossSpec(name="ctpo", function=ctpo, config_type=CtpoConfig, advantage="mean_std", aggregation="token_mean")
 MINPRO = LossSpec(
     name="minpro",
     function=minpro,

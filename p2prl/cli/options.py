@@ -136,12 +136,13 @@ class NetworkOptions:
         typer.Option("--monthly-gb", min=0.0, help="Uploads in a month, GB; weights stop past it; 0 is no limit."),
     ] = 0.0
 
-    def reach(self, *, lan: bool = False) -> ReachOptions:
-        """The options for the network process, which reads the list of `--peers` again when that is on the web."""
+    def reach(self, *, lan: bool = False, rereads_file: bool = False) -> ReachOptions:
+        """The options for the network process, which reads the list of `--peers` again when that is on the web, or with
+        `rereads_file` a file: a confined process opens none."""
         from p2prl.net.process.network_config import ReachOptions
         from p2prl.net.process.peer_list import is_on_web
 
-        reread = self.peers if is_on_web(self.peers) else ""
+        reread = self.peers if is_on_web(self.peers) or rereads_file else ""
         return ReachOptions(is_public=self.public, maps_ports=not self.no_port_mapping, on_lan=lan, peers_list=reread)
 
 

@@ -12,11 +12,14 @@ _MOST_BYTES = 64 * 1024
 """Of a file with a link: addresses are bounded."""
 
 
-def named_link(text: str) -> JoinLink:
-    """The link in `text`, or that of the run folder it names. `ConfigError` says how to get one."""
+def named_link(text: str, *, needs_peer: bool = True) -> JoinLink:
+    """The link in `text`, or that of the run folder it names. `ConfigError` says how to get one.
+
+    `needs_peer` as in `parse_link`.
+    """
     path = _existing(text.strip())
     if path is None:
-        return parse_link(text)
+        return parse_link(text, needs_peer=needs_peer)
     if path.is_file():
         return parse_link(_read(path))
     if not (path / "run.manifest").is_file():

@@ -15,7 +15,6 @@ from p2prl.client.refusals import Replayed
 from p2prl.client.refused_work import ReplayRefused
 from p2prl.config.own_runs import OwnRun, read_run
 from p2prl.errors import IntegrityError, MachineError, P2PRLError, RemoteProtocolError
-from p2prl.net.storage.held_weights import has_weights, read_weights
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.kinds import Role
@@ -78,6 +77,8 @@ def find_policy(folders: Iterable[Path], run: OwnRun, policy: bytes, version: in
 
     Raises `MachineError` when none of them holds it any more.
     """
+    from p2prl.net.storage.held_weights import has_weights  # it loads numpy
+
     newest = -1
     for folder in folders:
         for path in sorted(folder.glob("*.policy")):
@@ -117,6 +118,7 @@ def replay_group(run: OwnRun, group: SignedGroup, folders: Iterable[Path], make_
     Raises `MachineError` when the policy version or a file is gone, and `IntegrityError` when one is damaged.
     """
     from p2prl.models.weights.layout import weights_digest
+    from p2prl.net.storage.held_weights import read_weights
     from p2prl.validator.verdicts import judge
 
     places = list(folders)

@@ -21,7 +21,7 @@ from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.confinement.children import Launch
 from p2prl.errors import P2PRLError
-from p2prl.learner.assembly import LearnerParts, assemble_learner
+from p2prl.learner.assembly import Judges, LearnerParts, assemble_learner
 from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
@@ -141,9 +141,13 @@ def _read_model(manifest: RunManifest, files: Mapping[str, Path], launch_tokeniz
 
 
 def build_learner(
-    folder: RunFolder, *, on_metrics: Callable[[dict[str, object]], None], on_notice: Callable[[str], None]
+    folder: RunFolder,
+    *,
+    on_metrics: Callable[[dict[str, object]], None],
+    on_notice: Callable[[str], None],
+    judges: Judges | None = None,
 ) -> Learner:
-    """The learner of a run folder, resumed to the exact step it had reached."""
+    """The learner of a run folder, resumed to the exact step it had reached; `judges` are the product's by default."""
     device = choose_device(folder.settings.device)
     use_threads(folder.settings.threads)
     repeat_exactly(device)
@@ -189,6 +193,7 @@ def build_learner(
             on_notice=on_notice,
             evaluation=_evaluation_tools(folder, policy, work),
             evaluate=folder.settings.evaluation,
+            judges=judges or Judges(),
             threads=threads,
         )
     )

@@ -2,7 +2,7 @@
 
 * `linux`, `seccomp_filter`, `macos` — what kernels offer.
 * `layers` — names of the layers, and the files that Python itself needs.
-* `calculator` — a process that only computes, such as the one that runs a stranger's tokenizer.
+* `compute_only` — a process that only computes, such as the one that runs a stranger's tokenizer.
 * `role`, `host_calls`, `role_files` — a role's process and its network process, which need more.
 * `guard` — the process that connects Unix sockets and signals for a network process.
 * `starter`, `children` — the process that starts others for a role that may start none.

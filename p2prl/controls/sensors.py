@@ -11,8 +11,8 @@ from typing import Protocol
 
 import psutil
 
-from p2prl.controls.card import Card
 from p2prl.controls.desktop import Desktop
+from p2prl.controls.nvidia_sensors import Card
 from p2prl.controls.rules import Readings
 from p2prl.installation import install_command
 

@@ -28,11 +28,13 @@ from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.service import Learner
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.standby_orders import StandbyOrders
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.live_forecast import Forecaster
 from p2prl.learner.timing.pacing import SAMPLING_SHARE, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
 from p2prl.learner.timing.stages import InlineStage, Stage, ThreadStage
+from p2prl.learner.timing.standby import StandbyChoice
 from p2prl.learner.timing.training_stage import TrainingStage
 from p2prl.learner.training.checkpoints import newest_checkpoint_step
 from p2prl.learner.training.local_engine import LocalEngine, make_trainer
@@ -50,6 +52,7 @@ from p2prl.models.hardware.device import use_threads
 from p2prl.models.weights.layout import WeightLayout
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
+from p2prl.protocol.limits import MAX_ON_STANDBY
 from p2prl.protocol.manifests import RunManifest
 
 
@@ -131,13 +134,20 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     replay_stage, training_stage, publish_stage = _stages(parts.threads, sender)
     training = _training(parts, storage, buffer, TrainingStage(training_stage))
     pacing = _pacing(parts, storage, buffer, step=training.step)
+    choice = StandbyChoice(groups_per_update=config.groups_per_update, most=MAX_ON_STANDBY)
+    standby = StandbyOrders(choice, sender, clock)
     decoded, backlog = DecodedGroups(), _backlog(parts, standings)
     verdicts = VerdictIntake(storage.journal, sender, clock)
     intake = Intake(storage, decoded, buffer, backlog, prices, owners, standings, sender, clock, verdicts)
     intake.refill()
+
+    def on_verified(peer: bytes, version: int) -> None:
+        pacing.group_verified(peer, version)
+        standby.group_verified(peer)
+
     settlement = Settlement(
         storage, buffer, prices, owners, sender, clock, verdicts, baselines=parts.replaying.baselines,
-        on_verified=pacing.group_verified,
+        on_verified=on_verified,
     )  # fmt: skip
     # In virtual time nothing is measured, so that a simulation depends on its seed alone.
     replaying = parts.replaying
@@ -153,7 +163,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )
-    inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice)
+    inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice, standby.offered)
     return Learner(
         storage=storage,
         sender=sender,
@@ -161,6 +171,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         checks=checks,
         training=training,
         pacing=pacing,
+        standby=standby,
         publisher=_publisher(parts, storage, sender, publish_stage),
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
     )

@@ -18,6 +18,7 @@ from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.publishing.policy_publisher import PolicyPublisher
 from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
+from p2prl.learner.standby_orders import StandbyOrders
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.pacing import Action, Pacing
 from p2prl.learner.timing.training_stage import Activity, Work
@@ -44,6 +45,7 @@ class Learner:
         checks: GroupChecks,
         training: Training,
         pacing: Pacing,
+        standby: StandbyOrders,
         publisher: PolicyPublisher,
         shutdown: Shutdown,
     ) -> None:
@@ -53,6 +55,7 @@ class Learner:
         self._checks = checks
         self._training = training
         self._pacing = pacing
+        self._standby = standby
         self._publisher = publisher
         self._shutdown = shutdown
         self._stopping = False
@@ -170,6 +173,7 @@ class Learner:
             self._training.stage.waits_for(Activity.WAIT_REPLAY if self._checks.has_unsettled else Activity.WAIT_GROUPS)
         self._finish_jobs()  # last: a stage without a thread has done by now what this turn began
         self._publisher.heads.renew()
+        self._standby.send_due()
         return action
 
     def close(self) -> None:
@@ -221,7 +225,8 @@ class Learner:
 
     def _step(self) -> None:
         figures = self._inbox.figures | self._checks.figures | self._publisher.figures
-        self._training.stage.run(self._training.update(figures | self._pacing.figures, on_updated=self._updated))
+        figures |= self._pacing.figures | self._standby.figures
+        self._training.stage.run(self._training.update(figures, on_updated=self._updated))
 
     def _updated(self, batch: list[VerifiedGroup], seconds: float, at_work: float) -> None:
         self._checks.update_ended(seconds)
@@ -231,3 +236,4 @@ class Learner:
             at_work=at_work,
             ready_groups=self._checks.ready_groups,
         )
+        self._standby.updated(at_work=at_work, waiting_groups=self._checks.waiting_groups)

@@ -99,15 +99,13 @@ class Transport(Protocol):
 class MeetingTransport(Protocol):
     """A transport whose peers can meet although their routers refuse strangers. Others do without."""
 
-    async def knock(self, address: str) -> None:
-        """Dial for a second from the port this peer listens on, in vain, so that its router lets the other dial in.
+    async def meet(self, address: str, *, dials: bool) -> None:
+        """Dial a peer that dials this one at the same moment, from the port this peer listens on, for some seconds.
 
-        A circuit to the peer ends. Never fails.
+        Both sides dial; `dials` says which one the connection counts as opened by, and is different on the two. Returns
+        once it stands: on the other side the connection is known by its first frame. A circuit to the peer ends then.
+        Raises `TransportError`.
         """
-        ...
-
-    async def answer_knock(self, address: str) -> PeerId:
-        """Wait until the other has knocked, then dial it there. A circuit to it ends. Raises `TransportError`."""
         ...
 
     async def replace_circuit(self, address: str) -> PeerId:

@@ -110,6 +110,8 @@ class MachineRow:
     """Mean time from its coming to its leaving, where it is not there all the time."""
     acceptance: float = 1.0
     """Share of its groups that pass the learner's check."""
+    price: float = 1.0
+    """What an hour of one costs, in a unit of one's own."""
 
     def __post_init__(self) -> None:
         where = f"machine {self.name!r}: "
@@ -119,6 +121,7 @@ class MachineRow:
         for name in ("download_mbit", "upload_mbit"):
             require(f"{where}{name}", value := getattr(self, name), 0.0 < value <= 1e6, "above 0, at most 1000000")
         require(f"{where}session_hours", self.session_hours, 0.01 <= self.session_hours <= 1e5, "0.01 to 100000")
+        require(f"{where}price", self.price, 0.0 < self.price <= limits.MAX_PRICE, "above 0, at most 1000000")
         for name in ("share_of_time", "acceptance"):
             require(f"{where}{name}", value := getattr(self, name), 0.0 < value <= 1.0, "above 0, at most 1")
         given = [name for name in ("card", "tokens_per_s", "measured") if getattr(self, name)]

@@ -193,7 +193,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Knock at the address of `peer`, so that our router lets its dial in; or wait for its knock, and dial."""
+    """Dial `peer` at the address at once: it dials us too. `dials` says whether the connection counts as ours."""
 
     peer: PeerId
     address: str

@@ -36,6 +36,8 @@ class NodeConfig:
     `keep_versions` limits, until the owner accepts the run with another bound."""
     is_listed: bool = False
     """Whether its owner has chosen that join links may name it with its address."""
+    price: float | None = None
+    """What an hour of a volunteer's work costs its owner, who agrees that it stands by at times; None if not."""
     delegations: tuple[Delegation, ...] = ()
     """The delegation of this machine's key by its owner, sent to the learner."""
     revocations: tuple[Revocation, ...] = ()

@@ -85,6 +85,7 @@ class NodeCore:
         self.config = config
         self.rng = rng
         self.local = LocalPeer(identity, config.role, run, started_ms=int(now * 1000), is_listed=config.is_listed)
+        self.local.price = config.price
         self.connections = Connections(self.local, rng, config.connections, now)
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)

@@ -143,4 +143,11 @@ class LedgerArrived(Report, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
-NodeReport = VersionAnnounced | GroupBodyWanted | PublishRefused | LedgerWanted | LedgerArrived
+class StandbyOffers(Report, frozen=True, array_like=True, tag=True):
+    """Peers that agree to stand by, according to the directory; all of them, whenever one changes."""
+
+    prices: tuple[tuple[bytes, float], ...]
+    """(public key, what an hour of its work costs)."""
+
+
+NodeReport = VersionAnnounced | GroupBodyWanted | PublishRefused | LedgerWanted | LedgerArrived | StandbyOffers

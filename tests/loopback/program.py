@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -33,11 +31,6 @@ def p2prl(*arguments: object, file_limit: int | None = None) -> subprocess.Compl
     """Run the program to its end; `file_limit` is the largest file it may write, bytes."""
     words = tuple(map(str, arguments))
     return run_fork(words, ENVIRONMENT, timeout_s=60 * PATIENCE, file_limit=file_limit)
-
-
-def limiter(size_bytes: int) -> Callable[[], None]:
-    """A disk that is full for any file beyond a size."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
 
 
 def refused(result: subprocess.CompletedProcess[str], code: int, words: str) -> None:
@@ -71,7 +64,7 @@ def eventually(condition: Callable[[], bool], *, seconds: float = 100.0) -> None
 
 
 def patched_python(folder: Path, code: str) -> Path:
-    """A folder whose `sitecustomize` runs `code` first in every Python process."""
+    """A folder whose `sitecustomize` runs `code` first in a role and in every Python process that it starts."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(code)
     return folder
@@ -92,18 +85,13 @@ class RunningRole:
         self.log = log
         self._file = log.open("wb")
         words = tuple(map(str, arguments))
-        self.process: Process
-        if patched is None:
-            self.process = start_fork(words, ENVIRONMENT, self._file.fileno(), file_limit=file_limit)
-        else:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2prl", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=self._file,
-                stderr=subprocess.STDOUT,
-                env=environment_with(patched),
-                preexec_fn=None if file_limit is None else limiter(file_limit),
-            )
+        self.process: Process = start_fork(
+            words,
+            ENVIRONMENT if patched is None else environment_with(patched),
+            self._file.fileno(),
+            file_limit=file_limit,
+            first=None if patched is None else patched / "sitecustomize.py",
+        )
 
     def said(self) -> str:
         """Everything printed so far."""

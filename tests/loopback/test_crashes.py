@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from p2prl_lab.testing.crash_run import CrashPlan, CrashRun
+from p2prl_lab.testing.crash_plan import CrashPlan
+from p2prl_lab.testing.crash_run import CrashRun
 from p2prl_lab.testing.disconnect_run import DisconnectPlan, disconnect_volunteer
 from p2prl_lab.testing.swarm_processes import SwarmProcesses, command
 

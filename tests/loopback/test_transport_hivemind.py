@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ import psutil
 import pytest
 
 from p2prl.errors import TransportError
+from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
+from p2prl.net.transports.hivemind.relay_slots import RelaySlots
 from p2prl.net.transports.hivemind.transport import HivemindTransport
+from p2prl.net.transports.inbound_streams import NoGuard
+from p2prl.net.transports.multiaddrs import split_peer, to_bytes
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl_lab.testing.swarm_processes import freeze
-from tests.loopback.hivemind_swarm import KEY, Inbox, run, start, swarm
+from tests.loopback.hivemind_swarm import DAEMON_CONFIG, KEY, LOCAL, Inbox, fresh, run, start, swarm
 
 pytestmark = pytest.mark.loopback
 
@@ -132,6 +137,87 @@ def test_a_connection_is_replaced_only_if_somebody_listens_at_the_address() -> N
             assert sockets(second).isdisjoint(before)
             await second.send(first.peer_id, b"over the new one", timeout_s=5)
             assert await inbox.next() == (second.peer_id, b"over the new one")
+
+    run(scenario)
+
+
+class Noted(NoGuard):
+    """Where each peer was seen."""
+
+    def __init__(self) -> None:
+        self.seen: dict[PeerId, list[str]] = {}
+
+    def note_address(self, peer: PeerId, address: str) -> None:
+        self.seen.setdefault(peer, []).append(address)
+
+
+def test_a_meeting_carries_frames_both_ways_and_tells_where_the_peer_is() -> None:
+    async def scenario() -> None:
+        guard = Noted()
+        async with swarm(1) as (first,), contextlib.AsyncExitStack() as cleanup:
+            second = await start(guard=guard)
+            cleanup.push_async_callback(second.close)
+            inbox, other = Inbox(first), Inbox(second)
+            address = first.addresses[0]
+            await second.meet(address, dials=True)
+            for size in (1, 3_000_000):
+                await second.send(first.peer_id, bytes(size), timeout_s=20)
+                assert await inbox.next() == (second.peer_id, bytes(size))
+                await first.send(second.peer_id, bytes(size), timeout_s=20)
+                assert await other.next() == (first.peer_id, bytes(size))
+            assert {each.partition("/p2p/")[0] for each in guard.seen[first.peer_id]} == {
+                address.partition("/p2p/")[0]
+            }, "not the loopback address under which the daemon knows it"
+
+    run(scenario)
+
+
+def test_a_meeting_with_nobody_leaves_the_link_that_there_is() -> None:
+    async def scenario() -> None:
+        async with swarm(2) as (first, second):
+            inbox = Inbox(first)
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                free = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{first.peer_id}"
+            with pytest.raises(TransportError, match="no meeting with"):
+                await second.meet(free, dials=True)
+            await second.send(first.peer_id, b"the link before stays", timeout_s=5)
+            assert await inbox.next() == (second.peer_id, b"the link before stays")
+
+    run(scenario)
+
+
+def test_a_slot_that_this_process_reserves_carries_a_circuit_which_is_told_from_a_direct_link() -> None:
+    """The daemon knows nothing of it: no relay is named to the home's."""
+
+    async def scenario() -> None:
+        public, guard = replace(DAEMON_CONFIG, is_public=True), Noted()
+        async with contextlib.AsyncExitStack() as cleanup:
+
+            async def started(
+                config: DaemonConfig = DAEMON_CONFIG, listen: tuple[str, ...] = LOCAL
+            ) -> HivemindTransport:
+                made = await HivemindTransport.start(fresh(), listen=listen, daemon_config=config, guard=guard)
+                cleanup.push_async_callback(made.close)
+                return made
+
+            relay = await started(public)
+            where, _ = split_peer(relay.addresses[0])
+            home, guest, other = [await started(listen=()) for _ in range(3)]  # so that nobody dials them directly
+            for each in (home, guest, other):
+                await each._daemon.connect(relay.peer_id, (to_bytes(where),))
+            inbox = Inbox(home)
+            circuit = f"{relay.addresses[0]}/p2p-circuit/p2p/{home.peer_id}"
+            with pytest.raises(TransportError, match="NO_RESERVATION"):
+                await guest.connect(circuit)
+            slots = RelaySlots(home._daemon.open_stream)
+            await slots.completed((circuit,), 0.0)
+            assert await slots.completed((), 1.0) == (circuit,)
+            await other.connect(circuit)
+            await other.send(home.peer_id, b"over the circuit", timeout_s=10)
+            assert await inbox.next() == (other.peer_id, b"over the circuit")
+            guard.seen.clear()
+            await other.connect(f"/ip4/127.0.0.1/tcp/9/p2p/{home.peer_id}")
+            assert guard.seen[home.peer_id] == [circuit.rpartition("/p2p/")[0]], "no link where nobody is"
 
     run(scenario)
 

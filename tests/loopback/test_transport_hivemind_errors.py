@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError, MachineError, TransportError, UnreachableError
+from p2prl.exit_codes import NOT_AGAIN
+from p2prl.net.transports.hivemind import daemon
 from p2prl.net.transports.hivemind.daemon_config import DAEMON_VARIABLE
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from tests.loopback.hivemind_swarm import DAEMON_CONFIG, LOCAL, fresh, run, start
@@ -73,3 +75,17 @@ def test_a_daemon_that_cannot_run_is_a_machine_error(tmp_path: Path, monkeypatch
         assert caught.value.remedy
         if path is not silent:
             assert DAEMON_VARIABLE in caught.value.remedy
+
+
+def test_a_daemon_that_is_slow_to_start_is_a_failure_that_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is busy, or just awake: a service starts the worker again."""
+    binary = tmp_path / "p2pd"
+    binary.write_text("#!/bin/sh\nexec sleep 60\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv(DAEMON_VARIABLE, str(binary))
+    monkeypatch.setattr(daemon, "_STARTUP_TIMEOUT_S", 0.3)
+    with pytest.raises(TransportError, match="did not start within") as caught:
+        run(failing)
+    assert caught.value.exit_code not in NOT_AGAIN

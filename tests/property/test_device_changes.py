@@ -28,7 +28,7 @@ def bits_of(weights: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("device", DEVICES)
 @given(case=versions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_device_finds_and_writes_what_the_patch_codec_does(device: str, case: Version) -> None:
     word_type, old, new = case
     assume(len(old))  # a tensor has weights

@@ -35,25 +35,25 @@ BOTH = (NUMPY_KERNELS, fastest_kernels())
 
 
 @given(versions())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_words_survive_either_kernel(case: Version) -> None:
     check_round_trip(case)
 
 
 @given(versions())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_words_survive_each_codec(case: Version) -> None:
     check_each_codec(case)
 
 
 @given(versions())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_patch_that_is_decoded_tells_the_way_back(case: Version) -> None:
     check_both_ways(case)
 
 
 @given(pairs_of_words, pairs_of_words)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_pair_of_small_arrays(old: Words, new: Words) -> None:
     check_small_pair(old, new)
 
@@ -77,7 +77,7 @@ def unproven(old: Words, codec: Codec, body: bytes, word_type: WordType, kernels
 
 
 @given(st.data(), versions(), st.sampled_from(list(Codec)))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_damaged_body_is_refused_or_harmless(data: st.DataObject, case: Version, codec: Codec) -> None:
     word_type, old, new = case
     header, body = encode_segment(old, new, word_type, NUMPY_KERNELS)
@@ -102,7 +102,7 @@ def test_a_damaged_body_is_refused_or_harmless(data: st.DataObject, case: Versio
 
 
 @given(st.binary(max_size=300), st.sampled_from(list(Codec)), word_types)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_bytes_are_words_or_an_error(body: bytes, codec: Codec, word_type: WordType) -> None:
     old = np.arange(900, dtype=word_type.dtype) * word_type.dtype.type(64)
     made = [unproven(old, codec, body, word_type, kernels) for kernels in BOTH]

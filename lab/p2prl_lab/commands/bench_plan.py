@@ -13,6 +13,9 @@ from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 
+_FLEETS = 18
+"""Fleets drawn for the choice of the cheapest machines."""
+
 
 def bench_plan(
     updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 40,
@@ -21,16 +24,27 @@ def bench_plan(
 ) -> None:
     """Compare what p2prl plan predicts with what simulated swarms of the real roles come to."""
     from p2prl.models.hardware.device import use_threads
-    from p2prl_lab.bench.plan.benchmark import as_markdown, run_plan_bench
+    from p2prl_lab.bench.plan import activation, benchmark
 
     began = time.monotonic()
     use_threads(1)
     with progress_bar("benchmark", quiet=as_json) as on_progress:
-        rows = list(run_plan_bench(updates=updates, seed=seed, on_progress=on_progress))
+        chosen = list(
+            activation.run_activation_bench(updates=2 * updates, seed=seed, fleets=_FLEETS, on_progress=on_progress)
+        )
+        fleets = list(benchmark.run_plan_bench(updates=updates, seed=seed, on_progress=on_progress))
     if as_json:
-        emit({"rows": [asdict(row) for row in rows], "seed": seed, "wall_s": time.monotonic() - began})
+        emit(
+            {
+                "fleets": [asdict(row) for row in fleets],
+                "activation": [asdict(row) for row in chosen],
+                "seed": seed,
+                "wall_s": time.monotonic() - began,
+            }
+        )
         return
-    print_table(as_markdown(rows))
+    print_table(benchmark.as_markdown(fleets))
+    print_table(activation.as_markdown(chosen))
 
 
 BENCHMARK = Benchmark(

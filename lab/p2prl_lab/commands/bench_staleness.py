@@ -57,6 +57,10 @@ _SweepOnly = Annotated[
     bool,
     typer.Option("--sweep-only", help="With --sweep: choose and stop; no reporting seed is run."),
 ]
+_TuningSeeds = Annotated[
+    int,
+    typer.Option("--tuning-seeds", min=1, max=5, help="With --sweep: choose on so many of the seeds 100 to 104."),
+]
 _SteadyState = Annotated[
     bool,
     typer.Option("--steady-state", help="Refuse fewer updates than five times the longest delay of a law."),
@@ -78,8 +82,8 @@ _Task = Annotated[
     str,
     typer.Option(
         "--task",
-        help="chain4, walk12, strict8, split4 or march512; arrive8, flip8 or arrive40, which change while they are "
-        "learned: NAME:PERIOD in updates; NAME@WIDTHxLAYERS for another size.",
+        help="chain4, walk12, strict8, split4 or march512; arrive8, flip8, rows8 or arrive40, which change while they "
+        "are learned: NAME:PERIOD in updates; NAME@WIDTHxLAYERS for another size.",
     ),
 ]
 _StepS = Annotated[
@@ -128,6 +132,7 @@ def bench_staleness(
     check: _Check = False,
     sweep: _Sweep = False,
     sweep_only: _SweepOnly = False,
+    tuning_seeds: _TuningSeeds = 5,
     steady_state: _SteadyState = False,
     device: _Device = "cpu",
     seed: Seed = 0,
@@ -167,6 +172,7 @@ def bench_staleness(
         check=check,
         sweep=sweep,
         sweep_only=sweep_only,
+        tuning_seeds=tuning_seeds,
         steady_state=steady_state,
     )
     use_threads(1)  # matrix products this small are slower on more threads
@@ -212,7 +218,7 @@ def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float
         "seeds": list(config.seed_range),
         "results": as_documents(report.rows),
         "comparisons": [asdict(comparison) for comparison in report.comparisons],
-        "sweep": _sweep_document(report.choices) if config.sweep else None,
+        "sweep": _sweep_document(config, report.choices) if config.sweep else None,
         "demands": [
             {
                 "demand": verdict.criterion.text,
@@ -228,12 +234,13 @@ def _document(config: StalenessConfig, report: StalenessReport, *, wall_s: float
     }
 
 
-def _sweep_document(choices: Sequence[Choice]) -> dict[str, object]:
+def _sweep_document(config: StalenessConfig, choices: Sequence[Choice]) -> dict[str, object]:
     import msgspec
 
     from p2prl_lab.bench.staleness.sweep import DEVELOPMENT_SEEDS
 
-    return {"development_seeds": list(DEVELOPMENT_SEEDS), "choices": msgspec.to_builtins(choices)}
+    seeds = list(DEVELOPMENT_SEEDS[: config.tuning_seeds])
+    return {"development_seeds": seeds, "choices": msgspec.to_builtins(choices)}
 
 
 BENCHMARK = Benchmark(

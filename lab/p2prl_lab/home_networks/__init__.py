@@ -1,1 +1,1 @@
-"""A lab of home networks: namespaces, routers with chosen NAT behavior, lines with delay and loss, and a real swarm."""
+"""A lab of home networks: namespaces, routers of the kernel, lines with delay and loss, and a real swarm."""

@@ -1,10 +1,9 @@
 """A home router's UPnP side: an Internet Gateway Device (UPnP IGD 1) that opens ports by SOAP, as a program.
 
-    python -m p2prl_lab.home_networks.gateway_device 192.168.1.10 192.168.1.1
+    python -m p2prl_lab.home_networks.gateway_device 192.168.1.1
 
-It runs on the home's machine, at its address, since the lab's routers carry packets and hold no connections. SSDP
-questions reach it by multicast; every mapping it grants is asked of the router first, by the packets of
-`port_requests`, on a port where no machine of the home looks for them.
+It runs on the home's router. Every mapping it grants is asked of `port_mapper` there, on a port where no machine of the
+home looks for it.
 """
 
 from __future__ import annotations
@@ -145,9 +144,9 @@ class _Search(asyncio.DatagramProtocol):
             self._transport.sendto(answer, addr)
 
 
-async def serve(host: str, router: str) -> None:
+async def serve(host: str) -> None:
     """Serve until cancelled."""
-    control = Control(router)
+    control = Control(host)
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError):  # TimeoutError is an OSError
@@ -183,4 +182,4 @@ async def _response(reader: asyncio.StreamReader, control: Control, host: str) -
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(*sys.argv[1:3]))
+    asyncio.run(serve(sys.argv[1]))

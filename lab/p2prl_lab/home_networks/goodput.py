@@ -47,7 +47,7 @@ def goodput_report(
         rng = random.Random(seed)  # noqa: S311 - draws nothing here that matters
         # Two lines, both ways.
         line = LineSpeed(up_mbit=mbit, down_mbit=mbit, delay_s=round_trip_ms / 4_000, loss=1 - (1 - loss) ** 0.5)
-        sites = [make_site(name, "public", number, line, rng) for number, name in enumerate((LEARNER, _WORKER))]
+        sites = [make_site(name, "public", number, line) for number, name in enumerate((LEARNER, _WORKER))]
         home = folder / f"rtt-{round_trip_ms:g}"
         home.mkdir(parents=True)
         processes = SwarmProcesses(home)

@@ -1,7 +1,8 @@
-"""The lab's internet: takes packets from machines and gives them to others, through routers and lines. Pure.
+"""The lab's internet: takes packets from machines and gives them to others, over lines. Pure.
 
-It also counts who sent what to whom, which is the lab's own view of the swarm: a connection between two homes is
-direct when their packets meet here without a third machine, whatever the peers believe.
+Routers are the kernel's (`kernel_routers`); what leaves one with an address that is not the site's is lost, as a
+provider drops it. It also counts who sent what to whom, which is the lab's own view of the swarm: a connection between
+two homes is direct when their packets meet here without a third machine, whatever the peers believe.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from p2prl_lab.home_networks.nat import Nat
 from p2prl_lab.home_networks.packets import Packet, read_packet
-from p2prl_lab.home_networks.port_requests import answer_port_request
 from p2prl_lab.home_networks.sites import Site, public_address, public_address6
 
 TALK_BYTES = 1_024
@@ -56,24 +55,20 @@ class Internet:
         self._count = 0
         self._moves: dict[str, int] = {}
         self.traffic: dict[tuple[str, str], Traffic] = {}
+        self.untranslated: dict[str, int] = {}
+        """Packets that left each site with an inside address: a router lets those out that it takes for invalid."""
 
-    def receive(self, name: str, data: bytes, now: float) -> list[tuple[str, bytes]]:
-        """A packet left a machine. Returns what its router answers at once, as `due` does."""
+    def receive(self, name: str, data: bytes, now: float) -> None:
+        """A packet left a site."""
         site, packet = self.sites[name], read_packet(data)
-        if packet is None:
-            return []
-        if site.router is not None and packet.target[0] == ipaddress.ip_address(site.router).packed:
-            nat = site.gateways[0]
-            if site.port_requests_at and isinstance(nat, Nat):
-                answer = answer_port_request(packet, nat, now, port=site.port_requests_at)
-                return [] if answer is None else [(name, answer)]
-            return []
-        if site.is_cut or not all(gateway.outbound(packet, now) for gateway in site.gateways):
-            return []
+        if packet is None or site.is_cut or len(data) > site.mtu:
+            return
+        if packet.source[0] not in site.outside:
+            self.untranslated[name] = self.untranslated.get(name, 0) + 1
+            return
         arrives = site.up.send(len(data), now, self._rng)
         if arrives is not None:
             self._push(arrives, _Flight(packet, name, None))
-        return []
 
     def due(self, now: float) -> list[tuple[str, bytes]]:
         """Packets that have arrived by now: machine and bytes, in order."""
@@ -99,25 +94,18 @@ class Internet:
         self.sites[name].is_cut = False
 
     def move(self, name: str) -> tuple[str, ...]:
-        """Give a site another public address; its router forgets all. Returns the addresses of a site without NAT,
-        which its machine has to take over."""
+        """Give a site another public address. Returns it, or both of them, with prefix lengths: what stands outermost
+        has to take them over (`namespaces.Machine.move`)."""
         site = self.sites[name]
         self._moves[name] = moves = self._moves.get(name, 0) + 1
         for address in site.outside:
             del self._owners[address]
         public = public_address(site.number, move=moves)
         public6 = public_address6(site.number, move=moves)
-        has_nat = bool(site.gateways) and isinstance(site.gateways[-1], Nat)
         site.outside = {public6 if len(old) == 16 else public for old in site.outside}
         for address in site.outside:
             self._owners[address] = site
-        if has_nat:
-            outermost = site.gateways[-1]
-            assert isinstance(outermost, Nat)
-            outermost.move(public)
-            return ()
-        site.addresses = tuple(f"{ipaddress.ip_address(a)}/{8 * len(a)}" for a in sorted(site.outside, key=len))
-        return site.addresses
+        return tuple(f"{ipaddress.ip_address(a)}/{8 * len(a)}" for a in sorted(site.outside, key=len))
 
     def forget_traffic(self) -> None:
         """Count from nothing again."""
@@ -134,7 +122,7 @@ class Internet:
             self._push(arrives, _Flight(flight.packet, flight.sender, target))
 
     def _deliver(self, packet: Packet, sender: str, site: Site, now: float) -> bytes | None:
-        if site.is_cut or not all(gateway.inbound(packet, now) for gateway in reversed(site.gateways)):
+        if site.is_cut or len(packet.data) > site.mtu:
             return None
         traffic = self._traffic(sender, site.name)
         traffic.delivered_bytes += len(packet.data)
@@ -143,7 +131,7 @@ class Internet:
             traffic.last_at = now
             if traffic.talked_at is None and traffic.payload_bytes >= TALK_BYTES:
                 traffic.talked_at = now
-        return bytes(packet.data)
+        return packet.data
 
     def _traffic(self, sender: str, receiver: str) -> Traffic:
         return self.traffic.setdefault((sender, receiver), Traffic())

@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +14,26 @@ from p2prl_lab.home_networks import figures
 from p2prl_lab.home_networks.churn import absences
 from p2prl_lab.home_networks.churning import Churning
 from p2prl_lab.home_networks.internet import Internet
+from p2prl_lab.home_networks.lab_config import LabConfig
 from p2prl_lab.home_networks.namespaces import Machine, machines_of
 from p2prl_lab.home_networks.network_swarm import NetworkSwarm
 from p2prl_lab.home_networks.real_swarm import RealSwarm
 from p2prl_lab.home_networks.router import RouterControl, running_router
 from p2prl_lab.home_networks.site_processes import LEARNER, SiteProcesses
-from p2prl_lab.home_networks.sites import USUAL_KINDS, LineSpeed, Site, make_site
+from p2prl_lab.home_networks.sites import PUNCHABLE, LineSpeed, Site, make_site
 from p2prl_lab.testing.swarm_processes import SwarmProcesses, go_on, stop_sending
-
-DISTURBANCES = ("learner-restart", "learner-moves", "learner-away", "home-moves", "home-offline", "home-asleep")
-"""What may be done to a settled swarm: kill the learner and start it again, also at another address, or only after
-`away_s`, half of it with a newcomer; give a home another address; take its line down for 30 s; stop its processes for
-two minutes."""
 
 _LEARNER_GOES = ("learner-restart", "learner-moves", "learner-away")
 _NEWCOMER = "newcomer"
 
 _POLL_S = 0.5
-_OFFLINE_S, _ASLEEP_S = 30.0, 120.0
+_OFFLINE_S, _ASLEEP_S, _RELAY_AWAY_S = 30.0, 120.0, 20.0
 _LINK_S = 120.0
 """A public peer is named in the link after seconds, once its record is known."""
 _PUBLISH_S = 120.0
 """Longest wait for the learner's next version."""
 
 _PUBLIC_SPEED = LineSpeed(up_mbit=100.0, down_mbit=100.0, delay_s=0.005)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabConfig:
-    """What to build and how long to look: many fields, because each is an option of `nat_lab`."""
-
-    homes: tuple[str, ...] = USUAL_KINDS
-    """Kind of each home."""
-    public: int = 2
-    """Public volunteers beside the learner; they seed."""
-    samplers: int = 99
-    """Homes that sample (`p2prl join`), the first of them; the others seed, which needs no torch."""
-    speed: LineSpeed = field(default_factory=LineSpeed)
-    """Lines of the homes."""
-    join_s: float = 90.0
-    """Time for the homes to find each other, after the last has started."""
-    steady_s: float = 60.0
-    """Window of the shares, before and after a restart of the learner."""
-    patience_s: float = 180.0
-    """How long to wait for links to come back."""
-    disturb: tuple[str, ...] = ("learner-restart",)
-    away_s: float = 600.0
-    """How long the learner stays away (`learner-away`)."""
-    churn_s: float = 0.0
-    """How long homes come and go after the disturbances; 0 for no churn."""
-    share: float = 0.0
-    """Share of the time in which a home samples; 0 for no bound."""
-    run: Path | None = None
-    """A run folder to copy; None makes one, in half a minute."""
-    weight_bytes: int = 0
-    """Size of random weights, sent by network processes alone; 0 runs the commands, with a model."""
-    period_s: float = 10.0
-    """Time between versions of random weights."""
-    seed: int = 0
 
 
 class Lab:
@@ -127,7 +89,11 @@ class Lab:
         self._swarm.stop([LEARNER])
         groups = self._swarm.group_counts()
         return {
+            "nat": "kernel",
+            "untranslated": self._control.untranslated(),
             "pairs": figures.pair_rows(self._kinds, self._started, talked),
+            "home_learner_pairs_direct": sum(frozenset((name, LEARNER)) in talked for name in self._homes),
+            "relay_restart_s": _slowest(relinked_s["relay-restart"]) if "relay-restart" in relinked_s else None,
             "joined_s": joined_s,
             "first_circuit_s": self._circuit_s,
             "learner_share_of_home_bytes": shares.learner,
@@ -152,12 +118,14 @@ class Lab:
 
     def _join(self) -> tuple[dict[str, float | None], dict[frozenset[str], float], figures.HomeShares]:
         """Start everybody; returns when each had its learner, the pairs that talked, and where bytes came from."""
-        self._swarm.start_learner()
+        self._start_learner()
         samplers = self._homes[: self._config.samplers]
         for name in self._workers:
+            if name in self._swarm.roles:
+                continue
             self._started[name] = time.monotonic()
             self._swarm.start_worker(name, "join" if name in samplers else "seed")
-        linked = self._await_learner(self._workers, self._config.join_s, leave_early=False)
+        linked = self._await_learner(self._workers, self._config.join_s)
         traffic = self._control.traffic()
         return linked, figures.talked_since(traffic), figures.home_shares(traffic, self._kinds, LEARNER)
 
@@ -172,7 +140,7 @@ class Lab:
                 self._watch(lambda: self._swarm.versions() > announced, _PUBLISH_S, "next version", lambda: "")
             self._swarm.kill(LEARNER)
             if what == "learner-moves":
-                self._machines[LEARNER].set_addresses(self._control.move(LEARNER), None)
+                self._move(LEARNER)
             elif what == "learner-away":
                 self._absent = frozenset({LEARNER})
                 self._newcomer = {"announced_version": self._swarm.versions() - 1, **self._welcome()}
@@ -180,7 +148,46 @@ class Lab:
             self._control.forget_traffic()
             self._swarm.start_learner()
             return self._await_talk(self._homes)
+        if what == "relay-restart":
+            return self._restart_relay()
         return self._disturb_home(what, home)
+
+    def _start_learner(self) -> None:
+        """A learner at home comes after the seeder that it is reached through."""
+        via: tuple[str, ...] = ()
+        if self._kinds[LEARNER] != "public":
+            relay = self._relay
+            self._started[relay] = time.monotonic()
+            via = (self._swarm.start_waiting_seeder(relay),)
+        self._started[LEARNER] = time.monotonic()
+        self._swarm.start_learner(via)
+
+    @property
+    def _relay(self) -> str:
+        return next(name for name in self._workers if self._kinds[name] == "public")
+
+    def _restart_relay(self) -> dict[str, float | None]:
+        """When each home had a circuit, or had talked with another home, after the relay was back."""
+        relay = self._relay
+        self._absent = frozenset({relay})
+        self._swarm.kill(relay)
+        self._wait(_RELAY_AWAY_S, "relay away")
+        self._swarm.start_again(relay)
+        self._absent = frozenset()
+        self._control.forget_traffic()
+        began = time.monotonic()
+        found: dict[str, float | None] = dict.fromkeys(self._homes)
+
+        def look() -> bool:
+            talked = figures.talked_since(self._control.traffic())
+            for name in self._homes:
+                is_direct = any(name in pair and pair <= {*self._homes, LEARNER} for pair in talked)
+                if found[name] is None and (is_direct or self._swarm.has_circuit(name)):
+                    found[name] = round(time.monotonic() - began, 1)
+            return None not in found.values()
+
+        self._watch(look, self._config.patience_s, "circuits", lambda: f"{sum(v is not None for v in found.values())}")
+        return found
 
     def _disturb_home(self, what: str, home: str) -> dict[str, float | None]:
         sampled, used = self._swarm.groups_of(home), self._swarm.used_of(home)
@@ -208,9 +215,7 @@ class Lab:
 
     def _move(self, name: str) -> None:
         """Give a site another address."""
-        addresses = self._control.move(name)
-        if addresses:
-            self._machines[name].set_addresses(addresses, None)
+        self._machines[name].move(self._control.move(name))
 
     def _churn(self) -> dict[str, Any]:
         """Let homes come and go, the learner twice; `relinked_s` is when the last home had the learner, after all."""
@@ -247,8 +252,12 @@ class Lab:
         say(f"newcomer: {found}")
         return found
 
-    def _await_learner(self, names: list[str], seconds: float, *, leave_early: bool) -> dict[str, float | None]:
+    def _is_punchable(self, name: str) -> bool:
+        return self._kinds[name] in PUNCHABLE
+
+    def _await_learner(self, names: list[str], seconds: float) -> dict[str, float | None]:
         """When each worker said that it has the learner, after its start; None when it never did."""
+        pairs = {frozenset(pair) for pair in combinations(filter(self._is_punchable, self._homes), 2)}
         found: dict[str, float | None] = dict.fromkeys(names)
 
         def look() -> bool:
@@ -258,7 +267,8 @@ class Lab:
                     found[name] = after_s
                 if self._swarm.has_circuit(name):
                     self._circuit_s.setdefault(name, after_s)
-            return leave_early and None not in found.values()
+            is_done = self._config.leave_early and None not in found.values()
+            return is_done and pairs <= figures.talked_since(self._control.traffic()).keys()
 
         self._watch(look, seconds, "joining", lambda: f"{sum(v is not None for v in found.values())}/{len(names)}")
         return found
@@ -299,13 +309,14 @@ class Lab:
 def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
     """Build the lab, run it and take it down. Call it in a space of its own (`namespaces.own_space`)."""
     rng = random.Random(config.seed)  # noqa: S311 - draws ports and lost packets
-    sites = [make_site(LEARNER, "public", 0, _PUBLIC_SPEED, rng)]
+    is_public = config.learner == "public"
+    sites = [make_site(LEARNER, config.learner, 0, _PUBLIC_SPEED if is_public else config.speed)]
     for number in range(config.public):
-        sites.append(make_site(f"public-{number + 1}", "public", len(sites), _PUBLIC_SPEED, rng))
+        sites.append(make_site(f"public-{number + 1}", "public", len(sites), _PUBLIC_SPEED))
     for number, kind in enumerate(config.homes):
-        sites.append(make_site(f"{kind}-{number + 1}", kind, len(sites), config.speed, rng))
+        sites.append(make_site(f"{kind}-{number + 1}", kind, len(sites), config.speed))
     if "learner-away" in config.disturb:
-        sites.append(make_site(_NEWCOMER, "restricted", len(sites), config.speed, rng))
+        sites.append(make_site(_NEWCOMER, "restricted", len(sites), config.speed))
     processes = SwarmProcesses(folder)
     with (
         machines_of(sites) as machines,
@@ -320,8 +331,7 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
         else:
             swarm = RealSwarm(folder, machines, processes, config.run, share=config.share)
         for site in sites:
-            if site.kind == "gateway":
-                swarm.start_gateway_device(site)
+            swarm.start_router_programs(site)
         say("making the run")
         swarm.prepare()
         return Lab(config, swarm, machines, control, sites).measure()

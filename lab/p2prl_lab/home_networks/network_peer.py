@@ -3,8 +3,9 @@
     python -m p2prl_lab.home_networks.network_peer JSON
 
 The argument is an object with `role` (learner, volunteer or seeder), `folder`, `link` (a file: the learner writes it,
-the others read it), `weight_bytes`, `period_s` between the learner's versions, and `listen`. A learner that is started
-again in its folder goes on with the next version. Writes `status.json` into its folder every second, until Ctrl-C.
+the others read it), `weight_bytes`, `period_s` between the learner's versions, and `listen`. A seeder that `waits`
+reads no link: the learner dials it, which gets its address in `via`. A learner that is started again in its folder goes
+on with the next version. Writes `status.json` into its folder every second, until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class NetworkPeer:
         self._role = Role[given["role"].upper()]
         self._weight_bytes, self._period_s = int(given["weight_bytes"]), float(given["period_s"])
         self._link = Path(given["link"])
-        self._manifest = run_manifest(self._weight_bytes)
-        self._run = Digest(envelope_digest(self._manifest))
+        self._via = tuple(given.get("via", ()))
+        manifest = run_manifest(self._weight_bytes)
+        self._run = Digest(envelope_digest(manifest))
+        waits = bool(given.get("waits"))
+        is_first = waits or self._role is Role.LEARNER
         self._identity = self._make_identity()
         self._status: dict[str, Any] = {"peer": self._identity.peer_id, "role": given["role"], "version": -1}
         self._announced_at = time.monotonic()
@@ -62,9 +66,9 @@ class NetworkPeer:
                 node=NodeConfig(role=self._role, is_listed=self._role is Role.SEEDER),
                 blob_dir=self._folder / "blobs",
                 listen=tuple(given["listen"]) or DEFAULT_LISTEN,
-                bootstrap=() if self._role is Role.LEARNER else tuple(json.loads(self._link.read_text())),
+                bootstrap=self._via if is_first else tuple(json.loads(self._link.read_text())),
                 peers_file=self._folder / "peers",
-                manifest=self._manifest,
+                manifest=b"" if waits else manifest,
             ),
             on_start=self._introduce,
         )
@@ -121,7 +125,7 @@ class NetworkPeer:
                 self._status["addresses"] = list(addresses)
                 if self._role is Role.LEARNER:
                     self._own = addresses
-                    self._write(self._link, link_addresses(self._own, ()))
+                    self._write(self._link, link_addresses(self._own, self._via))
                     self._publish()
             case signals.VersionAnnounced():
                 self._announced_at = time.monotonic()
@@ -139,7 +143,9 @@ class NetworkPeer:
                     "addresses": list(status.addresses),
                 }
                 if self._role is Role.LEARNER and self._own:
-                    self._write(self._link, link_addresses(self._own, status.link_peers))
+                    self._write(
+                        self._link, link_addresses(self._own, tuple(dict.fromkeys((*self._via, *status.link_peers))))
+                    )
             case control.Warned(message=text):
                 print(text, flush=True)
             case _:

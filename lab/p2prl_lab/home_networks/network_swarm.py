@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl_lab.home_networks.namespaces import Machine
-from p2prl_lab.home_networks.site_processes import LEARNER, LEARNER_LISTEN, SiteProcesses
+from p2prl_lab.home_networks.site_processes import LEARNER, LEARNER_LISTEN, RENTED_LISTEN, SiteProcesses
 from p2prl_lab.testing.swarm_processes import SwarmProcesses, wait_until
 
 _START_S = 600.0
@@ -34,10 +34,16 @@ class NetworkSwarm(SiteProcesses):
     def prepare(self) -> None:
         """Nothing to make."""
 
-    def start_learner(self) -> None:
+    def start_waiting_seeder(self, name: str) -> str:
+        """Start it at a fixed port on IPv4 and IPv6."""
+        self._start_peer(name, "seeder", RENTED_LISTEN, waits=True)
+        wait_until(lambda: self.status(name).get("addresses"), seconds=_START_S, what="the seeder's address")
+        return str(self.status(name)["addresses"][0])
+
+    def start_learner(self, via: tuple[str, ...] = ()) -> None:
         """Start it at a fixed port on IPv4 and IPv6."""
         self._link.unlink(missing_ok=True)
-        self._start_peer(LEARNER, "learner", LEARNER_LISTEN)
+        self._start_peer(LEARNER, "learner", LEARNER_LISTEN, via=via)
         wait_until(self._link.exists, seconds=_START_S, what="the learner's link")
 
     def start_worker(self, name: str, verb: str) -> None:
@@ -56,10 +62,10 @@ class NetworkSwarm(SiteProcesses):
         """There are none."""
         return dict.fromkeys(("delivered", "lost", "double", "waiting"), 0)
 
-    def _start_peer(self, name: str, role: str, listen: tuple[str, ...]) -> None:
+    def _start_peer(self, name: str, role: str, listen: tuple[str, ...], **more: Any) -> None:
         home = self.home(name)
         home.mkdir(parents=True, exist_ok=True)
         given: dict[str, Any] = {
-            "role": role, "folder": str(home), "link": str(self._link), "listen": listen, **self._weights
+            "role": role, "folder": str(home), "link": str(self._link), "listen": listen, **self._weights, **more
         }  # fmt: skip
         self.start(name, json.dumps(given), module="p2prl_lab.home_networks.network_peer")

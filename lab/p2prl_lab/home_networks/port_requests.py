@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from p2prl_lab.home_networks.nat import Nat
-from p2prl_lab.home_networks.packets import TCP, UDP, Packet, udp_packet
+import ipaddress
+
+from p2prl_lab.home_networks.packets import TCP, UDP
 
 PORT = 5351
 
@@ -32,23 +33,36 @@ def port_request(protocol: int, inside: int, wanted: int, *, lifetime_s: int = 3
     return bytes((_VERSION, opcode, 0, 0)) + ports + lifetime_s.to_bytes(4, "big")
 
 
-def answer_port_request(packet: Packet, nat: Nat, now: float, *, port: int = PORT) -> bytes | None:
-    """The router's answer to a packet sent to it, or None when that is no request to this port."""
-    request = bytes(packet.data[-packet.payload_bytes :]) if packet.payload_bytes else b""
-    if packet.protocol != UDP or packet.target[1] != port or len(request) < 2:
-        return None
-    version, opcode = request[0], request[1]
-    if version != _VERSION or opcode not in _OPCODES:
-        return None
-    head = bytes((_VERSION, _ANSWER + opcode)) + b"\0\0" + (int(now) & 0xFFFFFFFF).to_bytes(4, "big")
-    if opcode == 0:
-        return udp_packet(packet.target, packet.source, head + nat.outside)
-    if len(request) < _REQUEST_BYTES:
-        return None
-    inside, wanted = request[4:6], int.from_bytes(request[6:8], "big")
-    lifetime = request[8:12]
-    inside_port = int.from_bytes(inside, "big")
-    if int.from_bytes(lifetime, "big") == 0:  # a deletion: granted, and without effect on the lab
-        return udp_packet(packet.target, packet.source, head + inside + b"\0\0" + lifetime)
-    opened = nat.open_port(_OPCODES[opcode], (packet.source[0], inside_port), wanted or inside_port, now)
-    return udp_packet(packet.target, packet.source, head + inside + opened.to_bytes(2, "big") + lifetime)
+class PortTable:
+    """Outside ports that one router has opened."""
+
+    def __init__(self) -> None:
+        self.opened: dict[tuple[int, int], tuple[str, int]] = {}
+        """Inside endpoint by protocol and outside port."""
+
+    def answer(self, request: bytes, client: str, outside: str, now: float) -> bytes:
+        """The router's answer to a client's request, or nothing when it is none; `outside` is the router's address."""
+        if len(request) < 2 or request[0] != _VERSION or request[1] not in _OPCODES:
+            return b""
+        opcode = request[1]
+        head = bytes((_VERSION, _ANSWER + opcode)) + b"\0\0" + (int(now) & 0xFFFFFFFF).to_bytes(4, "big")
+        if opcode == 0:
+            return head + ipaddress.IPv4Address(outside).packed
+        if len(request) < _REQUEST_BYTES:
+            return b""
+        inside, wanted = int.from_bytes(request[4:6], "big"), int.from_bytes(request[6:8], "big")
+        lifetime = request[8:12]
+        granted = 0
+        if int.from_bytes(lifetime, "big"):  # else a deletion: granted, and without effect on the lab
+            granted = self._open(_OPCODES[opcode], (client, inside), wanted or inside)
+        return head + request[4:6] + granted.to_bytes(2, "big") + lifetime
+
+    def _open(self, protocol: int, inside: tuple[str, int], wanted: int) -> int:
+        for (used, port), endpoint in self.opened.items():
+            if used == protocol and endpoint == inside:
+                return port
+        port = wanted
+        while (protocol, port) in self.opened:
+            port = 1_024 + (port + 1) % 64_000
+        self.opened[protocol, port] = inside
+        return port

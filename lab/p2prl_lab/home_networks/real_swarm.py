@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from p2prl.protocol.digests import DIGEST_BYTES
-from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.digests import DIGEST_BYTES, Digest
+from p2prl.protocol.envelope import envelope_digest
+from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl_lab.home_networks.namespaces import Machine
-from p2prl_lab.home_networks.site_processes import LEARNER, LEARNER_LISTEN, SiteProcesses
+from p2prl_lab.home_networks.site_processes import LEARNER, LEARNER_LISTEN, RENTED_LISTEN, SiteProcesses
 from p2prl_lab.testing.swarm_processes import SwarmProcesses, rows, spools, wait_until
 
 _INIT_S, _START_S = 900.0, 600.0
@@ -58,12 +59,24 @@ class RealSwarm(SiteProcesses):
         if made.returncode:
             raise SystemExit(f"p2prl init failed: {made.stderr[-2000:]}")
 
-    def start_learner(self) -> None:
+    def start_waiting_seeder(self, name: str) -> str:
+        """`p2prl seed` with a link that names no peer."""
+        bare = JoinLink(self.run.name, Digest(envelope_digest((self.run / "run.manifest").read_bytes())), ())
+        listen = [part for address in RENTED_LISTEN for part in ("--listen", address)]
+        self.start(name, "seed", str(bare), *listen, "--json", home=self.home(name))
+        role = self.roles[name]
+        wait_until(lambda: "--via " in role.log or not role.is_alive, seconds=_START_S, what="the seeder's address")
+        if not role.is_alive:
+            raise SystemExit(f"the seeder ended: {role.log[-2000:]}")
+        return role.log.partition("--via ")[2].split()[0]
+
+    def start_learner(self, via: tuple[str, ...] = ()) -> None:
         """`p2prl learn`, at a fixed port on IPv4 and IPv6."""
         link = self.run / "link"
         link.unlink(missing_ok=True)
         listen = [part for address in LEARNER_LISTEN for part in ("--listen", address)]
-        self.start(LEARNER, "learn", str(self.run), "--updates", "0", *listen)
+        first = [part for address in via for part in ("--via", address)]
+        self.start(LEARNER, "learn", str(self.run), "--updates", "0", *listen, *first)
         role = self.roles[LEARNER]
         wait_until(lambda: link.exists() or not role.is_alive, seconds=_START_S, what="the learner's link")
         if not link.exists():

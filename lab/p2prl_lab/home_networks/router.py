@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from p2prl_lab.home_networks.internet import Internet
-from p2prl_lab.home_networks.namespaces import MTU, Machine
+from p2prl_lab.home_networks.namespaces import Machine
+from p2prl_lab.home_networks.sites import MTU
 
 _BATCH = 64
 """Packets read from one device before the others get their turn."""
@@ -54,6 +55,10 @@ class RouterControl:
     def forget_traffic(self) -> None:
         """Count from nothing again."""
         self._ask("forget_traffic")
+
+    def untranslated(self) -> dict[str, int]:
+        """Packets that left each site with an inside address, since the start."""
+        return dict(self._ask("untranslated"))
 
     def _ask(self, *message: str) -> Any:
         self._file.write(json.dumps(message).encode() + b"\n")
@@ -110,8 +115,7 @@ def _read_device(internet: Internet, machines: Mapping[str, Machine], name: str)
             data = os.read(tun, MTU)
         except BlockingIOError:
             return
-        for receiver, answer in internet.receive(name, data, time.monotonic()):
-            _write(machines[receiver], answer)
+        internet.receive(name, data, time.monotonic())
 
 
 def _write(machine: Machine, data: bytes) -> None:
@@ -131,5 +135,6 @@ def _carry_out(internet: Internet, message: list[str]) -> Any:
         "heal": internet.heal,
         "move": internet.move,
         "forget_traffic": internet.forget_traffic,
+        "untranslated": lambda: internet.untranslated,
     }
     return commands[name](*arguments)

@@ -22,6 +22,9 @@ LEARNER = "learner"
 LEARNER_LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")
 """The learner's. Workers get no such option: they run as a volunteer starts them, with the link alone."""
 
+RENTED_LISTEN = ("/ip4/0.0.0.0/tcp/443", "/ip6/::/tcp/443")
+"""A seeder's that waits for a learner at home: the port that networks let out which let out nothing else."""
+
 _LEAVE_S = 25.0
 _FRESH_S = 5.0
 """A status older than this says nothing of now."""
@@ -41,8 +44,12 @@ class SiteProcesses(ABC):
         """Make what the roles need."""
 
     @abstractmethod
-    def start_learner(self) -> None:
-        """Start the learner, or start it again, and wait for its link."""
+    def start_waiting_seeder(self, name: str) -> str:
+        """Start a seeder that knows the run's digest alone; returns the address at which a learner finds it."""
+
+    @abstractmethod
+    def start_learner(self, via: tuple[str, ...] = ()) -> None:
+        """Start the learner, or start it again, and wait for its link. `via` are peers that it dials first."""
 
     @abstractmethod
     def start_worker(self, name: str, verb: str) -> None:
@@ -116,11 +123,16 @@ class SiteProcesses(ABC):
         """Folder of a worker."""
         return self._folder / "homes" / name
 
-    def start_gateway_device(self, site: Site) -> None:
-        """Start the UPnP side of a home's router, on the home's machine."""
-        host, module = site.addresses[0].partition("/")[0], "p2prl_lab.home_networks.gateway_device"
-        python = self._python_on(site.name)
-        self._processes.start(f"gateway-of-{site.name}", host, str(site.router), module=module, python=python)
+    def start_router_programs(self, site: Site) -> None:
+        """Start what opens ports on a home's router, if it does."""
+        if not site.port_requests_at:
+            return
+        python, host = self._python_on(site.name, router=0), str(site.router)
+        rooms = "p2prl_lab.home_networks"
+        port = str(site.port_requests_at)
+        self._processes.start(f"ports-of-{site.name}", host, port, module=f"{rooms}.port_mapper", python=python)
+        if site.kind == "gateway":
+            self._processes.start(f"gateway-of-{site.name}", host, module=f"{rooms}.gateway_device", python=python)
 
     def start(self, name: str, *arguments: str, module: str = "p2prl", home: Path | None = None) -> None:
         """Start `python -m module ARGUMENTS…` on a site's machine, or start it again as it was."""
@@ -130,10 +142,10 @@ class SiteProcesses(ABC):
         python = self._python_on(name)
         self.roles[name] = self._processes.start(name, *arguments, module=module, home=home, python=python)
 
-    def _python_on(self, name: str) -> str:
-        """An interpreter that runs on a site's machine."""
-        python = self._folder / f"python-{name}"
-        inside = self._machines[name].inside(sys.executable)
+    def _python_on(self, name: str, router: int | None = None) -> str:
+        """An interpreter that runs on a site's machine, or on its router."""
+        python = self._folder / f"python-{name}{'' if router is None else f'-router-{router}'}"
+        inside = self._machines[name].inside(sys.executable, router=router)
         python.write_text(f'#!/bin/sh\nexec {shlex.join(inside)} "$@"\n')
         python.chmod(0o755)
         return str(python)

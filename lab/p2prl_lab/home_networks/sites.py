@@ -7,27 +7,28 @@ assigned). Nothing leaves the lab's namespaces. Every site has a /16 of its own,
 from __future__ import annotations
 
 import ipaddress
-import random
 from dataclasses import dataclass, field
 
+from p2prl_lab.home_networks.kernel_routers import DRAWS_PORTS, DRAWS_PORTS_PER_REMOTE, KEEPS_PORTS, KernelRouter
 from p2prl_lab.home_networks.line import Line
-from p2prl_lab.home_networks.nat import Dependence, Firewall, Gateway, Nat, NatBehavior
 from p2prl_lab.home_networks.port_requests import GATEWAY_PORT, PORT
 
-PORT_PRESERVING = NatBehavior()
-PORT_RESTRICTED = NatBehavior(preserves_ports=False)
-SYMMETRIC = NatBehavior(mapping=Dependence.ADDRESS_AND_PORT, preserves_ports=False)
-
 USUAL_KINDS = ("preserving", "restricted", "symmetric", "carrier", "ipv6", "upnp")
-KINDS = (*USUAL_KINDS, "gateway")
+KINDS = (*USUAL_KINDS, "gateway", "rejecting", "small", "web")
 """Homes: a router that keeps ports, one that draws them, one that draws them for every remote, a router behind the
 carrier's, IPv6 alone behind a stateful firewall, a router that opens ports when asked by NAT-PMP, and one that opens
-them when asked by UPnP's SOAP."""
+them when asked by UPnP's SOAP; one that resets strangers' connections where others drop them; a line that carries 1,280
+bytes and says so to nobody; and a network that lets out TCP to port 443 alone."""
 
-PUNCHABLE = frozenset({"preserving", "restricted", "carrier", "upnp", "gateway"})
+PUNCHABLE = frozenset({"preserving", "restricted", "carrier", "upnp", "gateway", "rejecting"})
 """Homes whose outside port is the same for every remote, so that two of them can meet."""
 
+SMALL_MTU = 1_280
+
+MTU = 1_500
+
 _LAN, _LAN_ROUTER = "192.168.1.10/24", "192.168.1.1"
+_LINK_LOCAL_ROUTER = "fe80::1"
 _MOST_SITES = 60
 
 
@@ -54,44 +55,68 @@ class Site:
     """Addresses of the machine's interface, with prefix lengths."""
     router: str | None
     """Next hop on the home's network; None for a machine without a router."""
-    gateways: tuple[Gateway, ...]
-    """Routers from the home to the internet."""
+    routers: tuple[KernelRouter, ...]
+    """From the home to the internet."""
     up: Line
     down: Line
     outside: set[bytes] = field(default_factory=set)
     """Addresses at which the internet finds it."""
     port_requests_at: int = 0
     """The router's UDP port for `port_requests`; 0 for a router that opens no ports."""
+    mtu: int = MTU
+    """Longest packet that its line carries; longer ones are lost, and no ICMP says so."""
     is_cut: bool = False
 
 
-def make_site(name: str, kind: str, number: int, speed: LineSpeed, rng: random.Random) -> Site:
+def make_site(name: str, kind: str, number: int, speed: LineSpeed) -> Site:
     """A site; `number` gives its addresses and is different for each."""
     if not 0 <= number < _MOST_SITES:
         raise ValueError(f"the lab has at most {_MOST_SITES} sites")
     public, public6 = public_address(number), public_address6(number)
     router: str | None = _LAN_ROUTER
-    gateways: tuple[Gateway, ...]
     addresses: tuple[str, ...] = (_LAN,)
     outside = {public}
     if kind == "public":
         addresses = (f"{ipaddress.ip_address(public)}/32", f"{ipaddress.ip_address(public6)}/128")
-        router, gateways, outside = None, (), {public, public6}
+        router, outside = None, {public, public6}
     elif kind == "ipv6":
-        addresses, router = (f"{ipaddress.ip_address(public6)}/128",), None
-        gateways, outside = (Firewall(),), {public6}
-    elif kind == "carrier":
-        inner = ipaddress.IPv4Address(f"100.64.{number}.2").packed
-        gateways = (Nat(PORT_PRESERVING, inner, rng), Nat(PORT_RESTRICTED, public, rng))
-    elif kind in KINDS:
-        behavior = {"restricted": PORT_RESTRICTED, "symmetric": SYMMETRIC}.get(kind, PORT_PRESERVING)
-        gateways = (Nat(behavior, public, rng),)
-    else:
-        raise ValueError(f"unknown kind {kind!r}; kinds are public, {', '.join(KINDS)}")
+        addresses, router, outside = (f"{ipaddress.ip_address(public6)}/128",), _LINK_LOCAL_ROUTER, {public6}
     up = Line(speed.up_mbit * 125_000.0, speed.delay_s, speed.loss)
     down = Line(speed.down_mbit * 125_000.0, speed.delay_s, speed.loss)
-    port = {"upnp": PORT, "gateway": GATEWAY_PORT}.get(kind, 0)
-    return Site(name, kind, number, addresses, router, gateways, up, down, outside, port)
+    return Site(
+        name,
+        kind,
+        number,
+        addresses,
+        router,
+        _routers_of(kind, number),
+        up,
+        down,
+        outside,
+        {"upnp": PORT, "gateway": GATEWAY_PORT}.get(kind, 0),
+        SMALL_MTU if kind == "small" else MTU,
+    )
+
+
+def _routers_of(kind: str, number: int) -> tuple[KernelRouter, ...]:
+    inside = f"{_LAN_ROUTER}/24"
+    match kind:
+        case "public":
+            return ()
+        case "ipv6":
+            return (KernelRouter(inside=f"{_LINK_LOCAL_ROUTER}/64"),)
+        case "carrier":
+            home = KernelRouter(translation=KEEPS_PORTS, inside=inside, outside=f"100.64.{number}.2/30")
+            return home, KernelRouter(translation=DRAWS_PORTS, inside=f"100.64.{number}.1/30")
+        case "restricted":
+            return (KernelRouter(translation=DRAWS_PORTS, inside=inside),)
+        case "symmetric":
+            return (KernelRouter(translation=DRAWS_PORTS_PER_REMOTE, inside=inside),)
+        case "web":
+            return (KernelRouter(translation=KEEPS_PORTS, inside=inside, lets_out="tcp dport 443"),)
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}; kinds are public, {', '.join(KINDS)}")
+    return (KernelRouter(translation=KEEPS_PORTS, inside=inside, rejects=kind == "rejecting"),)
 
 
 def public_address(number: int, *, move: int = 0) -> bytes:

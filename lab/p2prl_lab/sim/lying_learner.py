@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from p2prl_lab.sim.trusting_learner import FreeSlots
 class LyingReplayer(Replayer):
     """Replays as an honest learner does, and then says `seed_mismatch` of the victims' right groups."""
 
-    victims: Collection[bytes] = ()
+    victims: Container[bytes] = ()
 
     def check(self, admitted: Sequence[Candidate | Outcome]) -> list[Outcome]:
         """See `Replayer.check`."""

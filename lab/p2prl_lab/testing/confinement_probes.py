@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2prl.confinement.calculator import confine_calculator
+from p2prl.confinement.compute_only import confine_to_computing
 from p2prl.confinement.linux import HIDDEN_NAME
 from p2prl.confinement.role import MEMORY_FACTOR, confine_calls, confine_files, confine_network
 from p2prl.models.tokenizer.process import MEMORY_BYTES
@@ -199,7 +199,7 @@ def run_worker(own: str, folder: str) -> None:
 def run_tokenizer(own: str, folder: str) -> None:
     """The tokenizer process's confinement."""
     del own
-    layers = confine_calculator(memory_bytes=MEMORY_BYTES)
+    layers = confine_to_computing(memory_bytes=MEMORY_BYTES)
     found = {"tokenizer": outcomes(Path(folder), 2 * MEMORY_BYTES)}
     sys.stdout.write(json.dumps({"layers": ", ".join(layers), "found": found}))
 

@@ -8,16 +8,16 @@ import re
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from p2prl_lab.testing.crash_plan import CrashPlan, CrashReport
 from p2prl_lab.testing.restless_owner import RestlessOwner
-from p2prl_lab.testing.run_audit import RunAudit, audit_run, record_everything, recorded_steps
+from p2prl_lab.testing.run_audit import audit_run, record_everything, recorded_steps
 from p2prl_lab.testing.starved_time import StarvedTime, threads_of
 from p2prl_lab.testing.swarm_processes import (
     EXACTLY,
@@ -27,13 +27,15 @@ from p2prl_lab.testing.swarm_processes import (
     SwarmProcesses,
     command,
     daemon_folder,
+    go_on,
     have_ended,
     kill_main,
     kill_tree,
     lasting,
     rows,
-    sleep_tree,
     spools,
+    status_of,
+    stop_sending,
     wait_until,
 )
 
@@ -54,94 +56,20 @@ _UPDATES_AFTER = 10
 _RESUMED = re.compile(r"resuming at step (\d+)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CrashPlan:
-    """Number, order and timing of the kills. Many fields, because each is an option of `p2prl_lab.torture`."""
-
-    kills: int
-    updates: int
-    """Of the run; where every role or the volunteers alone are killed, it has more if the kills take longer."""
-    seed: int
-    volunteers: int = 3
-    pause_s: tuple[float, float] = (1.0, 3.0)
-    """Time between two kills, drawn evenly from this range."""
-    naps: int = 0
-    """Kills after which a volunteer's machine sleeps, and goes on where it was."""
-    nap_s: float = 5.0
-    finish_s: float = 300.0
-    """Longest time from the last kill to the end of the run."""
-    every_role: bool = False
-    """Kill learner, volunteers, validator and seeder equally often; else the learner in two of five kills, any other
-    role in the rest, and there is no seeder."""
-    volunteers_only: bool = False
-    """Kill nobody but volunteers, and the learner once at the end."""
-    patience: float = 1.0
-    """Multiplies every limit on waiting. While others keep the processors busy, limits are longer by themselves
-    (`StarvedTime`)."""
-    storm_keys: int = 0
-    """Keys of the floods that go on all the time (`storm`); 0 for none."""
-    owner: bool = False
-    """Whether the volunteers' owner pauses, resumes and limits them meanwhile."""
-
-    @property
-    def is_open_ended(self) -> bool:
-        """Whether the run goes on until all kills are done."""
-        return self.every_role or self.volunteers_only
-
-
-@dataclass(slots=True)
-class CrashReport:
-    """Kills of a run, and its final audit."""
-
-    killed: list[str] = field(default_factory=list)
-    slept: list[str] = field(default_factory=list)
-    """Volunteers whose machine slept and woke up."""
-    resumes_checked: int = 0
-    orphans_ended_s: list[float] = field(default_factory=list)
-    learner_back_s: float = 0.0
-    """From the moment the restarted learner listened to the first group that reached it."""
-    audit: RunAudit | None = None
-    reward: float = 0.0
-    wall_s: float = 0.0
-    flood: dict[str, int] = field(default_factory=dict)
-    """Messages that the floods sent, by kind."""
-    revived: Counter[str] = field(default_factory=Counter)
-    """Roles that gave up by themselves and were started again, as a service does."""
-    commands: dict[str, int] = field(default_factory=dict)
-    """Commands of a restless owner that workers have answered, by kind."""
-
-    def summary(self) -> dict[str, Any]:
-        """The figures, for JSON."""
-        audit = self.audit
-        assert audit is not None
-        return {
-            "kills": Counter(self.killed),
-            "naps": Counter(self.slept),
-            "resumes_checked": self.resumes_checked,
-            "orphans_ended_s_max": round(max(self.orphans_ended_s, default=0.0), 2),
-            "learner_back_s": round(self.learner_back_s, 2),
-            "updates": audit.updates,
-            "versions": audit.versions,
-            "policies_reproduced": audit.policies_reproduced,
-            "groups": audit.groups,
-            "verified": audit.verified,
-            "expired": audit.expired,
-            "rejected": audit.rejected,
-            "spooled": audit.spooled,
-            "flood": self.flood,
-            "commands": self.commands,
-            "revived": dict(self.revived),
-            "reward": round(self.reward, 4),
-            "wall_s": round(self.wall_s, 1),
-        }
-
-
 def dealt_roles(rng: random.Random) -> Iterator[str]:
     """The roles of a swarm in random order, all of them before one comes again."""
     while True:
         deck = ["learner", "volunteer", "validator", "seeder"]
         rng.shuffle(deck)
         yield from deck
+
+
+@dataclass(frozen=True, slots=True)
+class _Sleeper:
+    """The processes of a machine that sleeps, and when it wakes up."""
+
+    processes: list[psutil.Process]
+    until: float
 
 
 class CrashRun:
@@ -158,6 +86,7 @@ class CrashRun:
         self._folders: set[Path] = set()
         self._resumes: list[tuple[int, int]] = []
         self._pause = threading.Event()
+        self._asleep: dict[str, _Sleeper] = {}
         self._owner = RestlessOwner(self._homes, random.Random(plan.seed + 1)) if plan.owner else None
         self.report = CrashReport()
 
@@ -170,11 +99,12 @@ class CrashRun:
             self._wait_restlessly(self._rng.uniform(*self._plan.pause_s))
             assert learner.is_alive, f"the learner exited unexpectedly:\n{learner.log[-2000:]}"
             self._kill(self._next_victim(learner))
-            if number < self._plan.naps:
+            for _ in range(self._naps_by(number + 1) - self._naps_by(number)):
                 self._nap()
             if self._rng.random() < 0.5:  # else the next kill meets a swarm that is still recovering
                 done = recorded_steps(self._run)
                 self._wait(lambda done=done: recorded_steps(self._run) > done, seconds=90, what="an update")  # type: ignore[misc]
+        self._wait(lambda: not self._asleep, seconds=self._plan.nap_s, what="everybody awake")
         self._last_learner_kill(learner)
         self._await_end(learner, link)
         self.report.audit = audit_run(self._run, [path for home in self._homes for path in spools(home)])
@@ -193,15 +123,28 @@ class CrashRun:
             self._owner.act()
         self.report.commands = dict(self._owner.given)
 
+    def _naps_by(self, kills: int) -> int:
+        """Naps that have begun after so many kills."""
+        return self._plan.naps * kills // self._plan.kills
+
     def _next_victim(self, learner: RoleProcess) -> RoleProcess:
         roles = self._swarm.roles
         if self._plan.volunteers_only:
-            return roles[self._rng.choice(self._homes).name]
+            return self._awake_volunteer()
         if not self._plan.every_role:
-            others = [role for role in roles.values() if role is not learner and role.name != _STORM]
+            left_out = {learner.name, _STORM, *self._asleep}
+            others = [role for role in roles.values() if role.name not in left_out]
             return learner if self._rng.random() < 0.4 else self._rng.choice(others)
         kind = next(self._dealt)
-        return roles[self._rng.choice(self._homes).name if kind == "volunteer" else kind]
+        return self._awake_volunteer() if kind == "volunteer" else roles[kind]
+
+    def _awake_volunteer(self) -> RoleProcess:
+        """A volunteer whose machine does not sleep, as soon as there is one."""
+        names = [home.name for home in self._homes]
+        awake = self._wait(
+            lambda: [name for name in names if name not in self._asleep], seconds=self._plan.nap_s, what="one awake"
+        )
+        return self._swarm.roles[self._rng.choice(awake)]
 
     def _learn(self, updates: int) -> tuple[str, ...]:
         """The learner's command; 0 updates for a run that does not end before all kills, however long they take."""
@@ -233,6 +176,7 @@ class CrashRun:
         network = role.network()
         if how == "network" and (network is None or daemon is None):
             how = "main"  # still starting, without a network process to kill
+        self._note_state(role)
         self.report.killed.append(f"{role.name}/{how}")
         self._say(f"kill {len(self.report.killed)}: {self.report.killed[-1]} at step {recorded_steps(self._run)}")
         killed_at = time.monotonic()
@@ -260,12 +204,27 @@ class CrashRun:
 
     def _nap(self) -> None:
         """Put a volunteer that is at work to sleep, while the rest of the swarm goes on."""
-        role = self._swarm.roles[self._rng.choice(self._homes).name]
+        role = self._awake_volunteer()
         self._wait(role.daemon, seconds=60, what=f"a network for {role.name}")
         self._say(f"{role.name} sleeps at step {recorded_steps(self._run)}")
-        sleep_tree(role, lambda: self._pause.wait(self._plan.nap_s))
-        assert role.is_alive, role.log[-2000:]
-        self.report.slept.append(role.name)
+        self._note_state(role)
+        processes = role.tree()
+        stop_sending(processes)
+        self._asleep[role.name] = _Sleeper(processes, time.monotonic() + self._plan.nap_s)
+
+    def _wake(self) -> None:
+        """Wake the machines that have slept long enough."""
+        for name, sleeper in list(self._asleep.items()):
+            if time.monotonic() >= sleeper.until:
+                del self._asleep[name]
+                go_on(sleeper.processes)
+                assert self._swarm.roles[name].is_alive, self._swarm.roles[name].log[-2000:]
+                self.report.slept.append(name)
+
+    def _note_state(self, role: RoleProcess) -> None:
+        home = self._swarm.folder / "homes" / role.name
+        if home in self._homes:
+            self.report.states[status_of(home).get("state", "starting")] += 1
 
     def _await_orphans(self, orphans: list[psutil.Process], killed_at: float, role: RoleProcess) -> None:
         if orphans:
@@ -346,6 +305,7 @@ class CrashRun:
     def _wait(self, condition: Callable[[], Any], *, seconds: float, what: str, patience: float = PATIENCE) -> Any:
         def holds() -> Any:
             self._revive()
+            self._wake()
             return condition()
 
         clock = StarvedTime(lambda: threads_of(process.pid for process in self._swarm.survivors()))

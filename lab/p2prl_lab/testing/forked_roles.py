@@ -88,15 +88,22 @@ def start_fork(
     errors: int | None = None,
     *,
     file_limit: int | None = None,
+    first: Path | None = None,
 ) -> ForkedRole:
     """Run `p2prl ARGUMENTS…` in a fork.
 
     `output` and `errors` are descriptors for what it prints, both to `output` if `errors` is None. `file_limit` is the
-    largest file it may write, bytes.
+    largest file it may write, bytes. `first` is a program to run before, which may replace parts of modules.
     """
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect(_server())
-    request = {"argv": list(arguments), "env": dict(environment), "cwd": os.getcwd(), "file_limit": file_limit}
+    request = {
+        "argv": list(arguments),
+        "env": dict(environment),
+        "cwd": os.getcwd(),
+        "file_limit": file_limit,
+        "first": str(first or ""),
+    }
     socket.send_fds(line, [json.dumps(request).encode()], [output, output if errors is None else errors])
     return ForkedRole(line, int(_receive(line)["pid"]), tuple(arguments))
 
@@ -211,6 +218,8 @@ def _become(request: dict[str, Any], output: int, errors: int) -> NoReturn:
         os.environ.update(request["env"])
         if request["file_limit"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], request["file_limit"]))
+        if request["first"]:
+            runpy.run_path(request["first"])
         sys.argv = ["p2prl", *request["argv"]]
         try:
             runpy.run_module("p2prl", run_name="__main__", alter_sys=True)

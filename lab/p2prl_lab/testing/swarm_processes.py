@@ -225,20 +225,6 @@ def kill_tree(role: RoleProcess) -> None:
     role.process.wait()
 
 
-def sleep_tree(role: RoleProcess, until: Callable[[], object]) -> None:
-    """Stop a role's processes as a machine's sleep does, all at one moment, until `until` returns."""
-    processes = role.tree()
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.suspend()
-    try:
-        until()
-    finally:
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.resume()
-
-
 def freeze(child: subprocess.Popen[Any]) -> None:
     """Stop a process that this one started, and wait until the last of its threads has stopped."""
     child.send_signal(signal.SIGSTOP)
@@ -246,7 +232,7 @@ def freeze(child: subprocess.Popen[Any]) -> None:
 
 
 def stop_sending(processes: list[psutil.Process]) -> None:
-    """Freeze processes, so that the machine appears offline to everyone else."""
+    """Freeze processes at one moment: the machine sleeps, or appears offline to everyone else."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGSTOP)

@@ -40,7 +40,7 @@ EDITED_MARGIN = 1.0
 
 _BATCHES = (32, 32, 32, 16, 8, 4, 2, 1)
 _GROUP_SIZE, _PROMPT_TOKENS, _NEW_TOKENS = 2, 8, 16
-_EDITED_GROUPS, _CANDIDATES = 24, 4
+_MOST_EDITED, _CANDIDATES = 24, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class PairsConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require("groups", self.groups, _EDITED_GROUPS <= self.groups <= 100_000, f"{_EDITED_GROUPS} to 100000")
+        require("groups", self.groups, 2 <= self.groups <= 100_000, "2 to 100000")
         require("spreads", self.spreads, all(0.0 < spread <= 100.0 for spread in self.spreads), "above 0, at most 100")
 
 
@@ -195,7 +195,7 @@ def _edited(
     scored = scorer.replay(requests, [row for _, _, row in candidates])
     far = [(made, candidate) for made, candidate in zip(scored, candidates, strict=True) if _is_far(made)]
     far.sort(key=lambda entry: entry[0].margins[-1])
-    return [_with_first_row(*candidate, made.logprobs) for made, candidate in far[:_EDITED_GROUPS]]
+    return [_with_first_row(*candidate, made.logprobs) for made, candidate in far[:_MOST_EDITED]]
 
 
 def _is_far(made: Scored) -> bool:

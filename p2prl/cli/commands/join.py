@@ -11,6 +11,7 @@ import typer
 from p2prl.cli.commands.join_devices import one_device
 from p2prl.cli.commands.worker_start import requested, start_worker
 from p2prl.cli.options import AsJson, Base, Engine, Lan, Link, Threads, WorkerOptions, takes_records
+from p2prl.protocol.limits import MAX_PRICE
 
 if TYPE_CHECKING:
     from p2prl.models.sampler_port import Sampler
@@ -40,6 +41,20 @@ Share = Annotated[
         "--share", min=0.0, max=1.0, help="Most of the time that it computes, 0.05 to 1; 0 leaves it to limits."
     ),
 ]
+StandbyOk = Annotated[
+    bool,
+    typer.Option("--standby-ok", help="Rest, at no credit, while the run has enough groups without this machine."),
+]
+Price = Annotated[
+    float,
+    typer.Option(
+        "--price",
+        min=0.0,
+        max=MAX_PRICE,
+        help="What an hour of this machine costs you; the dearest stand by first."
+        " Implies --standby-ok; 0: none, counted as 1.",
+    ),
+]
 MirrorLedger = Annotated[
     bool,
     typer.Option("--mirror-ledger", help="Keep a copy of the run's ledger and serve it, up to 256 MB of disk."),
@@ -65,6 +80,8 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         vram_gb: VramGb = 0.0,
         share: Share = 0.0,
         base: Base = "",
+        standby_ok: StandbyOk = False,
+        price: Price = 0.0,
         mirror_ledger: MirrorLedger = False,
         events: Events = False,
         as_json: AsJson = False,
@@ -82,6 +99,7 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         join_run(
             start,
             slots=slots,
+            price=price or (1.0 if standby_ok else None),
             mirrors=mirror_ledger,
             events=events,
             as_json=as_json,

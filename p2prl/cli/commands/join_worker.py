@@ -45,13 +45,14 @@ def join_run(
     start: WorkerStart,
     *,
     slots: int,
+    price: float | None,
     mirrors: bool,
     events: bool,
     as_json: bool,
     wrap_sampler: Callable[[Sampler], Sampler] | None = None,
     wrap_network: Callable[[NetworkPort], NetworkPort] | None = None,
 ) -> None:
-    """Volunteer until interrupted or until the run ends."""
+    """Volunteer until interrupted or until the run ends. With a `price` an hour it may be put on standby."""
     request, link, worker = start.request, start.link, start.worker
     lines = EventLines(asked=events)
     view = LiveView(quiet=as_json, on_phase=lines.phase)
@@ -85,7 +86,7 @@ def join_run(
         volunteer = build_volunteer(
             link,
             worker,
-            VolunteerConfig(agent=AgentConfig(slots_in_flight=slots)),
+            VolunteerConfig(agent=AgentConfig(slots_in_flight=slots), stands_by=price is not None),
             prepare=shown_prepare(screen.around(_wrapping(prepare, wrap_sampler)), view),
             base=start.base,
             on_manifest=screen.introduce,
@@ -105,6 +106,7 @@ def join_run(
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
             config = start.network(Role.VOLUNTEER)
+            config = replace(config, node=replace(config.node, price=price))
             start.seal()
             controls.steer(volunteer.owner, interrupts, device=str(chosen))
             started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))

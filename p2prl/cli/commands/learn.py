@@ -30,17 +30,21 @@ from p2prl.errors import ConfigError
 from p2prl.exit_codes import INTERRUPTED
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.plain_text import counted
 
 if TYPE_CHECKING:
     from p2prl.config.run_settings import RunFolder
+    from p2prl.learner.assembly import Judges
     from p2prl.learner.service import Learner
     from p2prl.net.process.bridge import NetworkPort
 
 
-def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None) -> Callable[..., None]:
-    """Build the command. `wrap_network` replaces the learner's network in experiments with delay."""
+def make_learn(
+    wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None, judges: Judges | None = None
+) -> Callable[..., None]:
+    """Build the command. Experiments replace the learner's network by `wrap_network` of it, or its `judges`."""
 
     @takes_records
     def learn(
@@ -60,6 +64,14 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
             typer.Option("--plan", help="How processes share an update: dp2, pp2, dp2pp2. Default: run.toml's."),
         ] = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
+        via: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--via",
+                metavar="MULTIADDR",
+                help="A peer that is dialed first and named in the link: for a learner that nobody can dial.",
+            ),
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.
@@ -73,8 +85,10 @@ def make_learn(wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | N
             updates=updates,
             plan=chosen_plan(ranks, plan),
             track=track,
+            via=tuple(via or ()),
             as_json=as_json,
             wrap_network=wrap_network,
+            judges=judges,
         )
 
     return learn
@@ -91,14 +105,18 @@ def learn_command(
     updates: int | None = None,
     plan: str | None = None,
     track: str = "none",
+    via: tuple[str, ...] = (),
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
+    judges: Judges | None = None,
 ) -> None:
     """Train the run in `directory`; `updates` and `plan` override run.toml's, 0 updates for no end."""
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
     check_tracker(track)
-    further = further_peers(options.peers)
+    for address in via:
+        split_peer(address)
+    further = (*via, *further_peers(options.peers))
     opened = open_folder(directory)
     opened.settings_table()  # refuses a file that is not TOML
     lock = opened.lock()
@@ -118,17 +136,18 @@ def learn_command(
         with tracker(track, folder) as track_metrics:
             report = _Report(view, folder, planned=folder.settings.learner.updates, track=track_metrics)
             view.phase("loading the model and the journal")
-            learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say)
+            learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say, judges=judges)
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 
-            link = LearnerLink(folder, partial(_show_link, folder))
+            named = (*folder.settings.network.bootstrap, *via)
+            link = LearnerLink(folder, partial(_show_link, folder), via=named)
 
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
                 view.phase("starting the network")
                 listens = kept_listen(folder, tuple(options.listen or ()))
-                reach = options.reach(lan=lan)
+                reach = options.reach(lan=lan, rereads_file=True)
                 config = learner_network(folder, listens, caps, peers=further, transport=options.transport, reach=reach)
                 network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
                 if wrap_network is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from p2prl.disk_full import replace_file
@@ -27,9 +27,15 @@ class LearnerLink:
     """The link of a run folder."""
 
     def __init__(
-        self, folder: RunFolder, show: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic
+        self,
+        folder: RunFolder,
+        show: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        via: Sequence[str] = (),
     ) -> None:
-        """`show` gets a link that is new; `monotonic` reads a clock in seconds."""
+        """`show` gets a link that is new; `monotonic` reads a clock in seconds. `via` are peers that the run's owner
+        has named: every link names them, from the first on."""
+        self._via = tuple(via)
         self._monotonic = monotonic
         self._folder = folder
         self._show = show
@@ -53,8 +59,8 @@ class LearnerLink:
         return self.text
 
     def reach_warning(self) -> str:
-        """See `join_link_reach.reach_warning`."""
-        return reach_warning(self._named)
+        """See `reach_warning`."""
+        return reach_warning(self._named, str(self._folder.link(())))
 
     def take(self, status: control.Status) -> None:
         """The network's newest state."""
@@ -74,7 +80,7 @@ class LearnerLink:
 
     @property
     def _named(self) -> tuple[str, ...]:
-        return link_addresses(self._own, self._peers)
+        return link_addresses(self._own, tuple(dict.fromkeys((*self._via, *self._peers))))
 
     def _note_shown(self) -> None:
         self._shown, self._shown_at, self._shown_peers = self.text, self._monotonic(), bool(self._peers)
@@ -141,13 +147,17 @@ def link_addresses(own: tuple[str, ...], peers: tuple[str, ...]) -> tuple[str, .
     return (*widest[:room], *peers)[: limits.MAX_ADDRESSES]
 
 
-def reach_warning(addresses: tuple[str, ...]) -> str:
-    """Warning for the operator when a link does not work everywhere; empty otherwise."""
+def reach_warning(addresses: tuple[str, ...], bare_link: str) -> str:
+    """Warning for the operator when a link does not work everywhere; empty otherwise. `bare_link` names no peer."""
     reaches = {reach_of(address) for address in addresses}
     if not reaches:
         return "This link works nowhere: none of the learner's addresses is one that others can dial."
     if "internet" in reaches:
         return ""
     if "network" in reaches:
-        return "This link works on this local network only: none of its addresses is public."
+        return (
+            "This link works on this local network only: none of its addresses is public. For others, run\n"
+            f"    p2prl seed '{bare_link}' --listen /ip4/0.0.0.0/tcp/443 --listen /ip6/::/tcp/443\n"
+            "on any rented machine with a public address, and start this learner again with the --via that it prints."
+        )
     return "This link works on this machine only: the learner listens only on a loopback address."

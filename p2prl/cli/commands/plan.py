@@ -21,6 +21,7 @@ _HEADING = (
 )
 
 if TYPE_CHECKING:
+    from p2prl.planning.activation import Activation
     from p2prl.planning.advice import Advice
     from p2prl.planning.fleet import Fleet
     from p2prl.planning.fleet_capacity import FleetCapacity, RowCapacity
@@ -46,6 +47,7 @@ def plan(
 
     Contacts nobody, and needs no card.
     """
+    from p2prl.planning.activation import activation_of
     from p2prl.planning.advice import advise
     from p2prl.planning.fleet import read_fleet
     from p2prl.planning.fleet_capacity import capacity_of_fleet
@@ -58,6 +60,7 @@ def plan(
     planned = replace(planned, run=run)
     found = capacity_of_fleet(planned, fleet.parent)
     advice = advise(planned, found, fleet.parent)
+    activation = activation_of(found)
     with progress_bar("simulation", quiet=as_json) as on_progress:
         expected = forecast(
             found.machines,
@@ -67,12 +70,15 @@ def plan(
             on_progress=lambda share: on_progress("virtual time", share),
         )
     if as_json:
-        emit(plan_document(planned, found, advice, expected, seed=seed, wall_s=time.monotonic() - began))
+        document = plan_document(planned, found, advice, expected, activation)
+        emit({**document, "seed": seed, "wall_s": time.monotonic() - began})
         return
-    _show(planned, found, advice, expected)
+    _show(planned, found, advice, expected, activation)
 
 
-def _show(fleet: Fleet, found: FleetCapacity, advice: Advice, expected: Forecast) -> None:
+def _show(
+    fleet: Fleet, found: FleetCapacity, advice: Advice, expected: Forecast, activation: Activation | None
+) -> None:
     run, update, demand = fleet.run, found.update, found.demand
     say(
         f"run          {run.known_model.title}, {run.groups_per_update} groups of {run.group_size} × "
@@ -102,6 +108,10 @@ def _show(fleet: Fleet, found: FleetCapacity, advice: Advice, expected: Forecast
     say(f"bottleneck   {advice.bottleneck}: {advice.sentence}")
     for change in advice.changes:
         say(f"would help   {change.text}: {percent(round(change.utilization, 2))}")
+    if activation is not None:
+        chosen = zip(found.rows, activation.counts, strict=True)
+        names = [f"{count} of {row.row.count} {row.row.name}" for row, count in chosen if count]
+        say(f"enough       {', '.join(names)}, {percent(round(activation.share_of_cost, 2))} of the fleet's price")
 
 
 def _share_text(expected: Forecast) -> str:
@@ -120,7 +130,7 @@ def _row_line(row: RowCapacity, needed: float) -> str:
 
 
 def plan_document(
-    fleet: Fleet, found: FleetCapacity, advice: Advice, expected: Forecast, *, seed: int, wall_s: float
+    fleet: Fleet, found: FleetCapacity, advice: Advice, expected: Forecast, activation: Activation | None
 ) -> dict[str, object]:
     """The document printed by `--json`."""
     capacity = found.capacity
@@ -151,6 +161,5 @@ def plan_document(
         "bottleneck": advice.bottleneck,
         "sentence": advice.sentence,
         "changes": [asdict(change) for change in advice.changes],
-        "seed": seed,
-        "wall_s": wall_s,
+        "activation": None if activation is None else asdict(activation),
     }

@@ -64,7 +64,6 @@ def replay_command(source: str, digest: str, request: ReplayRequest, *, home: Pa
         )
     group = read_own_group(*kept)
     folders = [found.run.blobs, *(run.blobs for run in runs if run.blobs != found.run.blobs)]
-    find_policy(folders, found.run, group.group.policy, group.group.version)  # before anything is imported
     verdict = _replay(found.run, group, folders, request)
     # What this machine gave up itself, no learner has judged.
     state = None if found.group.reason in GIVEN_UP else _STATES.get(found.group.state)
@@ -86,6 +85,7 @@ def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: Repla
         launch = Starter({TOKENIZER: tokenizer_program()}).launch(TOKENIZER)
         readable = tuple(folder.resolve() for folder in folders if folder.is_dir())
         protection = confine_files(run.directory.parent.resolve(), readable)
+    find_policy(folders, run, group.group.policy, group.group.version)  # before torch is imported for nothing
     say("importing torch")
 
     from p2prl.config.roles import prepare_replay

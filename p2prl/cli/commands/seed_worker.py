@@ -49,7 +49,13 @@ def seed_run(start: WorkerStart, *, as_json: bool) -> None:
         status.write(seeding_document(seeding))
         view.update(lambda: seeding_panel(link.name, seeding), lambda: seeding_line(seeding))
 
-    seeder = Seeder(clock=SystemClock(), on_manifest=on_manifest, on_progress=on_progress, on_notice=say)
+    seeder = Seeder(
+        clock=SystemClock(),
+        on_manifest=on_manifest,
+        on_progress=on_progress,
+        on_notice=say,
+        on_waiting=None if link.bootstrap else _say_where,
+    )
     interrupts = Interrupts(seeder.stop, seeder.stop, finishing="Leaving the swarm; the weights on disk are kept.")
     with view.shown(), controls.running(), forgetting_refused(directory), interrupts.handled():
         view.phase("finding the run")
@@ -60,6 +66,12 @@ def seed_run(start: WorkerStart, *, as_json: bool) -> None:
         finished = seeder.run(mirror.around(handle))
     status.write(seeding_document(seeder.progress()))
     end_session(status, interrupts, finished=finished, as_json=as_json, kept="Stopped. The weights on disk are kept.")
+
+
+def _say_where(addresses: tuple[str, ...]) -> None:
+    """Say how the run's learner finds this seeder, which knows nobody."""
+    say("Waiting for the run's learner. It finds this machine with:")
+    say(f"p2prl learn RUN --via {next(iter(addresses), 'ADDRESS')}", unwrapped=True)
 
 
 def seeding_document(seeding: Seeding) -> dict[str, object]:

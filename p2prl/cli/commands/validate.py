@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from p2prl.cli.commands.worker_start import requested, start_worker
-from p2prl.cli.options import AsJson, Base, Device, Link, Threads, WorkerOptions, takes_records
+from p2prl.cli.options import AsJson, Base, Device, Lan, Link, Threads, WorkerOptions, takes_records
 
 if TYPE_CHECKING:
     from p2prl.validator.verdicts import Judge
@@ -35,6 +35,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
         own_ledger: OwnLedger = False,
         base: Base = "",
+        lan: Lan = False,
         run_scorer: Annotated[
             bool,
             typer.Option(
@@ -48,7 +49,7 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
 
         Replays a random sample of groups at the policy version they declare.
         """
-        request = replace(requested(link, options, "validator"), base=base, device=device, threads=threads)
+        request = replace(requested(link, options, "validator", lan=lan), base=base, device=device, threads=threads)
         start = start_worker(request)
 
         from p2prl.cli.commands.validate_worker import validate_run

@@ -49,7 +49,7 @@ NETWORK, TOKENIZER, SCORERS, DESKTOP = "network", "tokenizer", "scorers", "deskt
 _FIND_BASE = (
     "import json, sys\n"
     "from p2prl.errors import P2PRLError\n"
-    "from p2prl.models.base_model.pretrained import model_directory\n"
+    "from p2prl.models.base_model.model_folder import model_directory\n"
     "try:\n    found = {'directory': str(model_directory(sys.argv[1]))}\n"
     "except P2PRLError as error:\n"
     "    found = {'kind': type(error).__name__, 'error': str(error), 'remedy': error.remedy}\n"
@@ -155,7 +155,7 @@ class WorkerStart:
 
 def start_worker(request: WorkerRequest) -> WorkerStart:
     """Check what the owner asked for, claim a folder, and confine this process to it."""
-    link = named_link(request.link)
+    link = named_link(request.link, needs_peer=request.kind != "seeder")
     TRANSPORTS.check(request.transport)
     check_home(request.home)
     link = replace(link, bootstrap=(*link.bootstrap, *further_peers(request.peers)))

@@ -106,7 +106,8 @@ def forecast_text(metrics: Mapping[str, Any]) -> str:
         return text
     middle, low, high = (float(metrics[f"plan/{key}"]) for key in ("predicted_utilisation", "low", "high"))
     spread = "" if f"{low:.0%}" == f"{high:.0%}" else f" ({low:.0%} to {high:.0%})"
-    return f"{text}, {middle:.0%} foreseen for the next{spread}"
+    resting = f"; {counted(standby, 'volunteer')} on standby" if (standby := metrics.get("plan/standby")) else ""
+    return f"{text}, {middle:.0%} foreseen for the next{spread}{resting}"
 
 
 def _idle(metrics: Mapping[str, Any]) -> str:

@@ -61,6 +61,11 @@ class GroupChecks:
         return len(self._buffer)
 
     @property
+    def waiting_groups(self) -> int:
+        """Groups that are stored or verified and not trained on yet."""
+        return len(self._backlog) + len(self._buffer)
+
+    @property
     def figures(self) -> dict[str, float]:
         """Queue lengths, failures of scorers and the newest evaluation, as keys of the metrics log."""
         return self.evaluation_figures | {

@@ -18,12 +18,18 @@ class Inbox:
     """Reads the network's messages and dispatches them."""
 
     def __init__(
-        self, intake: Intake, ledger: LedgerTable, sender: SigningSender, on_notice: Callable[[str], None]
+        self,
+        intake: Intake,
+        ledger: LedgerTable,
+        sender: SigningSender,
+        on_notice: Callable[[str], None],
+        on_offers: Callable[[signals.StandbyOffers], None],
     ) -> None:
         self._intake = intake
         self._ledger = ledger
         self._sender = sender
         self._on_notice = on_notice
+        self._on_offers = on_offers
 
     @property
     def figures(self) -> dict[str, float]:
@@ -46,6 +52,8 @@ class Inbox:
                 case signals.LedgerWanted(peer=peer, from_height=from_height):
                     entries = self._ledger.entries(from_height, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
                     self._sender.network.send(signals.SendLedger(peer, from_height, ledger_chain.page_of(entries)))
+                case signals.StandbyOffers():
+                    self._on_offers(message)
                 case control.Warned(text=text):
                     self._on_notice(text)
                 case _:

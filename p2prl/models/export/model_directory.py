@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.errors import IntegrityError
-from p2prl.models.base_model.pretrained import read_json
+from p2prl.models.base_model.model_folder import read_json
 from p2prl.models.export.sharded_weights import WeightSource, WrittenWeights, size_of, write_weights
 from p2prl.models.export.weight_source import CheckpointWeights, MergedWeights, PublishedWeights
 from p2prl.models.run_model import read_run_model

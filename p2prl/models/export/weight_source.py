@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from p2prl.errors import IntegrityError
-from p2prl.models.base_model.pretrained import shard_names
+from p2prl.models.base_model.model_folder import shard_names
 from p2prl.models.weights.layout import TORCH_DTYPES, WeightLayout
 from p2prl.models.weights.lora import read_adapters
 from p2prl.protocol.lora_spec import LoraSpec

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.models.base_model.attention import ARCHITECTURES
-from p2prl.models.base_model.pretrained import names_code, read_json
+from p2prl.models.base_model.model_folder import names_code, read_json
 from p2prl.models.tokenizer.backend import read_backend, read_special_tokens
 
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})

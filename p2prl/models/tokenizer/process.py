@@ -12,7 +12,7 @@ import warnings
 
 from tokenizers import Tokenizer
 
-from p2prl.confinement.calculator import confine_calculator
+from p2prl.confinement.compute_only import confine_to_computing
 from p2prl.confinement.pipe_io import read_exactly, write_all
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.tokenizer import messages
@@ -45,7 +45,7 @@ def main() -> None:
         return
     kind, length = messages.HEADER.unpack(header)
     assert kind == messages.BUILD
-    layers = confine_calculator(memory_bytes=MEMORY_BYTES)
+    layers = confine_to_computing(memory_bytes=MEMORY_BYTES)
     backend: Tokenizer | None = None
     try:
         with _limited(build_seconds(length)):

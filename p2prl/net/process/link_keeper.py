@@ -17,7 +17,7 @@ from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.nearby_search import NearbySearch
 from p2prl.net.process.network_config import NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver
-from p2prl.net.process.peer_list import download_apart, web_peers
+from p2prl.net.process.peer_list import download_apart, is_on_web, listed_peers, web_peers
 from p2prl.net.storage.kept_peers import read_peers, write_peers
 from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.protocol.digests import Digest
@@ -160,7 +160,8 @@ class LinkKeeper:
     def _redial(self, transport: Transport, driver: NodeDriver, now: float) -> None:
         roles = dict(self._node.roles())
         has_learner, links = "learner" in roles, sum(roles.values())
-        if not self._redialer.wants(now, has_learner=has_learner, links=links):
+        wants = self._redialer.wants(now, has_learner=has_learner, links=links)
+        if not (wants or self._is_learner):
             return
         if self._list and self._redialer.wants_list(now):
             self._spawn(self._read_list())
@@ -184,7 +185,10 @@ class LinkKeeper:
     async def _read_list(self) -> None:
         """Read the owner's list once more; a server that gives none leaves the last one in use."""
         try:
-            listed = web_peers(await download_apart(self._list), self._list, self._node.dial_rules)
+            if is_on_web(self._list):
+                listed = web_peers(await download_apart(self._list), self._list, self._node.dial_rules)
+            else:
+                listed = listed_peers(self._list)
         except P2PRLError as error:
             log.info("%s; the peers of the last list stay in use", error)
             return

@@ -43,7 +43,8 @@ class ReachOptions:
     on_lan: bool = False
     """It says on the local network that it is here, and tries others of its run that do."""
     peers_list: str = ""
-    """Web address of a list of further peers, read again while the learner is not found; empty for none."""
+    """Web address of a list of further peers, read again while the learner is not found; empty for none. A learner's
+    may be a file, and is read again in any case."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

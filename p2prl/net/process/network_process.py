@@ -51,7 +51,7 @@ from p2prl.swarm.groups.config import PATIENCE_S
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback
-from p2prl.swarm.peers.reachability import Reach, RelayWatch, foremost, reach_of
+from p2prl.swarm.peers.reachability import Loneliness, Reach, RelayWatch, foremost, reach_of
 
 _STATUS_S = 2.0
 
@@ -69,6 +69,12 @@ KEY_SHARED = control.Warned(
     "Start it with another --home, which makes a key of its own, and put both on one row with p2prl key delegate.",
 )
 """For the process that started first, which goes on."""
+
+ALONE = control.Warned(
+    "no peer has been linked for a minute: volunteers do not reach this learner, and what they sample grows old",
+    "Check this machine's connection (p2prl doctor). Links come back by themselves.",
+)
+"""For a learner that has lost everybody."""
 
 KEY_TAKEN = control.Failed(
     "IdentityError",
@@ -227,6 +233,7 @@ class NetworkProcess:
         """
         start = TRANSPORTS.get(config.transport)
         self._is_alone = not config.bootstrap
+        self._is_learner = config.node.role is Role.LEARNER
         self._is_public = config.reach.is_public or (config.node.role in _DIALABLE and has_public_address())
         lasting = self._keeper.lasting_addresses()
         relays = () if self._is_public else await relays_among((*config.bootstrap, *lasting))
@@ -272,8 +279,11 @@ class NetworkProcess:
 
     async def _report_status(self) -> None:
         was_spent = False
+        loneliness = Loneliness()
         while True:
             status = self._status()
+            if self._is_learner and loneliness.begins(status.peers, self._clock.now()):
+                self._report(ALONE)
             if status.budget_spent and not was_spent:
                 self._report(
                     control.Warned("the monthly upload limit is reached; no weights are uploaded until next month", "")

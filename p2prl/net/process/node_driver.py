@@ -208,20 +208,18 @@ class NodeDriver:
             return None
 
     async def _meet(self, peer: PeerId, address: str, *, dials: bool) -> None:
-        """Knock, or answer a knock. Who knocks learns of the connection by the other's first frame."""
+        """Dial a peer while it dials this one. Who is dialed learns of the connection by the other's first frame."""
         transport, where = self._transport, f"{address}/p2p/{peer}"
         if not isinstance(transport, MeetingTransport):
             return
-        if not dials:
-            await transport.knock(where)
-            return
         try:
-            await transport.answer_knock(where)
+            await transport.meet(where, dials=dials)
         except TransportError as error:
             log.debug("no meeting with %s at %s: %s", peer, address, error)
             return
-        self._node.connected(peer, self._clock.now(), chosen=False)
-        self.wake()
+        if dials:
+            self._node.connected(peer, self._clock.now(), chosen=False)
+            self.wake()
 
     async def _look_up(self) -> None:
         records = await self._directory.read()

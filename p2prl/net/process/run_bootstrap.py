@@ -50,7 +50,7 @@ bytes of disk that the network process may use; None for no bound. Raises when t
 class RunBootstrap(Generic[T]):
     """Collects the run's parts as the network process reports them, and prepares once all are here.
 
-    Thirteen attributes, because each part arrives by itself.
+    Fourteen attributes, because each part arrives by itself.
     """
 
     def __init__(
@@ -61,14 +61,17 @@ class RunBootstrap(Generic[T]):
         *,
         role: Role = Role.VOLUNTEER,
         runs_code: bool = False,
+        waits: bool = False,
     ) -> None:
         """`find_base` looks for a base model to start from; pass it only if the network waits for the answer.
 
-        `role` and `runs_code` decide which data is waited for, as in the node's configuration.
+        `role` and `runs_code` decide which data is waited for, as in the node's configuration. With `waits` the run may
+        take any time to appear: its learner dials this peer.
         """
         self.prepare = prepare
         self._role = role
         self._runs_code = runs_code
+        self._waits = waits
         self._on_manifest = on_manifest
         self._find_base = find_base
         self._base: bytes | None = None
@@ -129,7 +132,7 @@ class RunBootstrap(Generic[T]):
                 "the network process did not begin within ten minutes",
                 remedy="Start it again when this machine is less busy, or with fewer workers on it.",
             )
-        if self._searched_s > _PATIENCE_S:
+        if self._searched_s > _PATIENCE_S and not self._waits:
             assert network.status is not None
             links = sum(count for _, count in network.status.peers)
             status = network.status

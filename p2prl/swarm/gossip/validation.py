@@ -12,7 +12,7 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
 from p2prl.protocol.membership import OwnersStatement
-from p2prl.protocol.peer_messages import Introduction
+from p2prl.protocol.peer_messages import Introduction, Standby
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, check_group_size
 
 AUDIENCE: dict[Kind, frozenset[Role]] = {
@@ -32,6 +32,7 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.DELEGATION: frozenset({Role.LEARNER}),
     Kind.REVOCATION: frozenset({Role.LEARNER}),
     Kind.MEMBERSHIP: frozenset({Role.LEARNER}),
+    Kind.STANDBY: frozenset({Role.VOLUNTEER}),
 }
 """Roles a message kind is meant for. Peer records live in the directory, run manifests are asked for by digest, and an
 introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger."""
@@ -51,7 +52,7 @@ BOUND_FOR_LEARNER = frozenset({Kind.ROLLOUT_GROUP, Kind.GROUP_HEADER, Kind.VERDI
 
 
 _LEARNER_ONLY = frozenset(
-    {Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.VERDICT_CHECKS, Kind.LEDGER_HEAD, Kind.INTRODUCTION}
+    {Kind.STORAGE_RECEIPT, Kind.RECEIPTS, Kind.VERDICT_CHECKS, Kind.LEDGER_HEAD, Kind.INTRODUCTION, Kind.STANDBY}
 )
 """Kinds that only the run's learner signs, besides its manifests."""
 
@@ -69,6 +70,8 @@ def check_envelope(opened: Opened, *, run: bytes, learner: bytes, group_bytes: i
             raise RemoteProtocolError(f"{opened.kind.name.lower()} not signed by the run's learner")
         if isinstance(opened.body, (Receipts, VerdictChecks, Introduction)):
             opened.body.check()
+        elif isinstance(opened.body, Standby):
+            opened.body.check(sent_ms=opened.sent_ms)
     elif isinstance(opened.body, (RolloutGroup, GroupHeader)):
         check_group_size(opened.body, envelope_bytes=len(opened.raw), most=group_bytes)
         opened.body.check()

@@ -25,7 +25,7 @@ from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass
 from p2prl.swarm.peers.link_peers import SHOW_LINKS
 from p2prl.swarm.peers.local_peer import LocalPeer
-from p2prl.swarm.peers.meetings import Meetings, is_direct_public
+from p2prl.swarm.peers.meetings import Meetings, hosts_among, is_direct_public
 from p2prl.swarm.peers.peer_memory import LinkedRecord
 from p2prl.swarm.peers.reachability import LinkCounts
 from p2prl.swarm.peers.subnets import UNKNOWN, PeerSubnets, Subnet, is_relayed
@@ -279,14 +279,12 @@ class Connections:
         return -math.inf if self._local.changed else due
 
     def _unmet(self) -> list[PeerId]:
-        """Introduced peers behind routers, without a direct link to this node."""
+        """Peers behind routers that this node should have a direct link with, and has not."""
         return [peer for peer in self.discovery.unreached() if peer not in self.links or self.is_relayed(peer)]
 
     def _hosts(self) -> list[PeerId]:
-        """Peers to ask for meetings, the learner first, then seeders."""
-        if self._local.learner in self.links:
-            return [self._local.learner]
-        return [peer for peer, link in self.links.items() if link.role is Role.SEEDER]
+        direct = {peer: link.role for peer, link in self.links.items() if not self.is_relayed(peer)}
+        return hosts_among(direct, self.is_public, self._local.learner)
 
     def _learner_linked(self) -> bool:
         link = None if self._local.learner is None else self.links.get(self._local.learner)

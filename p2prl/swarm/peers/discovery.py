@@ -20,7 +20,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.identity import PeerId, peer_id_of
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord
+from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord, standby_note
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.config import DIAL_S, ConnectionsConfig
@@ -57,10 +57,14 @@ class _KnownPeer:
     """The record's envelope."""
     is_listed: bool = False
     """Whether the peer has chosen that join links may name it."""
+    offer: tuple[bytes, float] | None = None
+    """Key and price of a volunteer that agrees to stand by."""
 
-    def move(self, record: PeerRecord, signed_ms: int, raw: bytes) -> bool:
+    def move(self, record: PeerRecord, signed_ms: int, raw: bytes, author: bytes) -> bool:
         """Take in a newer record. Returns whether the addresses are others than before."""
         addresses, self.is_listed = record.dialable, record.is_listed
+        price = record.price if record.role == Role.VOLUNTEER else None
+        self.offer = None if price is None else (author, price)
         moved = addresses != self.addresses
         if moved:
             self.subnet = subnet_of(addresses[0]) if addresses else UNKNOWN
@@ -151,6 +155,11 @@ class Discovery:
         """Whether the directory has a record of a peer of this run."""
         return bool(self._known)
 
+    @property
+    def offers(self) -> tuple[tuple[bytes, float], ...]:
+        """(public key, price) of the volunteers that agree to stand by."""
+        return tuple(entry.offer for entry in self._known.values() if entry.offer is not None)
+
     def record_of(self, peer: PeerId) -> bytes:
         """The peer's newest record, its envelope; empty when none is known."""
         entry = self._known.get(peer)
@@ -227,7 +236,7 @@ class Discovery:
             if entry is None:
                 entry = self._known[peer] = _KnownPeer((), -1)
             if opened.sent_ms > entry.signed_ms:
-                moved = entry.move(record, opened.sent_ms, raw)
+                moved = entry.move(record, opened.sent_ms, raw, opened.author)
                 if moved and self._is_named(peer):  # the waiting time was its old address's
                     entry.dial_after = now
         self._last_records = frozenset(records) - unusable
@@ -241,8 +250,10 @@ class Discovery:
         self.next_refresh = now + (self._config.refresh_s if is_connected else self._config.eager_refresh_s)
         local = self._local
         addresses = local.addresses
-        if local.is_listed and addresses:
-            addresses = (*addresses[: limits.MAX_ADDRESSES - 1], LISTED)
+        notes = (LISTED,) if local.is_listed and addresses else ()
+        if local.price is not None:
+            notes = (*notes, standby_note(local.price))
+        addresses = (*addresses[: limits.MAX_ADDRESSES - len(notes)], *notes)
         record = PeerRecord(int(local.role), addresses, local.newest_version, local.started_ms)
         raw = seal(self._local.identity, record, run=self._local.run, now=now)
         self.commands.append(Register(raw, now + limits.PEER_RECORD_TTL_S))
@@ -302,8 +313,10 @@ class Discovery:
         return bool(budget.take((address,), now))
 
     def unreached(self) -> list[PeerId]:
-        """Introduced peers with records that name no public address: routers stand before them."""
-        return [peer for peer in self.introduced if self.is_behind_router(peer)]
+        """Introduced peers, and the learner, with records that name no public address: routers stand before them."""
+        learner = self._local.learner
+        wanted = self.introduced if learner is None else {*self.introduced, learner}
+        return [peer for peer in wanted if self.is_behind_router(peer)]
 
     def is_behind_router(self, peer: PeerId) -> bool:
         """Whether a peer's record names no public address; False when there is no record."""

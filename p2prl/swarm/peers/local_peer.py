@@ -21,6 +21,8 @@ class LocalPeer:
     addresses: tuple[str, ...] = ()
     is_listed: bool = False
     """Whether its owner has chosen that join links may name it with its address."""
+    price: float | None = None
+    """What an hour of its work costs its owner, who agrees to stand by when others are enough; None if not."""
     newest_version: int = -1
     ledger_height: int = 0
     learner: PeerId | None = None

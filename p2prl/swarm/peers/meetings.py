@@ -1,6 +1,6 @@
 """Meetings of two peers whose routers refuse strangers: a third peer, which both are linked with, tells each of them
-where the other's packets come from. One knocks: it dials for a second, in vain, which opens its router for the other.
-Then the other dials. libp2p's own hole punching waits for four observers at four addresses; this needs one.
+where the other's packets come from, and both dial at once. Each router then takes the other's packets for answers.
+libp2p's own hole punching waits for four observers at four addresses; this needs one.
 
 It works for routers that give a machine the same outside port whomever it talks to (RFC 4787, endpoint-independent
 mapping), with any filter. A meeting with another kind of router fails, and is not tried for long.
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES, PeerId, peer_id_of, public_key_of
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Meeting, MeetingRequest
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.peers.peer_memory import LASTING_ROLES
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 REQUESTS = Rate(per_s=0.5, burst=32.0)
@@ -89,20 +91,23 @@ class Meetings:
     def take_requests(
         self, wanted: Collection[PeerId], hosts: Iterable[PeerId], now: float
     ) -> list[tuple[PeerId, Wire]]:
-        """Requests due for the peers in `wanted`, to one of `hosts`: linked peers that can be dialed, the best first.
+        """Requests due for the peers in `wanted`, to one of `hosts`: linked peers that may see both, the best first.
 
-        `wanted` are peers that this node should have a direct link with, and has not.
+        `wanted` are peers that this node should have a direct link with, and has not. A host that does not see both is
+        silent, so the next attempt is another's.
         """
         if now < self._next:
             return []
         self._next = now + _CHECK_S
         self._wishes = {peer: wish for peer, wish in self._wishes.items() if peer in wanted}
-        host = next(iter(hosts), None)
+        asked = tuple(hosts)
         due: list[tuple[PeerId, Wire]] = []
         for peer in wanted:
             wish = self._wishes.setdefault(peer, _Wish(now + _FIRST_WAIT_S))
-            if host is None or host == peer or now < wish.next_at:
+            others = [host for host in asked if host != peer]
+            if not others or now < wish.next_at:
                 continue
+            host = others[wish.attempts % len(others)]
             wish.attempts += 1
             wish.next_at = now + (_RETRY_S if wish.attempts < TRIES else _LONG_RETRY_S)
             due.append((host, MeetingRequest(public_key_of(peer))))
@@ -124,9 +129,11 @@ class Meetings:
             return []
         if not (self._requests.take(source, now) and self._all_requests.take(None, now)):
             return []
+        # Two hosts may be asked for one meeting: they name the same side. An order of keys needs no agreement.
+        own_key = public_key_of(source)
         return [
-            (source, Meeting(message.peer, other[family], False)),
-            (peer, Meeting(public_key_of(source), asker[family], True)),
+            (source, Meeting(message.peer, other[family], own_key < message.peer)),
+            (peer, Meeting(own_key, asker[family], message.peer < own_key)),
         ]
 
     def is_new(self, peer: PeerId, now: float, *, by_learner: bool) -> bool:
@@ -140,6 +147,17 @@ class Meetings:
         if len(self._invited_at) > self._capacity:
             self._invited_at.popitem(last=False)
         return True
+
+
+def hosts_among(
+    direct: Mapping[PeerId, Role | None], is_public: Callable[[PeerId], bool], learner: PeerId | None
+) -> list[PeerId]:
+    """Peers to ask for meetings, of those with `direct` links and their roles: they see where others are.
+
+    Known-public ones come first, since every home has a direct link with them; among equals the learner, then seeders.
+    """
+    lasting = {peer: role for peer, role in direct.items() if role in LASTING_ROLES or is_public(peer)}
+    return sorted(lasting, key=lambda peer: (not is_public(peer), peer != learner, lasting[peer] is not Role.SEEDER))
 
 
 @lru_cache(maxsize=ADDRESSES_REMEMBERED)

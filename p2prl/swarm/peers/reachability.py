@@ -20,7 +20,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -146,6 +146,27 @@ def reach_of(
     if any("p2p-circuit" in address.split("/") for address in addresses):
         return Reach.RELAYED
     return Reach.OUTGOING if links.outside else Reach.LOCAL
+
+
+ALONE_S = 60.0
+"""Without a link for this long, a node that had some is cut off. A restart of everybody else takes less."""
+
+
+class Loneliness:
+    """Whether a node that had links has none any more."""
+
+    def __init__(self) -> None:
+        self._since = math.inf
+        """Since when there is none; infinity before the first link."""
+        self._is_told = False
+
+    def begins(self, links: Sized, now: float) -> bool:
+        """True once for each time that the last of the links has been gone for `ALONE_S`."""
+        if links:
+            self._since, self._is_told = now, False
+        is_due = now - self._since >= ALONE_S and not self._is_told
+        self._is_told |= is_due
+        return is_due
 
 
 PATIENCE_S = 180.0

@@ -76,11 +76,13 @@ class Redialer:
         return wanted
 
     def wants_list(self, now: float) -> bool:
-        """Whether the list of further peers should be read again: nobody known has led to the learner for a minute.
+        """Whether the list of further peers should be read again: nobody known has led to the learner for a minute. A
+        learner reads its list in any case: its owner writes a new seeder there, which nobody who is linked may know.
 
         A true answer counts as a reading. Ask after `wants`.
         """
-        if now - self._satisfied_at < LIST_AFTER_S or now - self._listed_at < LIST_AGAIN_S:
+        is_content = now - self._satisfied_at < LIST_AFTER_S and not self._is_learner
+        if is_content or now - self._listed_at < LIST_AGAIN_S:
             return False
         self._listed_at = now
         return True
@@ -108,10 +110,14 @@ class Redialer:
         `has_learner` says that a link to the learner is up, `links` counts all links. Peers that are linked are left
         out, but for the learner while `has_learner` is false: such a link is dead or has not begun.
         """
-        if not self.wants(now, has_learner=has_learner, links=links):
+        if self.wants(now, has_learner=has_learner, links=links):
+            strangers = remembered if links < ENOUGH_LINKS else [item for item in remembered if item[0] == learner]
+            known = (*self._named, *self._nearby, *self._listed, *strangers)
+        elif self._is_learner:
+            known = self._listed
+        else:
             return []
-        strangers = remembered if links < ENOUGH_LINKS else [item for item in remembered if item[0] == learner]
-        offered = {address: peer for peer, address in (*self._named, *self._nearby, *self._listed, *strangers)}
+        offered = {address: peer for peer, address in known}
         self._attempts = {
             address: tried for address, tried in self._attempts.items() if address in offered or tried.dialing
         }

@@ -27,7 +27,7 @@ class JsonLinesSource:
         self._path = path
         self._size = max(1, path.stat().st_size)
         self._read_bytes = 0
-        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_columns)
 
     @property
     def share_done(self) -> float:
@@ -69,8 +69,8 @@ class JsonLinesSource:
             raise self._unreadable(number, reason, "Write one JSON object a line.") from error
         except RecursionError as error:
             raise self._unreadable(number, "the JSON is nested too deep", "Flatten the row.") from error
-        except _NotFiniteError as error:
-            raise self._unreadable(number, str(error), "Remove the row, or give it a number.") from error
+        except _NotJsonError as error:
+            raise self._unreadable(number, str(error), error.remedy) from error
         except ValueError as error:  # of int()
             reason = f"a number has more than {sys.get_int_max_str_digits():,} digits"
             raise self._unreadable(number, reason, "Write it as a text.") from error
@@ -82,12 +82,26 @@ class JsonLinesSource:
         return ConfigError(f"{self.place(number)}: {reason}", remedy=remedy)
 
 
-class _NotFiniteError(ValueError):
-    """NaN or an infinity, which JSON does not have."""
+class _NotJsonError(ValueError):
+    """What Python's decoder reads, and other programs do not, or differently."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _NotFiniteError(f"{name} is no JSON number")
+    raise _NotJsonError(f"{name} is no JSON number", "Remove the row, or give it a number.")
+
+
+def _columns(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's values by name, of which none may come twice."""
+    columns = dict(pairs)
+    if len(columns) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in columns if names.count(name) > 1)
+        raise _NotJsonError(f"{json.dumps(twice[:40])} stands twice in one object", "Keep the value that is meant.")
+    return columns
 
 
 _PARQUET_MAGIC = b"PAR1"

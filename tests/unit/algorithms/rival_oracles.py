@@ -159,3 +159,15 @@ def _mu_grpo(p: float, q: float, a: float, case: Case, b: int, i: int, t: int) -
     if a < 0 and least_before(case, b, i, t) < 0.1:
         return 0.0, 0.0
     return ppo_min(math.exp(p - q), a, 0.8, 4.0)
+
+
+@per_token("ctpo")
+def _ctpo(_p: float, _q: float, a: float, case: Case, b: int, i: int, t: int) -> tuple[float, float]:
+    """max of the plain and the clipped term, and of failures no more than the dual one."""
+    before = [math.exp(case.p[b, i, j] - case.q[b, i, j]) for j in range(t + 1) if case.mask[b, i, j]]
+    r, width = math.prod(before), math.sqrt(len(before))
+    kept = -a * min(max(r, math.exp(-0.025 * width)), math.exp(0.05 * width))
+    value = max(-a * r, kept)
+    if a < 0:
+        value = min(value, -a * math.exp(0.05 * width))
+    return value, value if value == -a * r else 0.0

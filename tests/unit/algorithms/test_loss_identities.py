@@ -33,7 +33,7 @@ ON_POLICY_REINFORCE = [
     *["grpo", "dr_grpo", "dapo", "bnpo", "two_sided", "gspo", "gex", "tis", "cispo", "topr", "seq_mis", "m2po"],
     *["decoupled_ppo", "a3po", "opsm", "dppo", "ppo"],
     *["luspo", "gmpo", "sapo", "vespo", "icepop", "ipo", "m2po_clip", "normalized_tis", "kl_cov"],
-    *["minpro", "mu_grpo"],
+    *["minpro", "mu_grpo", "ctpo"],
 ]
 
 

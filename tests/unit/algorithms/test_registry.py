@@ -20,7 +20,7 @@ OFFERED = (
     *("grpo", "dr_grpo", "dapo", "bnpo", "gspo", "gepo", "gepo_paper", "gepo_plus", "eqp", "gepo_t", "gex", "cispo"),
     *("tis", "seq_mis", "topr", "m2po", "decoupled_ppo", "a3po", "opsm", "two_sided", "dppo", "asympo", "asymre"),
     *("reinforce", "ppo", "dpo", "luspo", "gmpo", "sapo", "vespo", "icepop", "ipo", "m2po_clip", "normalized_tis"),
-    *("clip_cov", "kl_cov", "oapl", "minpro", "mu_grpo"),
+    *("clip_cov", "kl_cov", "oapl", "minpro", "mu_grpo", "ctpo"),
 )
 
 

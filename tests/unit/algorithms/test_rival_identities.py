@@ -239,3 +239,34 @@ def test_mu_grpo_without_a_veto_is_grpo_with_its_clip_and_the_veto_spares_succes
     failures = batch.advantages_BG < 0
     assert (vetoed[failures] == 0).sum() > (plain[failures] == 0).sum()
     assert bool(((vetoed == plain) | (vetoed == 0)).all())
+
+
+def test_ctpo_weighs_by_the_ratio_of_the_prefix_and_clips_later_tokens_wider() -> None:
+    policy, batch = random_batch(6, spread=0.5)
+    wide = {"log_clip_low": 20.0, "log_clip_high": 20.0, "log_clip_dual": 20.0}
+    weights = build_loss("ctpo", options=wide).loss(policy, batch).weights_BGT
+    log_ratio = torch.where(batch.mask_BGT, policy.detach() - batch.behavior_logprobs_BGT, 0.0)
+    same(weights, torch.where(batch.mask_BGT, log_ratio.cumsum(dim=-1).exp(), 0.0))
+    # Every token's ratio is e^.1, so the prefix's is e^(.1 t): inside a clip of .2 t^.5 up to the fourth token, and of
+    # .2 at every token up to the second.
+    mask = torch.ones(1, 2, 9, dtype=torch.bool)
+    behavior = torch.full(mask.shape, -1.0, dtype=torch.float64)
+    even = RolloutBatch(
+        behavior_logprobs_BGT=behavior,
+        mask_BGT=mask,
+        advantages_BG=torch.tensor([[1.0, -1.0]], dtype=torch.float64),
+    )
+    for power, last in ((0.5, 4), (0.0, 2)):
+        options = {"log_clip_high": 0.2001, "log_clip_dual": 0.2001, "power": power}
+        found = build_loss("ctpo", options=options).loss(behavior + 0.1, even).weights_BGT
+        assert (found > 0).sum(dim=-1).tolist() == [[last, last]]
+        falling = build_loss("ctpo", options=options).loss(behavior - 0.1, even).weights_BGT
+        # A success that has become rarer is never clipped; a failure is at once.
+        assert (falling > 0).sum(dim=-1).tolist() == [[9, 0]]
+
+
+def test_ctpo_of_one_token_is_grpo_with_a_clip_on_both_sides_of_failures() -> None:
+    policy, batch = random_batch(7, shape=(4, 4, 1), spread=0.6)
+    bounds = {"log_clip_low": 0.3, "log_clip_high": 0.4, "log_clip_dual": 1.1}
+    plain = {"clip_low": 1 - math.exp(-0.3), "clip_high": math.exp(0.4) - 1, "delta": math.exp(1.1)}
+    same(gradient("ctpo", policy, batch, **bounds), gradient("two_sided", policy, batch, **plain))

@@ -40,6 +40,7 @@ from p2prl_lab.bench.comparison.report import CaseRow
 from p2prl_lab.bench.draw_cost.benchmark import DrawCost
 from p2prl_lab.bench.hot_swap.benchmark import SwapReport
 from p2prl_lab.bench.pacing.benchmark import PacingRow
+from p2prl_lab.bench.plan.activation import ActivationRow
 from p2prl_lab.bench.plan.benchmark import PlanRow
 from p2prl_lab.bench.replay.outrun_learner import OutrunReport
 from p2prl_lab.bench.replay.replay_cost import ReplayCost
@@ -171,7 +172,8 @@ def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: A
         ("p2prl bench publish", "", PublishReport),
         ("p2prl bench replay", ".rows[]", ReplayCost),
         ("p2prl bench pacing", ".rows[]", PacingRow),
-        ("p2prl bench plan", ".rows[]", PlanRow),
+        ("p2prl bench plan", ".fleets[]", PlanRow),
+        ("p2prl bench plan", ".activation[]", ActivationRow),
         ("p2prl bench step", ".rows[]", StepRow),
         ("p2prl bench ranks", ".rows[]", RanksRow),
         ("p2prl bench machine", ".speed[]", SpeedRow),

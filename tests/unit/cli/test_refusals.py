@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2prl import errors
+from p2prl.cli.commands.worker_start import _FIND_BASE
 from p2prl.protocol.identity import Identity
 from tests.unit.cli.invocation import invoke
 from tests.unit.cli.light_imports import outcomes
@@ -137,6 +138,17 @@ def test_wrong_input_is_refused_with_a_remedy(
     assert result.exception.remedy
     assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_base_model_is_looked_for_without_torch() -> None:
+    """It would take seconds to say that a directory is misspelled."""
+    program = (
+        f"import sys; sys.argv = ['-c', './none']\n{_FIND_BASE}\n"
+        "assert found['error'] == 'there is no directory ./none', found\n"
+        "heavy = {'torch', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    assert outcomes([program], loaded=[]) == [""]
 
 
 def test_an_unwritable_home_is_blamed_on_where_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:

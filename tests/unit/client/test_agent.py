@@ -34,6 +34,25 @@ def act(subject: Agent, *, outstanding: int = 0, learner_in_reach: bool = True, 
     return action
 
 
+def test_standby_completes_what_is_in_flight_and_ends_where_it_began() -> None:
+    first, second = held(0), held(1)
+    subject = agent()
+    subject.policy_ready(first)
+    subject.loaded_policy(first)
+    assert act(subject) == Sample(first, (0, 1, 2, 3))
+    subject.stand_by("standing by")
+    assert act(subject) == Sample(first, ())
+    subject.completed([0, 1, 2])
+    subject.policy_ready(second)
+    assert act(subject) == Sample(first, ())
+    subject.completed([3])
+    assert act(subject) == Wait("standing by")
+    subject.stand_by("")
+    assert act(subject) == Load(second)
+    subject.loaded_policy(second)
+    assert act(subject) == Sample(second, (4, 5, 6, 7))
+
+
 def test_the_state_table() -> None:
     first, second = held(0), held(1)
     subject = Agent(AgentConfig(slots_in_flight=4, backlog=16), SlotNumbers(2, {4}))

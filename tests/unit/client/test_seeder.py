@@ -107,6 +107,28 @@ def test_an_unknown_run_fails_after_a_minute() -> None:
     assert script.closed
 
 
+def test_a_seeder_that_waits_says_where_it_is_and_stays_until_the_run_comes() -> None:
+    clock, seen, said = Clock(), list[Seeding](), list[tuple[str, ...]]()
+    made = Seeder(
+        clock=clock,
+        on_manifest=lambda *_: 5_000,
+        on_progress=seen.append,
+        on_notice=lambda _: None,
+        on_waiting=said.append,
+    )
+    batches: list[list[control.FromNetwork]] = [[] for _ in range(500)]
+    addresses = ("/ip4/9.9.9.9/tcp/4001/p2p/x", "/ip4/127.0.0.1/tcp/4001/p2p/x")
+    batches[0] = [control.NetworkUp(addresses)]
+    batches[400] = [control.RunKnown(MANIFEST), STATUS]
+    script = LeavingScript(clock, *batches)
+    script.status = NO_STATUS
+    script.at = {450: made.stop}
+    assert made.run(script) is False
+    assert said == [addresses], "once"
+    assert seen[10].state == "waiting for the run's learner"
+    assert seen[-1].state == "seeding"
+
+
 class LeavingScript(Script):
     """A scripted network that can be left; `at` gives an owner's orders before the poll of that number."""
 

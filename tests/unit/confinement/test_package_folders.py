@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux" or not linux.landlock_ve
 PROGRAM = """
 import ctypes, json, os, sys
 from pathlib import Path
-from p2prl.confinement.calculator import confine_calculator
+from p2prl.confinement.compute_only import confine_to_computing
 from p2prl.confinement.role import confine_files, confine_network
 own, closed, library = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 
@@ -52,7 +52,7 @@ found = {}
 for name, confine in {
     "role": lambda: confine_files(own),
     "network": lambda: confine_network(own, own, ()),
-    "calculator": lambda: confine_calculator(memory_bytes=1 << 30),
+    "calculator": lambda: confine_to_computing(memory_bytes=1 << 30),
 }.items():
     reading, writing = os.pipe()
     if os.fork() == 0:

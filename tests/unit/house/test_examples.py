@@ -41,7 +41,7 @@ def test_docs_quote_every_example() -> None:
     files = {
         str(path.relative_to(ROOT)): path.read_text()
         for path in (ROOT / "examples").rglob("*")
-        if path.suffix in (".py", ".toml")
+        if path.suffix in (".py", ".toml", ".patch")
     }
     assert sorted(quoted) == sorted(files)
     for name, source in files.items():

@@ -128,6 +128,27 @@ def test_a_list_that_is_none_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert set(asyncio.run(_dials(URL, monkeypatch, [b"<html>"]))) == {OLD}
 
 
+def test_a_learner_reads_the_file_of_its_list_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_keeper, "_TURN_S", 0.0)
+    path = tmp_path / "peers.txt"
+    path.write_text(f"{NEW}\n")
+
+    async def story() -> list[str]:
+        node, transport = lonely_node(), Transport()
+        node.roles = lambda: (("volunteer", 9),)
+        driver = cast(NodeDriver, SimpleNamespace(wake=lambda: None))
+        task = asyncio.create_task(
+            keeper(node, str(path), role=Role.LEARNER, bootstrap=()).run(cast(Any, transport), driver)
+        )
+        await transport.reached.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return transport.dialed
+
+    assert set(asyncio.run(story())) == {NEW}
+
+
 class CircuitTransport(Transport):
     """The learner is linked through a circuit, and can be dialed at `NEW`."""
 
@@ -135,11 +156,8 @@ class CircuitTransport(Transport):
         super().__init__()
         self.replaced: list[str] = []
 
-    async def knock(self, address: str) -> None:
-        raise AssertionError(address)
-
-    async def answer_knock(self, address: str) -> PeerId:
-        raise AssertionError(address)
+    async def meet(self, address: str, *, dials: bool) -> None:
+        raise AssertionError(address, dials)
 
     async def replace_circuit(self, address: str) -> PeerId:
         self.replaced.append(address)

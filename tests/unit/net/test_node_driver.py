@@ -130,14 +130,11 @@ def test_weights_and_groups_are_transferred_and_close_ends_every_task() -> None:
     run(story)
 
 
-class KnockedTransport(MemoryTransport):
-    """Somebody has knocked wherever this peer is asked to answer."""
+class MetTransport(MemoryTransport):
+    """Everybody dials this peer whenever it dials."""
 
-    async def knock(self, address: str) -> None:
-        raise AssertionError(address)
-
-    async def answer_knock(self, address: str) -> PeerId:
-        return PeerId(address.rpartition("/")[2])
+    async def meet(self, address: str, *, dials: bool) -> None:
+        """It stands at once."""
 
     async def replace_circuit(self, address: str) -> PeerId:
         raise AssertionError(address)
@@ -145,7 +142,7 @@ class KnockedTransport(MemoryTransport):
 
 def test_a_peer_that_a_stranger_has_named_is_not_one_that_the_node_chose() -> None:
     async def story(hub: MemoryHub) -> None:
-        learner = Peer(hub, "learner", Role.LEARNER, transport=KnockedTransport)
+        learner = Peer(hub, "learner", Role.LEARNER, transport=MetTransport)
         eve, guests = identity_of("eve").peer_id, [identity_of(f"guest {number}") for number in range(9)]
         now = hub.clock.now()
         hello = Hello(wire_version.WIRE_VERSION, RUN, int(Role.VOLUNTEER), int(now * 1000), -1, 0)

@@ -101,6 +101,16 @@ def test_an_address_with_a_zone_is_passed_over_and_a_link_of_such_alone_is_refus
     assert "another address" in caught.value.remedy
 
 
+def test_an_address_is_printable_and_no_longer_than_one_may_be() -> None:
+    rest = f"/tcp/4001/p2p/{PEER}"
+    longest = f"/dns4/{'a' * (limits.MAX_ADDRESS_CHARS - len('/dns4/' + rest))}{rest}"
+    assert len(longest) == limits.MAX_ADDRESS_CHARS
+    assert parse_link(str(JoinLink("run", Digest(bytes(32)), (longest,)))).bootstrap == (longest,)
+    for wrong in (longest.replace("aa", "aaa", 1), DIRECT.replace("203.0.113.7", "a\x7fb")):
+        with pytest.raises(ConfigError, match="complete multiaddr"):
+            parse_link(str(JoinLink("run", Digest(bytes(32)), (wrong,))))
+
+
 def test_zones_take_no_place_of_addresses_that_can_be_dialed() -> None:
     zoned = f"/ip6/fe80::1/tcp/4001/p2p/{PEER}"
     many = JoinLink("run", Digest(bytes(32)), (zoned,) * limits.MAX_ADDRESSES + (DIRECT,))
@@ -227,3 +237,12 @@ def test_the_scheme_may_have_capitals() -> None:
     link = JoinLink("Run", Digest(bytes(range(32))), (DIRECT,))
     assert parse_link(str(link).replace("p2prl", "P2prl", 1)) == link
     assert is_link("P2PRL://Run@")
+
+
+def test_who_waits_to_be_dialed_needs_a_link_without_peers() -> None:
+    bare = JoinLink("run", Digest(bytes(32)), ())
+    assert parse_link(str(bare), needs_peer=False) == bare
+    with pytest.raises(ConfigError, match="names no peer"):
+        parse_link(str(bare))
+    with pytest.raises(ConfigError, match="was cut off"):
+        parse_link(str(bare)[:-1], needs_peer=False)

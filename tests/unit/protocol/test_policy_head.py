@@ -58,6 +58,11 @@ def test_impossible_heads_are_refused(changes: dict[str, object]) -> None:
         msgspec.structs.replace(HEAD, **changes).check(sent_ms=SENT_MS)
 
 
+def test_heads_at_their_bounds_are_accepted() -> None:
+    for changes in ({"weight_bytes": 1}, {"weight_bytes": (1 << 48) - 1}, {"version": (1 << 48) - 1}, {"oldest": 7}):
+        msgspec.structs.replace(HEAD, edges=(), **changes).check(sent_ms=SENT_MS)
+
+
 def test_longest_head_fits_an_envelope() -> None:
     most = limits.MAX_HEAD_EDGES
     long = tuple(PatchEdge((1 << 47) + 2 + i, 1 << 47, (1 << 40) + i, NEWEST) for i in range(most))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from p2prl.protocol import limits
-from p2prl.protocol.envelope import body_of, open_envelope
+from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.peer_messages import LISTED, PeerRecord
+from p2prl.protocol.peer_messages import LISTED, PeerRecord, standby_note
 from p2prl.swarm.events import LookUp, Register
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules
 from p2prl.swarm.peers.meetings import is_direct_public
 from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
-from tests.unit.swarm.peer_links import NOW, A, B, connections, hello, record
+from tests.unit.swarm.peer_links import NOW, RUN, A, B, connections, hello, record
 
 
 def own_record(links: Connections) -> PeerRecord:
@@ -43,6 +43,42 @@ def test_the_word_of_a_record_is_read_and_taken_back_by_the_next() -> None:
         assert links.discovery.addresses_of(B.peer_id) == ("/ip4/1.2.3.4/tcp/4001",)
         assert links.discovery.is_listed(B.peer_id, 0) is is_listed
     assert links.discovery.is_listed(A.peer_id, 0) is False, "no record of it"
+
+
+@pytest.mark.parametrize(("count", "is_listed"), [(0, False), (1, True), (limits.MAX_ADDRESSES, True)])
+def test_a_record_says_at_what_price_its_owner_agrees_to_stand_by(count: int, is_listed: bool) -> None:
+    addresses = tuple(f"/ip4/8.8.8.{number}/tcp/4001" for number in range(count))
+    links = connections(is_listed=is_listed)
+    links.discovery.set_addresses(addresses, NOW)
+    assert own_record(links).price is None
+    links._local.price = 0.25
+    made = own_record(links)
+    made.check()
+    assert made.price == 0.25
+    assert made.is_listed is is_listed
+    assert made.dialable == addresses[: limits.MAX_ADDRESSES - 1 - is_listed]
+
+
+@pytest.mark.parametrize("note", ["/p2prl/standby/", "/p2prl/standby/nan", "/p2prl/standby/-1", "/p2prl/standby/1e7"])
+def test_a_price_that_is_none_is_no_offer_and_no_address(note: str) -> None:
+    odd = PeerRecord(int(Role.VOLUNTEER), ("/ip4/1.2.3.4/tcp/4001", note), -1, 0)
+    odd.check()
+    assert odd.price is None
+    assert odd.dialable == ("/ip4/1.2.3.4/tcp/4001",)
+
+
+def test_offers_are_those_of_volunteers_and_are_taken_back() -> None:
+    links = connections(Role.LEARNER)
+    standing_by = ("/ip4/1.2.3.4/tcp/4001", standby_note(3.0))
+
+    def offers_after(role: Role, addresses: tuple[str, ...], at: float) -> tuple[tuple[bytes, float], ...]:
+        body = PeerRecord(int(role), addresses, -1, 0)
+        links.discovery.on_records([seal(B, body, run=RUN, now=at)], at)
+        return links.discovery.offers
+
+    assert offers_after(Role.VALIDATOR, standing_by, NOW) == ()
+    assert offers_after(Role.VOLUNTEER, standing_by, NOW + 1) == ((B.public_key, 3.0),)
+    assert offers_after(Role.VOLUNTEER, standing_by[:1], NOW + 2) == ()
 
 
 def links_with_a_listed_peer(**config: float) -> Connections:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from p2prl.errors import RemoteProtocolError
-from p2prl.protocol.identity import PeerId, public_key_of
+from p2prl.protocol.identity import Identity, PeerId, public_key_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Meeting, MeetingRequest
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import Dial, Meet
+from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.meetings import ALL_REQUESTS, REQUESTS, TRIES, Meetings, is_direct_public
-from tests.unit.swarm.peer_links import ME, NOW, A, B, connections, introduction_of, record, with_learner
+from tests.unit.swarm.peer_links import ME, NOW, A, B, connections, hello, introduction_of, record, with_learner
 
 C = identity_of("C")
 AT_A, AT_B = "/ip4/44.131.7.1/tcp/30001", "/ip4/44.132.7.1/tcp/4001"
@@ -30,11 +31,14 @@ def ask(host: Meetings, now: float = NOW, links: tuple[PeerId, ...] = (A.peer_id
     return [*host.on_request(MeetingRequest(B.public_key), A.peer_id, links, now)]
 
 
-def test_the_one_that_asks_knocks_and_the_other_dials() -> None:
-    assert ask(third()) == [
+def test_both_are_told_of_the_other_and_one_of_them_dials_whoever_asks() -> None:
+    by_a = ask(third())
+    assert by_a == [
         (A.peer_id, Meeting(B.public_key, AT_B, False)),
         (B.peer_id, Meeting(A.public_key, AT_A, True)),
     ]
+    by_b = third().on_request(MeetingRequest(A.public_key), B.peer_id, (A.peer_id, B.peer_id), NOW)
+    assert list(reversed(by_b)) == by_a, "two hosts that are asked by either name the same side"
 
 
 def test_no_meeting_with_peers_that_are_not_linked_or_not_seen() -> None:
@@ -166,14 +170,45 @@ def test_a_peer_that_can_be_dialed_is_not_asked_for() -> None:
     assert links.discovery.unreached() == [B.peer_id]
 
 
-def test_without_the_learner_a_seeder_is_asked() -> None:
+def linked(links: Connections, who: Identity, role: Role, address: str) -> None:
+    """A peer says hello; its connection comes from the address."""
+    links.connected(who.peer_id, NOW)
+    links.note_address(who.peer_id, address)
+    links.on_hello(hello(role=role), who.peer_id, NOW)
+
+
+def test_hosts_see_where_others_are_and_known_public_ones_come_first() -> None:
     links = connections(Role.VOLUNTEER)
+    links.discovery.on_records([record(C, address=AT_B)], NOW)
     assert links._hosts() == []
-    links.connected(C.peer_id, NOW)
-    links.links[C.peer_id].role = Role.SEEDER
+    linked(links, A, Role.LEARNER, CIRCUIT)
+    assert links._hosts() == [], "a learner behind a circuit sees nobody's address"
+    linked(links, C, Role.SEEDER, AT_B)
     assert links._hosts() == [C.peer_id]
-    links.connected(A.peer_id, NOW)
-    assert links._hosts() == [A.peer_id]
+    linked(links, A, Role.LEARNER, AT_A)
+    assert links._hosts() == [C.peer_id, A.peer_id], "a learner that a router hides sees fewer homes"
+    links.discovery.on_records([record(A, address=AT_A)], NOW)
+    assert links._hosts() == [A.peer_id, C.peer_id]
+    linked(links, B, Role.VOLUNTEER, AT_B.replace("132", "133"))
+    assert B.peer_id not in links._hosts(), "its record names no such address"
+
+
+def test_a_host_that_brings_about_no_meeting_is_followed_by_the_next() -> None:
+    own = Meetings(ME.peer_id, capacity=9)
+    hosts = [A.peer_id, B.peer_id, C.peer_id]
+    due = [own.take_requests([B.peer_id], hosts, float(now)) for now in range(40)]
+    assert [host for requests in due for host, _ in requests] == [A.peer_id, C.peer_id, A.peer_id]
+
+
+def test_a_learner_behind_a_router_is_met_by_those_that_it_introduces_nobody_to() -> None:
+    links = connections(Role.VOLUNTEER)
+    links.discovery.on_records([record(A, role=Role.LEARNER, address="/ip4/192.168.7.7/tcp/4001")], NOW)
+    links.discovery.on_records([record(C, role=Role.SEEDER, address=AT_B)], NOW)
+    linked(links, A, Role.LEARNER, CIRCUIT)
+    linked(links, C, Role.SEEDER, AT_B)
+    links.handle_timer(NOW)
+    links.handle_timer(NOW + 5)
+    assert (C.peer_id, MeetingRequest(A.public_key)) in links.outbox
 
 
 def test_an_invitation_is_followed_once_at_public_addresses_and_within_the_budget() -> None:

@@ -145,3 +145,13 @@ def test_listed_addresses_are_dialed_like_named_ones_until_the_next_list() -> No
     who.failed("listed/learner", EAGER_S)
     who.take_list([(SEEDER, "listed/other")])
     assert due(who, 2 * EAGER_S) == ["listed/other"]
+
+
+def test_a_learner_reads_its_list_in_any_case_and_dials_who_is_new_on_it() -> None:
+    who = redialer(is_learner=True)
+    times = range(1_000)
+    read = [now for now in times if not who.wants(now, has_learner=False, links=9) and who.wants_list(now)]
+    assert read == [0, LIST_AGAIN_S, 2 * LIST_AGAIN_S, 3 * LIST_AGAIN_S]
+    assert due(who, 1_000, STRANGERS, links=9) == []
+    who.take_list([(SEEDER, "listed/seeder"), (PeerId("other"), "listed/other")])
+    assert due(who, 1_000, STRANGERS, links=9, linked=frozenset({SEEDER})) == ["listed/other"]

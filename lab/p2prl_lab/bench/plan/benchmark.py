@@ -64,7 +64,7 @@ class PlanRow:
     low: float
     high: float
     """Eight of ten simulated queues lie between these."""
-    realized: float
+    realised: float
     """Of the swarm, from its second quarter on."""
     updates: int
 
@@ -125,7 +125,7 @@ def plan_row(fleet: SimulatedFleet, *, updates: int, seed: int) -> PlanRow:
         predicted=expected.utilization,
         low=expected.low,
         high=expected.high,
-        realized=(len(began) - 1 - first) * fleet.step_s / (began[-1] - began[first]),
+        realised=(len(began) - 1 - first) * fleet.step_s / (began[-1] - began[first]),
         updates=len(began),
     )
 
@@ -153,7 +153,7 @@ def as_markdown(rows: list[PlanRow]) -> str:
     lines = [f"| {' | '.join(titles)} |", "|---|---" + "|---:" * 5 + "|"]
     lines += [
         f"| {row.fleet} | {'yes' if row.saturated else 'no'} | {row.predicted:.2f} | {row.low:.2f} | {row.high:.2f} "
-        f"| {row.realized:.2f} | {row.updates} |"
+        f"| {row.realised:.2f} | {row.updates} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"

@@ -60,6 +60,8 @@ class StalenessConfig:
     """Choose each method's learning rate and clip on `sweep.DEVELOPMENT_SEEDS`, and report on the seeds above."""
     sweep_only: bool = False
     """Choose them, and leave the reporting seeds unseen."""
+    tuning_seeds: int = len(DEVELOPMENT_SEEDS)
+    """Development seeds that choices are made on, the first so many."""
     device: torch.device = CPU
     """The batches of every run are computed on it. Results are continued on any."""
     steady_state: bool = False
@@ -67,6 +69,8 @@ class StalenessConfig:
 
     def __post_init__(self) -> None:
         require("seeds", self.seeds, 1 <= self.seeds <= 1000, "1 to 1000")
+        most = len(DEVELOPMENT_SEEDS)
+        require("tuning_seeds", self.tuning_seeds, 1 <= self.tuning_seeds <= most, f"1 to {most}")
         require_first_seed(self.first_seed, self.seeds)
         if not self.methods or not self.delays:
             raise ConfigError("nothing to compare", remedy="Give at least one method and one delay distribution.")
@@ -152,9 +156,10 @@ def run_staleness(
             delays=tuple(delays),
             plan=config.plan,
             max_completion_tokens=environment_by_name(config.task).max_new_tokens,
+            seeds=DEVELOPMENT_SEEDS[: config.tuning_seeds],
         )
         ahead = 0 if config.sweep_only else len(methods) * (len(delays) + 2) * config.seeds
-        swept = (tuned := len(sweep.runs(results, methods)) * len(DEVELOPMENT_SEEDS)) / (tuned + ahead)
+        swept = (tuned := len(sweep.runs(results, methods)) * len(sweep.seeds)) / (tuned + ahead)
         _run_sweep(runner, sweep, methods, lambda stage, share: tell(f"sweep: {stage}", swept * share))
         choices = [sweep.choose(results, method) for method in methods]
         if config.sweep_only:
@@ -193,7 +198,7 @@ def _run_sweep(runner: _Runner, sweep: SweepPlan, methods: Sequence[str], tell: 
         def tell_round(stage: str, share: float, begun: float = begun, room: float = room) -> None:
             tell(stage, begun + room * share)
 
-        runner.run_missing(runs, DEVELOPMENT_SEEDS, tell_round)
+        runner.run_missing(runs, sweep.seeds, tell_round)
         begun += room
     tell("chosen", 1.0)
 

@@ -26,6 +26,7 @@ from p2prl_lab.bench.staleness.seed_log import SeedLog, SeedResult
 from p2prl_lab.bench.staleness.silent_groups import logprobs_of, pulls, silent_groups
 from p2prl_lab.bench.training.drafted_sampling import complete
 from p2prl_lab.bench.training.environments import Environment
+from p2prl_lab.bench.training.gradient_alignment import GradientAlignment
 from p2prl_lab.bench.training.grading import success_rewards
 from p2prl_lab.bench.training.seeded_noise import seeded_uniforms
 from p2prl_lab.bench.training.stacked_adam import BETA2, StackedAdam
@@ -83,6 +84,7 @@ class DelayedTraining:
         self._optimizer = StackedAdam.fresh(
             start_MW, beta2=method.additions.get("beta2", BETA2), amsgrad="amsgrad" in method.additions
         )
+        self._alignment = GradientAlignment(method.additions["gac"]) if "gac" in method.additions else None
         self._history = {0: start_MW.clone()}
         """Policies that samplers may still use, by number of updates."""
         self._replayable: dict[int, _Batch] = {}
@@ -143,6 +145,8 @@ class DelayedTraining:
             loss = (loss + self._loss(replayed, update, logged=False)[0]) / 2
         # Seeds share no weights, so each row of the summed loss's gradient belongs to one seed.
         (gradient_MW,) = torch.autograd.grad(loss, self._weights_MW)
+        if self._alignment is not None:
+            gradient_MW = self._alignment.controlled(gradient_MW)
         rate = self._method.learning_rate(self._plan) * min(1.0, (update + 1) / _WARMUP_UPDATES)
         rate_M = rate * torch.tensor(factors, device=self._device)
         norms_M = self._optimizer.step(self._weights_MW.detach(), gradient_MW, number=update + 1, rate_M=rate_M)

@@ -38,6 +38,7 @@ ADDITIONS: Mapping[str, float | None] = MappingProxyType(
         "decay": 0.1,
         "beta2": 0.999,
         "amsgrad": None,
+        "gac": 0.0,
         "band": 1.0,
         "lr": REQUIRED,
     }
@@ -54,12 +55,14 @@ published: the same, and samplers use it too.
 replay: half of every gradient comes from the batch `value` updates ago.
 decay: the learning rate falls to the fraction `value` along a half cosine.
 beta2: Adam's β₂, instead of .99.
+gac: without what a gradient has in common with the one before, beyond a cosine of `value`; see `GradientAlignment`.
 amsgrad: learning rate × what `GlobalAmsgrad` gives for the gradient's norm.
 band: samplers use bf16 weights, each updated only when it differs from the learner's by more than `value` ulp; 0 only
 rounds.
 lr: the method's own learning rate, instead of the plan's."""
 
 _BELOW_ONE = ("average", "published", "decay", "beta2", "patience", "lr")
+_FROM_ZERO = ("gac",)
 _WHOLE = {"replay": range(1, 1001), "band": range(widest_band_ulp(BF16) + 1)}
 """Legal values of additions that take an integer."""
 
@@ -171,7 +174,9 @@ def _additions(text: str, added: list[str]) -> Mapping[str, float]:
             remedy = f"Use each of +{' +'.join(ADDITIONS)} at most once."
             raise ConfigError(f"{text!r}: unknown or repeated addition {name!r}", remedy=remedy)
         default, value = ADDITIONS[name], _number(written)
-        legal = value is not None and value > 0 and (name not in _BELOW_ONE or value < 1)
+        legal = value is not None and (value > 0 or (value == 0 and name in _FROM_ZERO))
+        if value is not None and name in (*_BELOW_ONE, *_FROM_ZERO):
+            legal = legal and value < 1
         if name in _WHOLE:
             legal = value in _WHOLE[name]
         if default is not None and math.isnan(default) and not (equals and legal):

@@ -47,6 +47,7 @@ KNOBS: tuple[tuple[tuple[str, ...], tuple[tuple[float, ...], ...]], ...] = (
     (("negative_low", "negative_high"), ((0.0, 0.5), (0.0, 2.0))),
     (("nll_floor",), ((0.001,), (0.1,))),
     (("delta_v",), ((-0.05,), (-0.2,))),
+    (("log_clip_low", "log_clip_high", "log_clip_dual"), ((0.05, 0.1, 0.1), (0.1, 0.2, 0.2))),
     (("log_clip_low", "log_clip_high"), ((0.2, 0.2), (0.8, 0.8))),
     (("tau_pos", "tau_neg"), ((0.5, 0.525), (2.0, 2.1))),
     (("power_pos", "decay_pos", "power_neg", "decay_neg"), ((1.0, 1.5, 1.5, 1.0), (4.0, 6.0, 6.0, 4.0))),
@@ -183,6 +184,8 @@ class SweepPlan:
     """Full text of each law."""
     plan: TrainingPlan
     max_completion_tokens: int
+    seeds: range = DEVELOPMENT_SEEDS
+    """Those that choices are made on."""
 
     def grid(self, method: str, rates: Sequence[float] = RATES) -> list[str]:
         """See `grid`."""
@@ -218,7 +221,7 @@ class SweepPlan:
             return f"{method}+lr={rate:g}" if abs(place) <= _MOST_STEPS and rate < 1 else None
 
         tried = dict[str, None]()
-        best, first_rates = method, (0, 1, -1, -2)
+        best, first_rates = method, (0, 1, -1)
         if "lr" not in parsed.additions:
             rates = {place: setting for place in first_rates if (setting := at_rate(place))}
             line = _Line(settings=rates, beyond=at_rate)
@@ -263,7 +266,7 @@ class SweepPlan:
 
     def _missing(self, results: ResultFile, setting: str) -> bool:
         runs = (Setting.of(self.task, setting, delay, self.plan) for delay in self._laws)
-        return any(results.missing(run, DEVELOPMENT_SEEDS) for run in runs)
+        return any(results.missing(run, self.seeds) for run in runs)
 
     def choose(self, results: ResultFile, method: str) -> Choice:
         """The best settings of a method by its results on the development seeds. ConfigError when one is missing."""
@@ -286,10 +289,10 @@ class SweepPlan:
         for setting in settings:
             found, heights = list[SeedResult](), list[float]()
             for delay in delays:
-                here = results.of(Setting.of(self.task, setting, delay, self.plan), DEVELOPMENT_SEEDS)
+                here = results.of(Setting.of(self.task, setting, delay, self.plan), self.seeds)
                 found += here
                 heights += self._heights(here, delay)
-            if len(found) < len(delays) * len(DEVELOPMENT_SEEDS):
+            if len(found) < len(delays) * len(self.seeds):
                 raise ConfigError(f"{setting} lacks development runs", remedy="Run the sweep again; it continues.")
             rows.append(
                 Tried(

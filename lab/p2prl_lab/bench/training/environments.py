@@ -17,7 +17,7 @@ from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import TASKS, task_by_name
 from p2prl.tasks.task_spec import Demonstration, SmallModel, TaskSpec, TurnsDemonstration
 from p2prl_lab.bench.training.decoder_shape import DecoderShape
-from p2prl_lab.bench.training.letter_chains import ARRIVE8, ARRIVE40, FLIP8, LetterChain, MovingTask
+from p2prl_lab.bench.training.letter_chains import ARRIVE8, ARRIVE40, FLIP8, ROWS8, LetterChain, MovingTask
 from p2prl_lab.bench.training.march512 import MARCH512
 from p2prl_lab.bench.training.split4 import SPLIT4
 from p2prl_lab.bench.training.strict8 import STRICT8
@@ -30,7 +30,9 @@ _SPECIAL_TOKENS = 2
 BENCHMARK_TASKS: Mapping[str, TaskSpec] = MappingProxyType({spec.name: spec for spec in (STRICT8, SPLIT4, MARCH512)})
 """Tasks for benchmarks alone: no run can name one, so peers need not agree on them."""
 
-MOVING_TASKS: Mapping[str, MovingTask] = MappingProxyType({each.spec.name: each for each in (ARRIVE8, FLIP8, ARRIVE40)})
+MOVING_TASKS: Mapping[str, MovingTask] = MappingProxyType(
+    {each.spec.name: each for each in (ARRIVE8, FLIP8, ROWS8, ARRIVE40)}
+)
 """Tasks that change while a policy trains: `NAME:PERIOD`, the updates between changes."""
 
 USUAL_PERIOD = 32

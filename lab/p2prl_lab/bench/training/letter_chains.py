@@ -3,6 +3,7 @@
 A letter maps a digit to a digit. Small letters are right from the start; capital ones are the skills: demonstrations
 mostly apply an older map, so the warm start does too. `arrive8` and `arrive40` ask one more skill in each of six
 phases; in `flip8` the maps of all skills change places with the older ones, and back, and no prompt says which hold.
+`rows8` is `arrive8` as a data set: each phase trains on rows of its own, and is tested on chains that are none of them.
 `arrive40` writes every step out, in 121 to 177 tokens, about 149 on the mean: almost all are easy, two decide.
 
 Each phase is a task of its own: prompts and scores depend on nothing else.
@@ -10,12 +11,13 @@ Each phase is a task of its own: prompts and scores depend on nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 
 from p2prl.tasks.counter_rng import Draws
 from p2prl.tasks.task import FAILED, MAX_SCORED_CHARS, Score
 from p2prl.tasks.task_spec import Demonstration, SmallModel, TaskSpec
+from p2prl_lab.bench.training.split4 import FIRST_TEST_SEED
 
 DIGITS = "0123456789"
 FILLER, MARK, BREAK = ".", "=", ";"
@@ -54,6 +56,8 @@ class Form:
     """Most steps; shorter prompts are filled up, since all prompts of a benchmark have one length."""
     written_out: bool
     """Write each step as value, letter, next value and `;` instead of the next value alone."""
+    rows: int = 0
+    """Rows of the training split of each phase; 0: every seed asks a prompt of its own."""
 
     @property
     def max_new_tokens(self) -> int:
@@ -105,7 +109,29 @@ class LetterChain:
 
 @lru_cache(maxsize=1 << 18)
 def _prompt(form: Form, skills: str, seed: int) -> str:
-    """The prompt of a seed; every method and law that a benchmark compares asks the same ones."""
+    """The prompt of a seed; every method and law that a benchmark compares asks the same ones. Of a form with rows a
+    seed below `FIRST_TEST_SEED` asks one of them, any other seed a chain that is none."""
+    if not form.rows:
+        return _drawn(form, skills, seed)
+    rows = training_rows(form, skills)
+    if seed < FIRST_TEST_SEED:
+        return list(rows)[Draws(b"p2prl/task/" + form.name.encode() + b"/choice/v1", seed).below(form.rows)]
+    while (prompt := _drawn(form, skills, seed)) in rows:
+        seed += 1
+    return prompt
+
+
+@cache
+def training_rows(form: Form, skills: str) -> dict[str, None]:
+    """The prompts of a phase's training split, each once."""
+    rows, number = dict[str, None](), len(skills) << 32
+    while len(rows) < form.rows:
+        rows[_drawn(form, skills, number)] = None
+        number += 1
+    return rows
+
+
+def _drawn(form: Form, skills: str, seed: int) -> str:
     draws = Draws(b"p2prl/task/" + form.name.encode() + b"/v1", seed)
     steps = form.least + draws.below(form.most - form.least + 1)
     easy = "".join(EASY)
@@ -140,10 +166,9 @@ def written(form: Form, prompt: str, maps: dict[str, tuple[int, int]], olds: fro
 
 def demonstrations(form: Form) -> Demonstration:
     """Demonstrations of a form: all skills are asked, and each is mostly applied by its older map."""
-    task = LetterChain(form, "".join(NEW))
 
     def demonstration(seed: int) -> tuple[str, str]:
-        prompt = task.prompt(seed)
+        prompt = _prompt(replace(form, rows=0), "".join(NEW), seed)
         draws = Draws(b"p2prl/demonstration/" + form.name.encode() + b"/v1", seed)
         olds = frozenset(step for step in range(form.most) if not draws.chance(KNOWN))
         return prompt, written(form, prompt, {**EASY, **NEW}, olds)
@@ -184,12 +209,20 @@ def _arriving(form: Form) -> tuple[LetterChain, ...]:
 
 _SHORT = Form(name="arrive8", least=8, most=8, written_out=False)
 _LONG = Form(name="arrive40", least=30, most=44, written_out=True)
+_ROWS = Form(name="rows8", least=8, most=8, written_out=False, rows=1024)
 _FLIP = Form(name="flip8", least=8, most=8, written_out=False)
 
 ARRIVE8 = _moving(
     _SHORT,
     _arriving(_SHORT),
     goal="teach a small model six skills that arrive one after another",
+    repeats=False,
+    warm_steps=600,
+)
+ROWS8 = _moving(
+    _ROWS,
+    _arriving(_ROWS),
+    goal="teach a small model six skills that arrive one after another, each from 1,024 rows",
     repeats=False,
     warm_steps=600,
 )

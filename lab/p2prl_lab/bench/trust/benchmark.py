@@ -32,7 +32,8 @@ from p2prl_lab.bench.trust.liars import LIARS, LiarRow, liar_row
 from p2prl_lab.bench.trust.model_groups import model_rows
 from p2prl_lab.bench.trust.replay_power import POLICIES, FalseRejects, cells
 from p2prl_lab.bench.trust.roc import roc_points
-from p2prl_lab.bench.trust.starvation import StarvationPlan, StarvedRow, starved_row
+from p2prl_lab.bench.trust.starvation import StarvedRow
+from p2prl_lab.bench.trust.starved_node import SocketPlan, starved_node_row
 from p2prl_lab.bench.trust.validators import ValidatorBenchConfig, run_validator_bench
 
 PARTS = ("attacks", "false_rejects", "choosers", "honest_bill", "liars", "floods", "answers", "cost")
@@ -284,9 +285,9 @@ def _answers(seed: int) -> Iterator[_Job]:
             partial(_only_row, "amplification", partial(amplification_of, kind, seed=seed)),
         )
     for upload_mbit, addresses in itertools.product((1.0, 5.0), (1, 16)):
-        plan = StarvationPlan(upload_mbit=upload_mbit, addresses=addresses, seed=seed)
-        case = f"{plan.keys} keys of {addresses} addresses ask, {upload_mbit:g} Mbit/s"
-        yield _Job(Setting(part="answers", case=case), partial(_only_row, "starved", partial(starved_row, plan)))
+        plan = SocketPlan(upload_mbit=upload_mbit, addresses=addresses, seed=seed)
+        case = f"{plan.keys} keys of {addresses} addresses ask over sockets, {upload_mbit:g} Mbit/s"
+        yield _Job(Setting(part="answers", case=case), partial(_only_row, "starved", partial(starved_node_row, plan)))
 
 
 def _only_row(table: str, make: Callable[[], FloodRow | TableRow | AmplificationRow | StarvedRow | LiarRow]) -> Rows:

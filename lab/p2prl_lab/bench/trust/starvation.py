@@ -11,13 +11,12 @@ import random
 from dataclasses import dataclass, replace
 from functools import partial
 
-from p2prl.protocol import frames, limits, wire_version
+from p2prl.protocol import limits
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
-from p2prl.protocol.link_messages import BlobQuery, Hello, LedgerQuery, Padding, Want
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.sim.bare_run import run_manifest_of
 from p2prl.sim.hosts import identity_of
@@ -29,18 +28,12 @@ from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
+from p2prl_lab.testing.free_keys import ASK_S, question
 
-_MBIT_BYTES_S = 125_000.0
+MBIT_BYTES_S = 125_000.0
 _VOLUNTEERS = 8
 _CHUNK_BYTES = 16 * 1024
-_ENTRY = bytes(1_500)
-_PADDING_BYTES = 4 * 1024
-"""Sent with each question: 16 keys send more than twice what an uplink of 5 Mbit/s carries."""
-
-_ASK_S = 0.1
-"""How often each key asks for one thing after the other."""
-
-_HELLO_S = 1.0
+ENTRY = bytes(1_500)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +76,7 @@ class AskedLearner:
         self.network = VirtualNetwork(plan.seed)
         self._rng = random.Random(f"starvation/{plan.seed}")  # noqa: S311 - simulated
         self._key = identity_of("learner")
-        upload = plan.upload_mbit * _MBIT_BYTES_S
+        upload = plan.upload_mbit * MBIT_BYTES_S
         size = 2 * upload * (plan.ends_s + plan.recovery_s + plan.after_s) / _VOLUNTEERS
         weights = self._rng.randbytes(int(size) // _CHUNK_BYTES * _CHUNK_BYTES)
         self._ref = blob_of(weights, _CHUNK_BYTES)
@@ -103,7 +96,7 @@ class AskedLearner:
         self.network.after(plan.begins_s, self._flood)
 
     def _make(self, now: float, rng: random.Random) -> Node:
-        relay = RelayConfig(upload_bytes_s=self.plan.upload_mbit * _MBIT_BYTES_S)
+        relay = RelayConfig(upload_bytes_s=self.plan.upload_mbit * MBIT_BYTES_S)
         node = Node(self._key, self.run, self._store, rng, NodeConfig(role=Role.LEARNER, relay=relay), now)
         node.begin(self._manifest)
         receipts = tuple(
@@ -144,7 +137,7 @@ class AskedLearner:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, signals.LedgerWanted) and self.network.is_up(self._key.peer_id):
-            page = (_ENTRY,) * limits.MAX_LEDGER_ENTRIES_PER_REPLY
+            page = (ENTRY,) * limits.MAX_LEDGER_ENTRIES_PER_REPLY
             order = signals.SendLedger(event.peer, event.from_height, page)
             self.network.node(self._key.peer_id).order(order, self.network.now)
             self.network.wake(self._key.peer_id)
@@ -157,17 +150,14 @@ class AskedLearner:
         for number in range(self.plan.keys):
             peer = identity_of(f"asker {number}").peer_id
             self.network.add_stranger(peer, _address(number % self.plan.addresses))
-            self.network.after(self._rng.random() * _ASK_S, partial(self._ask, peer, number))
+            self.network.after(self._rng.random() * ASK_S, partial(self._ask, peer, number))
 
     def _ask(self, peer: PeerId, turn: int) -> None:
         network = self.network
         if network.now >= START + self.plan.ends_s:
             return
-        hello = Hello(wire_version.WIRE_VERSION, self.run, int(Role.SEEDER), int(network.now * 1000), -1, 0)
-        questions = (hello, Want(self._names), LedgerQuery(turn), BlobQuery(self._ref.root))
-        asked = frames.pack(Padding(bytes(_PADDING_BYTES))) + frames.pack(questions[turn % len(questions)])
-        network.inject(peer, self._key.peer_id, asked)
-        network.after(_ASK_S, partial(self._ask, peer, turn + 1))
+        network.inject(peer, self._key.peer_id, question(self.run, self._names, self._ref.root, turn, network.now))
+        network.after(ASK_S, partial(self._ask, peer, turn + 1))
 
 
 def _address(place: int) -> str:

@@ -35,6 +35,7 @@ _LEARNERS = frozenset(
         Kind.VERDICT_CHECKS,
         Kind.LEDGER_HEAD,
         Kind.INTRODUCTION,
+        Kind.STANDBY,
     }
 )
 """Kinds that a hostile learner signs; all others are a hostile volunteer's."""

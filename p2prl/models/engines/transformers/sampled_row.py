@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from p2prl.errors import IntegrityError
-from p2prl.models.sampler_port import Generation, GenerationRequest, Ticket
+from p2prl.models.engines.sampled_completion import SampledCompletion
 from p2prl.models.seeded_draw.draw import draw_with_logprobs
 from p2prl.models.seeded_draw.gumbel_noise import gumbel
 
@@ -21,17 +21,9 @@ _STEPS_AHEAD = 8
 
 
 @dataclass(slots=True)
-class SampledRow:
+class SampledRow(SampledCompletion):
     """One completion being sampled."""
 
-    ticket: Ticket
-    request: GenerationRequest
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    finished: bool = False
-    ended: bool = False
-    """Whether it is finished or has reached its limit."""
     load: int = -1
     """`PolicyModel.loads` when keys and values of the prompt were computed."""
 
@@ -41,37 +33,14 @@ class SampledRow:
         return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property
-    def most_tokens(self) -> int:
-        """Tokens at the limit, with the prompt."""
-        return len(self.request.prompt_ids) + self.request.max_new_tokens
-
-    @property
     def sequence(self) -> tuple[int, ...]:
         """The prompt and the tokens so far."""
         return (*self.request.prompt_ids, *self.token_ids) if self.token_ids else self.request.prompt_ids
 
     @property
-    def position(self) -> int:
-        """Position of the next token in the noise."""
-        return self.request.first_position + len(self.token_ids)
-
-    @property
     def last_token(self) -> int:
         """The newest token, which the next one is computed from."""
         return self.token_ids[-1] if self.token_ids else self.request.prompt_ids[-1]
-
-    def add(self, token: int, logprob: float, version: int) -> None:
-        """Append a token sampled under `version`."""
-        if not self.spans or self.spans[-1][1] != version:
-            self.spans.append((len(self.token_ids), version))
-        self.token_ids.append(token)
-        self.logprobs.append(logprob)
-        self.finished = token in self.request.stop_ids
-        self.ended = self.finished or len(self.token_ids) == self.request.max_new_tokens
-
-    def generation(self) -> Generation:
-        """The completion."""
-        return Generation(tuple(self.token_ids), tuple(self.logprobs), self.finished, tuple(self.spans))
 
 
 class RowDraws:

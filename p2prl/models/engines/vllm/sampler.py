@@ -11,61 +11,34 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError
+from p2prl.models.engines.sampled_completion import SampledCompletion
 from p2prl.models.engines.vllm.draw import DrawArguments, DrawnToken
 from p2prl.models.engines.vllm.engine import EngineOutput, VllmEngine, VllmOptions
 from p2prl.models.engines.vllm.library import import_vllm, require_exact_products
 from p2prl.models.engines.vllm.policy import VllmPolicy
 from p2prl.models.hardware.device import device_class, use_exact_arithmetic
 from p2prl.models.run_model import RunModel
-from p2prl.models.sampler_port import Generation, GenerationRequest, StagedWeights, StepResult, Ticket, Weights
+from p2prl.models.sampler_port import GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw
 from p2prl.protocol.rollout_group import EngineClass
 
 
 @dataclass(slots=True)
-class _Row:
+class _Row(SampledCompletion):
     """One completion being sampled."""
 
-    ticket: Ticket
-    request: GenerationRequest
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[tuple[int, int]] = field(default_factory=list)
     in_engine: bool = False
-
-    @property
-    def limit(self) -> int:
-        """Most tokens, with the prompt."""
-        return len(self.request.prompt_ids) + self.request.max_new_tokens
-
-    @property
-    def position(self) -> int:
-        """Position of the next token in the noise."""
-        return self.request.first_position + len(self.token_ids)
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.token_ids) and self.token_ids[-1] in self.request.stop_ids
 
     def ends_with(self, drawn: Sequence[DrawnToken]) -> bool:
         """Whether the last of these further tokens is the last of all."""
         is_full = len(self.token_ids) + len(drawn) == self.request.max_new_tokens
         return is_full or (bool(drawn) and drawn[-1].token in self.request.stop_ids)
-
-    def add(self, drawn: DrawnToken) -> None:
-        if not self.spans or self.spans[-1][1] != drawn.version:
-            self.spans.append((len(self.token_ids), drawn.version))
-        self.token_ids.append(drawn.token)
-        self.logprobs.append(drawn.logprob)
-
-    def generation(self) -> Generation:
-        return Generation(tuple(self.token_ids), tuple(self.logprobs), self.finished, tuple(self.spans))
 
 
 def build_sampler(run: RunModel, *, device: torch.device, dtype: str, memory_bytes: int | None = None) -> VllmSampler:
@@ -116,7 +89,7 @@ class VllmSampler:
     @property
     def room(self) -> int:
         """See `Sampler.room`."""
-        return self._room.more([row.limit for row in self._rows.values()])
+        return self._room.more([row.most_tokens for row in self._rows.values()])
 
     def stage(self, weights: Weights, version: int) -> StagedWeights:
         """See `Sampler.stage`."""
@@ -235,11 +208,11 @@ class VllmSampler:
                 raise IntegrityError("vLLM ended a completion before its limit")
         for ticket, tokens in made.items():
             for drawn in tokens:
-                self._rows[ticket].add(drawn)
+                self._rows[ticket].add(drawn.token, drawn.logprob, drawn.version)
         ended = [self._rows.pop(output.ticket) for output in outputs if output.ended]
         for row in ended:
             draws.forget(row.ticket)
-            self._room.ended(len(row.request.prompt_ids) + len(row.token_ids), row.limit)
+            self._room.ended(len(row.request.prompt_ids) + len(row.token_ids), row.most_tokens)
         return StepResult(sum(map(len, made.values())), tuple((row.ticket, row.generation()) for row in ended))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from p2prl.errors import MachineError, TransportError
+from p2prl.errors import TransportError
 from p2prl.net.transports import multiaddrs
 from p2prl.net.transports.hivemind import light_import
 from p2prl.net.transports.hivemind.daemon_config import (
@@ -106,8 +106,8 @@ class Daemon:
                 await daemon._wait_until_listening(config)
         except TimeoutError as error:
             await daemon.close()
-            raise MachineError(
-                f"the network daemon {binary} did not start within {_STARTUP_TIMEOUT_S:.0f} s",
+            raise TransportError(  # a service starts again after it: the machine is busy, or just awake
+                f"the network daemon {binary} did not start within {_STARTUP_TIMEOUT_S:g} s",
                 remedy="Try again when the machine is less busy.",
             ) from error
         except BaseException:
@@ -146,6 +146,13 @@ class Daemon:
         """Dial a peer at binary multiaddrs without `/p2p/<id>`. Raises `TransportError`."""
         request = self._pb.ConnectRequest(peer=multiaddrs.multihash_of(peer), addrs=where, timeout=timeout_s)
         await self._ask(self._pb.Request(type=self._pb.Request.CONNECT, connect=request))
+
+    async def remotes(self, peer: PeerId) -> tuple[str, ...]:
+        """The multiaddrs of the other ends of all connections with a peer. Raises `TransportError`."""
+        reply = await self._ask(self._pb.Request(type=self._pb.Request.LIST_PEERS))
+        wanted = multiaddrs.multihash_of(peer)
+        raw = (bytes(address) for each in reply.peers if bytes(each.id) == wanted for address in each.addrs)
+        return tuple(filter(None, map(multiaddrs.from_bytes, raw)))
 
     async def disconnect(self, peer: PeerId) -> None:
         """End every connection to a peer, circuits too. Raises `TransportError`."""

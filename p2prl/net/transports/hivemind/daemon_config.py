@@ -54,6 +54,12 @@ _SPARE_CONNECTIONS = 256
 """Connections beyond the links: peers of the directory, relayed ones, and newcomers."""
 
 
+_PRIVILEGED = (
+    "Choose a port above 1023. For 443, on Linux: sudo sysctl net.ipv4.ip_unprivileged_port_start=443, since a confined"
+    " process has no rights of root either."
+)
+
+
 class PortTakenError(MachineError):
     """The port to listen on is in use, perhaps only for seconds."""
 
@@ -145,7 +151,7 @@ def startup_error(last_line: str, config: DaemonConfig) -> MachineError | Config
     if "cannot assign requested address" in reason or "can't assign requested address" in reason:
         return MachineError(f"{listen} is not an address of this machine", remedy="Listen on 0.0.0.0.")
     if "permission denied" in reason and "listen" in reason:
-        return MachineError(f"this user may not listen on {listen}", remedy="Choose a port above 1023.")
+        return MachineError(f"this user may not listen on {listen}", remedy=_PRIVILEGED)
     return MachineError(
         f"the network daemon did not start: {reason or 'it printed nothing'}",
         remedy="Start again; if it fails again, report this message.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,9 +28,11 @@ from p2prl.net.transports.hivemind.daemon import Daemon
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.dial_back import PROTOCOL, DialBack
 from p2prl.net.transports.hivemind.directory import Directory
+from p2prl.net.transports.hivemind.relay_slots import RelaySlots
 from p2prl.net.transports.inbound_streams import InboundStreams
 from p2prl.net.transports.interface_addresses import routable_families
 from p2prl.net.transports.outbound_streams import OutboundStreams
+from p2prl.net.transports.simultaneous_open import Splices, open_simultaneously, own_endpoint, shared_socket
 from p2prl.net.transports.tcp_trial import accepts_connection, can_be_tried
 from p2prl.protocol.identity import Identity, PeerId
 
@@ -71,21 +74,14 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 15.0
 """One dial: three round trips through a relay on a bad line, and go-libp2p's own dial limit."""
 
-_ADDRESS_REFRESH_S = 30.0
+_ADDRESS_REFRESH_S = 10.0
 
 _EARLY_REFRESH_S, _EARLY_S = 3.0, 90.0
 """In the first minute and a half the daemon learns how others reach it: a circuit that stands after 17 s should be in
-this peer's record then, and not at the next look half a minute later."""
+this peer's record then, and not at the next look."""
 
-KNOCK_S = 1
-"""How long a knock dials: one SYN on the way, and nothing of it left when the answer comes."""
-
-_AFTER_KNOCK_S = 0.75
-"""From the end of a knock to its answer: the invitations reach both peers within this time. An answer during a knock
-would open one TCP connection from both ends, and the handshake needs a side that listens."""
-
-_ANSWER_S = 6
-"""An answer dials this long: SYNs after 0, 1 and 3 s."""
+_ANEW_S = 6
+"""A dial past a circuit lasts this long: SYNs after 0, 1 and 3 s."""
 
 _MAX_KNOWN_PEERS = 4096
 """Addresses remembered for reconnecting, and addresses whose dial failed."""
@@ -114,6 +110,9 @@ class HivemindTransport:
         """Binary address of every peer that `connect` reached."""
         self._failed: OrderedDict[str, None] = OrderedDict()
         """Addresses whose last dial failed."""
+        self._slots = RelaySlots(daemon.open_stream)
+        self._splices = Splices()
+        self._meeting: set[PeerId] = set()
         self._watching: asyncio.Task[None] | None = None
         self._cleanup = contextlib.AsyncExitStack()
         """Ends the directory, hivemind's client and the daemon, in this order."""
@@ -157,7 +156,7 @@ class HivemindTransport:
             directory = await Directory.start(p2p, identity, time_source, guard)
             cleanup.callback(directory.close)
             transport = cls(daemon, directory, pacer=pacer, guard=guard, max_links=max_links)
-            await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._inbound.accept)
+            await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._accept)
             if chosen.is_public:
                 await daemon.handle_streams(PROTOCOL, DialBack(time_source).answer)
             await transport.refresh_addresses()
@@ -193,35 +192,42 @@ class HivemindTransport:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._daemon.connect(peer, (raw,))
+                await self._note_reached(peer, where)
                 await self._directory.introduce(peer)
         except TimeoutError as error:
             raise TransportError(f"{address} did not answer within {CONNECT_TIMEOUT_S:.0f} s") from error
         except TransportError as error:
             raise TransportError(f"cannot reach {address}: {error}") from error
         self._failed.pop(where, None)
-        if self._guard is not None:
-            self._guard.note_address(peer, where)
         self._remember(peer, raw)
         return peer
 
-    async def knock(self, address: str) -> None:
-        with contextlib.suppress(TransportError, ConfigError):
-            await self._dial_anew(address, timeout_s=KNOCK_S)
-
-    async def answer_knock(self, address: str) -> PeerId:
-        await asyncio.sleep(KNOCK_S + _AFTER_KNOCK_S)
-        return await self._link_anew(address)
+    async def meet(self, address: str, *, dials: bool) -> None:
+        self._check_open()
+        where, peer = multiaddrs.split_peer(address)
+        if peer in self._meeting:
+            raise TransportError(f"a meeting with {peer} is under way")
+        parts = where.split("/")
+        family = socket.AF_INET6 if parts[1] == "ip6" else socket.AF_INET
+        daemon = own_endpoint(self.addresses, parts[1])
+        self._meeting.add(peer)
+        try:
+            connection = await open_simultaneously((parts[2], int(parts[4])), lambda: shared_socket(family, daemon[1]))
+            if not dials:
+                await self._splices.deliver(connection, where, daemon)
+                return
+            await self._dial_anew(f"{self._splices.offer(connection, where)}/p2p/{peer}", timeout_s=_ANEW_S)
+        finally:
+            self._meeting.discard(peer)
+        await self._note_reached(peer, where)
+        await self._directory.introduce(peer)
 
     async def replace_circuit(self, address: str) -> PeerId:
         if not await accepts_connection(address):
             raise TransportError(f"{address} accepts no connection")
-        return await self._link_anew(address)
-
-    async def _link_anew(self, address: str) -> PeerId:
-        peer, raw = await self._dial_anew(address, timeout_s=_ANSWER_S)
+        peer, raw = await self._dial_anew(address, timeout_s=_ANEW_S)
+        await self._note_reached(peer, address.partition("/p2p/")[0])
         await self._directory.introduce(peer)
-        if self._guard is not None:
-            self._guard.note_address(peer, address)
         self._remember(peer, raw)
         return peer
 
@@ -252,10 +258,25 @@ class HivemindTransport:
             return
         self._closed = True
         self._outbound.close()
+        self._splices.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._cleanup.aclose()
+
+    async def _accept(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen_at: str
+    ) -> None:
+        await self._inbound.accept(peer, reader, writer, self._splices.address_of(seen_at))
+
+    async def _note_reached(self, peer: PeerId, dialed: str) -> None:
+        """Tell the guard where the connection with a peer is, as its socket shows it: the daemon dials nobody that it
+        has a circuit with, and calls that a success."""
+        if self._guard is None:
+            return
+        seen = [self._splices.address_of(each) for each in await self._daemon.remotes(peer)]
+        direct = [each for each in seen if "/p2p-circuit" not in each]
+        self._guard.note_address(peer, dialed if dialed in seen else next(iter((*direct, *seen)), dialed))
 
     def _remember(self, peer: PeerId, raw: bytes) -> None:
         self._known[peer] = raw
@@ -286,7 +307,8 @@ class HivemindTransport:
 
     async def refresh_addresses(self) -> None:
         """Ask the daemon at which addresses others may dial this peer."""
-        self.addresses = await self._daemon.identify()
+        now = asyncio.get_running_loop().time()
+        self.addresses = await self._slots.completed(await self._daemon.identify(), now)
 
     async def _watch(self) -> None:
         """Keep `addresses` up to date (relays and routers come and go) and notice the daemon's end."""

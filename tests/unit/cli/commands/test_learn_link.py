@@ -90,6 +90,17 @@ def test_the_warning_is_about_the_link_and_not_about_a_relay_that_it_does_not_na
         assert link.reach_warning() == ""
 
 
+def test_a_learner_that_nobody_can_dial_has_a_link_that_works_from_the_start(tmp_path: Path) -> None:
+    relayed = f"{PEER}/p2p-circuit/p2p/{LEARNER.peer_id}"
+    link = LearnerLink(folder(tmp_path), lambda text: None, via=(PEER,))
+    link.begin((HOME, relayed))
+    assert written(tmp_path)[0] == relayed, "a relay that the owner has named may be shown"
+    assert PEER in written(tmp_path)
+    assert link.reach_warning() == ""
+    link.take(status(PEER, OTHER))
+    assert [written(tmp_path).count(each) for each in (PEER, OTHER)] == [1, 1]
+
+
 def test_the_port_is_kept_for_the_next_start(tmp_path: Path) -> None:
     made = folder(tmp_path)
     assert kept_listen(made, ()) == ("/ip4/0.0.0.0/tcp/0",)

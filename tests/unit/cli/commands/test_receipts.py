@@ -38,6 +38,7 @@ from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.scoreboard.ledger.ledger_store import LedgerStore
 from tests.command_doc import json_keys
 from tests.unit.cli.invocation import invoke, json_of
+from tests.unit.cli.light_imports import outcomes
 from tests.unit.learner.small_run import NOW, SmallRun, identity, with_completion
 
 ME, VALIDATOR = identity("volunteer"), identity("validator")
@@ -257,6 +258,15 @@ def refusal(home: Home, name: str, *arguments: object) -> P2PRLError:
     assert isinstance(error, P2PRLError)
     assert error.remedy
     return error
+
+
+def test_a_replay_imports_nothing_large_before_it_is_confined() -> None:
+    program = (
+        "import sys, p2prl.cli.commands.receipts_replay\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'hivemind'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    assert outcomes([program]) == [""]
 
 
 def test_what_is_gone_is_said_in_a_sentence(home: Home) -> None:

@@ -32,8 +32,9 @@ LINK_LOCAL = "/ip6/fe80::1/tcp/1/p2p/x"
 )
 def test_shared_addresses_and_their_reach(addresses: tuple[str, ...], shared: tuple[str, ...], words: str) -> None:
     assert shareable(addresses) == shared
-    warning = reach_warning(shared)
+    warning = reach_warning(shared, "p2prl://n@d")
     assert words in warning
+    assert ("p2prl seed 'p2prl://n@d' --listen" in warning) is (words == "local network only")
     assert bool(words) == bool(warning)
 
 

@@ -11,12 +11,12 @@ def test_a_fleet_is_predicted_and_realized() -> None:
     row = plan_row(fleet, updates=8, seed=1)
     assert (row.fleet, row.saturated, row.updates) == ("two", False, 8)
     assert 0.1 < row.low < row.predicted < row.high < 0.5
-    assert abs(row.realized - row.predicted) < 0.1
+    assert abs(row.realised - row.predicted) < 0.1
 
 
 def test_the_fleets_are_of_both_kinds_and_the_table_has_a_line_for_each() -> None:
     rows = [
-        PlanRow(fleet=each.name, saturated=True, predicted=1.0, low=0.9, high=1.0, realized=1.0, updates=8)
+        PlanRow(fleet=each.name, saturated=True, predicted=1.0, low=0.9, high=1.0, realised=1.0, updates=8)
         for each in FLEETS
     ]
     assert len({row.fleet for row in rows}) == len(FLEETS) >= 4

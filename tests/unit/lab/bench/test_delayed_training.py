@@ -328,3 +328,9 @@ def test_illegal_plans_and_seeds_are_refused() -> None:
     method = parse_method("grpo", max_completion_tokens=8)
     with pytest.raises(ConfigError, match="seed"):
         DelayedTraining(ENVIRONMENT, method, parse_law("const:0"), PLAN, [-1], start(range(1)))
+
+
+def test_alignment_control_acts_on_what_gradients_have_in_common() -> None:
+    plain, loose, strict = (trained(f"grpo{each}", "const:4", range(1)) for each in ("", "+gac=0.9999", "+gac"))
+    assert loose[0].evaluations == plain[0].evaluations
+    assert strict[0].evaluations != plain[0].evaluations

@@ -196,3 +196,13 @@ def test_an_option_set_twice_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="twice") as caught:
         parse_method(text, max_completion_tokens=8)
     assert "once" in caught.value.remedy
+
+
+def test_a_cosine_may_be_zero_and_not_one() -> None:
+    def parsed(text: str) -> float:
+        return parse_method(text, max_completion_tokens=8).additions["gac"]
+
+    assert [parsed(f"grpo+gac{each}") for each in ("", "=0", "=0.5")] == [0.0, 0.0, 0.5]
+    for wrong in ("grpo+gac=1", "grpo+gac=-0.1", "grpo+average=0", "grpo+beta2=1"):
+        with pytest.raises(ConfigError, match="invalid value"):
+            parse_method(wrong, max_completion_tokens=8)

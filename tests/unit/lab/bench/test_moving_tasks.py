@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.tasks.task_registry import TASKS
+from p2prl_lab.bench.training import letter_chains
 from p2prl_lab.bench.training.environment_checks import check_environment
 from p2prl_lab.bench.training.environments import MOVING_TASKS, USUAL_PERIOD, environment_by_name
 from p2prl_lab.bench.training.letter_chains import NEW, OLD, LetterChain
+from p2prl_lab.bench.training.split4 import FIRST_TEST_SEED
 from p2prl_lab.bench.training.training_plan import TrainingPlan
 from p2prl_lab.bench.training.warm_start import warm_path
 
@@ -140,3 +143,25 @@ def test_every_phase_has_two_evaluations_and_a_run_six_periods() -> None:
         assert (environment.evaluate_every, environment.updates) == (every, 6 * period)
         TrainingPlan(updates=environment.updates, evaluate_every=environment.evaluate_every)
     assert (environment_by_name("chain4").evaluate_every, environment_by_name("chain4").updates) == (20, 200)
+
+
+def test_each_phase_of_rows8_has_rows_of_its_own_and_is_tested_on_others() -> None:
+    first, last = (environment_by_name("rows8:5").at(update).task for update in (0, 99))
+    trained = [{task.prompt(seed) for seed in range(12_000)} for task in (first, last)]
+    assert [len(rows) for rows in trained] == [1024, 1024]
+    assert not trained[0] & trained[1]
+    tested = {last.prompt(FIRST_TEST_SEED + seed) for seed in range(3000)}
+    assert len(tested) > 2900
+    assert not tested & trained[1]
+    shown = {environment_by_name("rows8").demonstration(seed)[0] for seed in range(3000)}
+    assert len(shown) > 2900
+
+
+def test_a_test_prompt_that_is_a_training_row_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(MOVING_TASKS["rows8"].phases[0].form, name="narrow8", rows=3)
+    drawn = {1 << 32: "other", (1 << 32) + 1: "taken", (1 << 32) + 2: "other", (1 << 32) + 3: "third"}
+    drawn |= {FIRST_TEST_SEED: "taken", FIRST_TEST_SEED + 1: "free"}
+    monkeypatch.setattr(letter_chains, "_drawn", lambda _form, _skills, seed: drawn[seed])
+    task = LetterChain(form, "U")
+    assert {task.prompt(seed) for seed in range(64)} == {"other", "taken", "third"}
+    assert task.prompt(FIRST_TEST_SEED) == task.prompt(FIRST_TEST_SEED + 1) == "free"

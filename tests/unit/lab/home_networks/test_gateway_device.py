@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
 from p2prl_lab.home_networks.gateway_device import Control, description, search_answer
-from p2prl_lab.home_networks.internet import Internet
-from p2prl_lab.home_networks.packets import TCP, UDP
-from p2prl_lab.home_networks.port_requests import GATEWAY_PORT, PORT, address_request, port_request
-from p2prl_lab.home_networks.sites import LineSpeed, make_site, public_address
-from tests.unit.lab.home_networks.packet_makers import endpoint, raw_packet
+from p2prl_lab.home_networks.packets import TCP
+from p2prl_lab.home_networks.port_requests import PortTable
 
-HOST, ROUTER = "192.168.1.10", "192.168.1.1"
+HOST, ROUTER, OUTSIDE = "192.168.1.10", "192.168.1.1", "44.131.7.1"
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
 
 
@@ -55,21 +51,14 @@ def test_the_description_nests_the_three_devices_and_names_the_service() -> None
 
 
 class DirectControl(Control):
-    """Asks the lab's router without a network."""
+    """Asks the router's table without a network."""
 
     def __init__(self) -> None:
         super().__init__(ROUTER)
-        kinds = {"host": "public", "home": "gateway"}
-        rng = random.Random(1)
-        sites = [make_site(name, kind, number, LineSpeed(), rng) for number, (name, kind) in enumerate(kinds.items())]
-        self.internet = Internet(sites, rng)
-
-    def ask(self, request: bytes, *, port: int = GATEWAY_PORT) -> bytes:
-        packet = raw_packet(endpoint(HOST, 40_000), endpoint(ROUTER, port), request, protocol=UDP)
-        return b"".join(answer[28:] for _, answer in self.internet.receive("home", packet, 1.0))
+        self.table = PortTable()
 
     async def _ask(self, request: bytes) -> bytes:
-        return self.ask(request)
+        return self.table.answer(request, HOST, OUTSIDE, 1.0)
 
 
 def mapping(protocol: str, outside: int, inside: int) -> str:
@@ -87,20 +76,11 @@ def test_actions_reach_the_router() -> None:
 
     status, text = act("GetExternalIPAddress")
     assert status == 200
-    assert re.findall(r"<NewExternalIPAddress>(.*?)</", text) == [".".join(map(str, public_address(1)))]
+    assert re.findall(r"<NewExternalIPAddress>(.*?)</", text) == [OUTSIDE]
     assert "<NewNATEnabled>1</NewNATEnabled>" in act("GetNATRSIPStatus")[1]
     assert act("AddPortMapping", mapping("TCP", 4444, 5000))[0] == 200
-    packet = raw_packet(endpoint("44.130.7.1", 9), (public_address(1), 4444), b"hello", protocol=TCP)
-    control.internet.receive("host", packet, 1.0)
-    assert [name for name, _ in control.internet.due(9.0)] == ["home"], "the port is open"
+    assert control.table.opened == {(TCP, 4444): (HOST, 5000)}
     status, text = act("AddPortMapping", mapping("TCP", 4444, 6000))
     assert (status, re.findall(r"<errorCode>(\d+)<", text)) == (500, ["718"]), "it is another's"
     assert act("DeletePortMapping")[0] == 200
     assert act("ForceTermination")[0] == 500
-
-
-def test_machines_of_the_home_cannot_ask_by_nat_pmp() -> None:
-    control = DirectControl()
-    assert control.ask(address_request(), port=PORT) == b""
-    assert control.ask(port_request(TCP, 5000, 4444), port=PORT) == b""
-    assert control.ask(address_request()) != b""

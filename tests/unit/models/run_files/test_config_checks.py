@@ -108,10 +108,10 @@ def test_real_configs_are_accepted(config: dict[str, Any]) -> None:
     ],
 )
 def test_configs_that_multiply_modules_are_refused_at_once(config: dict[str, Any], message: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RemoteProtocolError, match=message):
         _read(config)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.parametrize(

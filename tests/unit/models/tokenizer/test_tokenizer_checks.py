@@ -149,10 +149,10 @@ def test_real_kinds_are_accepted_and_encode_the_same(kind: str) -> None:
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_tokenizers_that_multiply_or_panic_are_refused(kind: str) -> None:
     tokenizer, message = HOSTILE[kind]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RemoteProtocolError, match=message):
         _read(tokenizer.to_str())
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_damaged_tables_and_long_added_tokens_are_refused() -> None:

@@ -56,6 +56,8 @@ def test_lines_are_rows(tmp_path: Path, ends: str) -> None:
         (b"7", "not a JSON object"),
         (b'{"prompt": "a", "x": NaN}', "NaN is no JSON number"),
         (b'{"prompt": "a", "x": -Infinity}', "-Infinity is no JSON number"),
+        (b'{"prompt": "a", "answer": "1", "answer": "2"}', '"answer" stands twice in one object'),
+        (b'{"prompt": "a", "meta": {"x": 1, "x": 1}}', '"x" stands twice in one object'),
         (b'{"prompt": ' + b"[" * 100_000, "nested too deep"),
         (b'{"prompt": "' + b"a" * MAX_ROW_BYTES + b'"}', "more than 8,388,608 bytes"),
         (b"\n", "the line is empty"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.controls.card import BUSY_PERCENT, NvmlCard, find_card
+from p2prl.controls.nvidia_sensors import BUSY_PERCENT, NvmlCard, find_card
 
 
 class FakeNvml:

@@ -26,7 +26,7 @@ _OPEN_FILES = 16
 """Open files: the pipe, the standard streams, and a module that is imported late."""
 
 
-def confine_calculator(*, memory_bytes: int) -> tuple[str, ...]:
+def confine_to_computing(*, memory_bytes: int) -> tuple[str, ...]:
     """Restrict this process, which has one thread, for good. Returns the layers that this system has, strongest first.
 
     `memory_bytes` is address space beyond what it has now. Call it when everything is imported.

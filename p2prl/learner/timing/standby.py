@@ -1,0 +1,136 @@
+"""Who stands by: volunteers that the run can do without, chosen among those that agreed to it, dearest first.
+
+A swarm with more volunteers than training needs shows as a queue of groups that never empties. Volunteers wait for
+receipts then, so what they could sample cannot be measured, and the choice is made by trying: some of them stand by,
+and if the queue still does not empty, some more. When it runs low they work again, cheapest first, and the next attempt
+waits twice as long. A volunteer's cost is its price over the verified groups a second that the learner has seen of it;
+what it says of its speed counts for nothing.
+
+ECHO-2 (arXiv 2602.02192, §5) activates machines by declared cost and speed. Here neither is believed: a low price only
+makes a volunteer work, as all do that named none, and credit comes from verified groups alone. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+STANDBY_S = 300.0
+"""How long a volunteer stands by without a newer message: three of them may be lost."""
+
+RENEW_S = 90.0
+"""Time after which the message is sent again."""
+
+_PERIOD = 8
+"""Updates that are watched before more stand by."""
+
+_MOST_AT_ONCE = 0.25
+"""Share of the measured groups a second that may be put on standby in one attempt."""
+
+_LEAST_GROUPS = 4
+"""Verified groups of a volunteer before it may stand by: newcomers are judged first, and its cost is measured."""
+
+_LONGEST_WAIT = 128
+"""Most updates from a shortage to the next attempt."""
+
+_SILENT_S = 3600.0
+"""A volunteer that was silent for this long has left."""
+
+_MEMORY = 64
+"""Groups of one volunteer that its pace is measured by."""
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Verified groups of a volunteer while it worked."""
+
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=_MEMORY))
+    groups: int = 0
+
+    @property
+    def per_s(self) -> float:
+        """Groups a second, from the first remembered group to the last."""
+        seconds = self.times[-1] - self.times[0] if self.times else 0.0
+        return (len(self.times) - 1) / seconds if seconds > 0.0 else 0.0
+
+
+class StandbyChoice:
+    """Watches the queue of groups after each update, and chooses who stands by."""
+
+    def __init__(self, *, groups_per_update: int, most: int) -> None:
+        """At most `most` volunteers stand by."""
+        self._groups_per_update = groups_per_update
+        self._most = most
+        self._prices: dict[bytes, float] = {}
+        self._paces: dict[bytes, _Pace] = {}
+        self._on_standby: dict[bytes, None] = {}
+        """In the order in which they began, the cheapest last."""
+        self._calm = 0
+        """Updates since the last change after each of which more than an update's groups were left."""
+        self._wait = _PERIOD
+
+    @property
+    def peers(self) -> tuple[bytes, ...]:
+        """Who stands by."""
+        return tuple(self._on_standby)
+
+    def offered(self, prices: dict[bytes, float]) -> None:
+        """Take in who agrees to stand by, with what an hour of its work costs. Whoever is missing works again."""
+        self._prices = dict(prices)
+        self._on_standby = {peer: None for peer in self._on_standby if peer in prices}
+
+    def delivered(self, peer: bytes, now: float) -> None:
+        """Record a group of a volunteer that has passed its check."""
+        pace = self._paces.setdefault(peer, _Pace())
+        pace.times.append(now)
+        pace.groups += 1
+
+    def updated(self, now: float, *, at_work: float, waiting: int) -> None:
+        """Choose anew after an update.
+
+        `waiting` groups are stored or verified and not trained on yet; `at_work` is the share of the time since the
+        update before in which the learner did not wait for groups.
+        """
+        self._forget(now)
+        if self._on_standby and (waiting < self._groups_per_update // 2 or at_work < 1.0 - 1.0 / _PERIOD):
+            self._recall()
+        elif waiting < self._groups_per_update:
+            self._calm = 0
+        else:
+            self._calm += 1
+            if self._calm >= self._wait:
+                self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Put the dearest on standby: at least one, and at most `_MOST_AT_ONCE` of what comes at present."""
+        self._calm = 0
+        working = {peer: pace.per_s for peer, pace in self._paces.items() if peer not in self._on_standby}
+        left = _MOST_AT_ONCE * sum(working.values())
+        willing = [peer for peer in working if peer in self._prices and self._paces[peer].groups >= _LEAST_GROUPS]
+        first = True
+        for peer in sorted(willing, key=lambda each: (-self._cost(each), each)):
+            if len(self._on_standby) >= self._most or len(working) <= 1:
+                return
+            if working[peer] <= left or first:
+                left -= working.pop(peer)
+                self._on_standby[peer] = None
+                first = False
+
+    def _recall(self) -> None:
+        """Let the cheaper half of them work again, at least one, and put off the next attempt."""
+        cheapest = sorted(self._on_standby, key=lambda each: (self._cost(each), each))
+        for peer in cheapest[: -(-len(cheapest) // 2)]:
+            del self._on_standby[peer]
+            del self._paces[peer]  # its silence would count as slowness
+        self._calm = 0
+        self._wait = min(_LONGEST_WAIT, 2 * self._wait)
+
+    def _forget(self, now: float) -> None:
+        for peer, pace in list(self._paces.items()):
+            if now - pace.times[-1] > _SILENT_S and peer not in self._on_standby:
+                del self._paces[peer]
+
+    def _cost(self, peer: bytes) -> float:
+        """Price of a verified group, in hours' prices a group a second."""
+        pace = self._paces[peer].per_s
+        return self._prices.get(peer, 0.0) / pace if pace > 0.0 else 0.0

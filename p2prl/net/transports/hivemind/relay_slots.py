@@ -1,0 +1,98 @@
+"""Circuits of a home whose relay has restarted: slots reserved anew, which the daemon does not do for an hour.
+
+The daemon reserves its slots itself at first (AutoRelay). It asks a relay that has failed it once, as one that restarts
+does, no more for an hour, and a home that nobody can dial is then reached by nobody. A reservation is one small message
+on a stream (circuit relay v2), the relay keeps it by the peer's id, and the daemon takes incoming circuits that others
+have reserved for it. So this process reserves where the daemon had a slot, and names the circuit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from p2prl.errors import RemoteProtocolError, TransportError
+from p2prl.net.transports.hivemind.daemon import read_message, sized_message
+from p2prl.net.transports.hivemind.protobuf_fields import VARINT, fields, varint
+from p2prl.protocol.identity import PeerId
+from p2prl.swarm.peers.meetings import is_direct_public
+
+logger = logging.getLogger(__name__)
+
+HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+
+MAX_MESSAGE_BYTES = 4_096
+"""As in go-libp2p."""
+
+RENEW_S = 20.0
+"""A slot is asked for again this often: a relay forgets it when the connection breaks, and says so to nobody."""
+
+_ANSWER_S = 5.0
+
+_RESERVE, _STATUS = 0, 2
+"""Types of message."""
+
+_OK = 100
+
+OpenStream = Callable[[PeerId, str], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+def reserve_message() -> bytes:
+    """A request for a slot."""
+    return varint(1 << 3 | VARINT) + varint(_RESERVE)
+
+
+def is_granted(message: bytes) -> bool:
+    """Whether an answer grants the slot. Raises `RemoteProtocolError` for what is no answer."""
+    found = {number: value for number, value in fields(message) if isinstance(value, int)}
+    if found.get(1) != _STATUS or 5 not in found:
+        raise RemoteProtocolError("relay: not an answer")
+    return found[5] == _OK
+
+
+class RelaySlots:
+    """The slots of one daemon, those that it has named and those that this process holds in their place."""
+
+    def __init__(self, open_stream: OpenStream) -> None:
+        """`open_stream` opens a stream to a peer on a protocol, and raises `TransportError`."""
+        self._open_stream = open_stream
+        self._circuits: dict[PeerId, dict[str, None]] = {}
+        """Circuit addresses that the daemon has named, by their relay."""
+        self._held: set[PeerId] = set()
+        self._asked_at = float("-inf")
+
+    async def completed(self, named: Iterable[str], now: float) -> tuple[str, ...]:
+        """The addresses that the daemon names, and the circuits that it has lost and this process holds.
+
+        Nothing is held while the daemon has a circuit, or an address at which others can dial it.
+        """
+        own = tuple(named)
+        circuits = [address for address in own if "/p2p-circuit" in address]
+        for address in circuits:
+            relay = PeerId(address.partition("/p2p-circuit")[0].rpartition("/")[2])
+            self._circuits.setdefault(relay, {})[address] = None
+        if circuits or any(map(is_direct_public, own)):
+            self._held.clear()
+            return own
+        if self._circuits and now - self._asked_at >= RENEW_S:
+            granted = await asyncio.gather(*map(self._reserve, self._circuits))
+            self._held = {relay for relay, is_held in zip(self._circuits, granted, strict=True) if is_held}
+            self._asked_at = now if self._held else self._asked_at
+        return (
+            *own,
+            *(address for relay in self._circuits if relay in self._held for address in self._circuits[relay]),
+        )
+
+    async def _reserve(self, relay: PeerId) -> bool:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                reader, writer = await self._open_stream(relay, HOP_PROTOCOL)
+                with contextlib.closing(writer):
+                    writer.write(sized_message(reserve_message()))
+                    await writer.drain()
+                    return is_granted(await read_message(reader, limit_bytes=MAX_MESSAGE_BYTES))
+        except (OSError, EOFError, TransportError, RemoteProtocolError) as error:  # TimeoutError is an OSError
+            logger.debug("no slot at relay %s: %s", relay, error)
+            return False

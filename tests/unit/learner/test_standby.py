@@ -1,0 +1,226 @@
+"""Who stands by: a queue of groups with volunteers that wait for receipts, as the real ones do."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+from p2prl.learner.timing.standby import StandbyChoice
+
+GROUPS = 16
+UPDATE_S = 16.0
+NEED_PER_S = GROUPS / UPDATE_S
+OUTSTANDING = 8
+"""Groups of a volunteer without a receipt, at which it waits."""
+
+
+@dataclass
+class Machine:
+    per_s: float
+    price: float | None = 1.0
+    busy_s: float = 0.0
+    outstanding: int = 0
+    is_there: bool = True
+
+
+class Swarm:
+    """Volunteers deliver a group at a time; the learner checks them in order of arrival and trains when it has enough.
+
+    A group gets its receipt when it is checked, and is checked only while fewer than 1.5 updates' groups are ready.
+    """
+
+    def __init__(self, machines: dict[bytes, Machine], *, seed: int = 0, chooses: bool = True) -> None:
+        self.machines = machines
+        self.choice = StandbyChoice(groups_per_update=GROUPS, most=1_000)
+        self.chooses = chooses
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.ready = 0
+        self.backlog: list[bytes] = []
+        self.waited_s = 0.0
+        self.trained_s = 0.0
+        self._offer()
+        self._events = [(self.rng.random() / each.per_s, peer) for peer, each in machines.items()]
+        heapq.heapify(self._events)
+
+    def _offer(self) -> None:
+        self.choice.offered({peer: each.price for peer, each in self.machines.items() if each.price is not None})
+
+    def leave(self, peer: bytes) -> None:
+        self.machines[peer].is_there = False
+
+    def run(self, updates: int) -> float:
+        """Share of the time at work."""
+        began = self.now
+        for _ in range(updates):
+            last = self.now
+            self._until(lambda: self.ready >= GROUPS)
+            waited = self.now - last
+            self.ready -= GROUPS
+            self._check()
+            ends = self.now + UPDATE_S
+            self._until(lambda ends=ends: self._events[0][0] > ends)
+            self.now = ends
+            if self.chooses:
+                waiting = self.ready + len(self.backlog)
+                self.choice.updated(self.now, at_work=UPDATE_S / (UPDATE_S + waited), waiting=waiting)
+        return updates * UPDATE_S / (self.now - began)
+
+    def _until(self, enough) -> None:  # type: ignore[no-untyped-def]
+        while not enough():
+            at, peer = heapq.heappop(self._events)
+            machine = self.machines[peer]
+            self.now = max(self.now, at)
+            if not machine.is_there:
+                continue
+            works = peer not in self.choice.peers and machine.outstanding < OUTSTANDING
+            seconds = self.rng.lognormvariate(0.0, 0.3) / machine.per_s if works else 1.0
+            if works:
+                machine.busy_s += seconds
+                machine.outstanding += 1
+                self.backlog.append(peer)
+                self._check()
+            heapq.heappush(self._events, (at + seconds, peer))
+
+    def _check(self) -> None:
+        while self.backlog and self.ready < 1.5 * GROUPS:
+            peer = self.backlog.pop(0)
+            self.machines[peer].outstanding -= 1
+            self.ready += 1
+            self.choice.delivered(peer, self.now)
+
+    def cost(self) -> float:
+        return sum(each.busy_s * (each.price or 1.0) for each in self.machines.values())
+
+
+def fleet(seed: int, *, surplus: float, count: int = 24, willing: float = 1.0) -> dict[bytes, Machine]:
+    """Machines of unlike speeds and prices that together bring `surplus` times what the learner needs."""
+    rng = random.Random(f"fleet/{seed}")
+    speeds = [rng.lognormvariate(0.0, 0.6) for _ in range(count)]
+    scale = surplus * NEED_PER_S / sum(speeds)
+    return {
+        bytes([number]): Machine(scale * speed, price=rng.lognormvariate(0.0, 0.6) if rng.random() < willing else None)
+        for number, speed in enumerate(speeds)
+    }
+
+
+def test_a_surplus_costs_a_third_less_and_trains_as_fast() -> None:
+    for seed in range(6):
+        everybody, chosen = (Swarm(fleet(seed, surplus=3.0), seed=seed, chooses=flag) for flag in (False, True))
+        everybody.run(200), chosen.run(200)
+        for swarm in (everybody, chosen):  # once the choice has been made
+            for machine in swarm.machines.values():
+                machine.busy_s = 0.0
+        at_work = chosen.run(200) / everybody.run(200)
+        assert at_work >= 0.97, (seed, at_work)
+        assert chosen.cost() <= 0.7 * everybody.cost(), (seed, chosen.cost() / everybody.cost())
+
+
+def test_a_swarm_that_is_just_enough_keeps_working() -> None:
+    for seed in range(4):
+        everybody, chosen = (Swarm(fleet(seed, surplus=1.1), seed=seed, chooses=flag) for flag in (False, True))
+        assert chosen.run(300) >= 0.97 * everybody.run(300)
+
+
+def test_a_swarm_that_is_too_small_puts_nobody_on_standby() -> None:
+    swarm = Swarm(fleet(1, surplus=0.7))
+    for _ in range(100):
+        swarm.run(1)
+        assert swarm.choice.peers == ()
+
+
+def test_only_those_that_agreed_stand_by_and_the_dearest_first() -> None:
+    machines = {
+        bytes([number]): Machine(NEED_PER_S / 4, price=None if number % 2 else number + 1.0) for number in range(16)
+    }
+    swarm = Swarm(machines)
+    seen: list[bytes] = []
+    for _ in range(150):
+        swarm.run(1)
+        seen += [peer for peer in swarm.choice.peers if peer not in seen]
+    assert seen, "there is work for four of sixteen"
+    assert all(machines[peer].price is not None for peer in seen)
+    assert seen[0] == bytes([14])
+    assert [machines[peer].price for peer in seen[:4]] == [15.0, 13.0, 11.0, 9.0]
+
+
+def test_those_that_leave_are_replaced_before_training_has_waited_long() -> None:
+    swarm = Swarm(fleet(3, surplus=3.0))
+    swarm.run(200)
+    assert len(swarm.choice.peers) >= 8
+    before = set(swarm.choice.peers)
+    for peer in [each for each in swarm.machines if each not in before][:4]:
+        swarm.leave(peer)
+    assert swarm.run(20) >= 0.85
+    assert not before <= set(swarm.choice.peers), "some of them work again"
+    assert swarm.run(60) >= 0.97
+
+
+def test_who_takes_the_word_back_works_at_once() -> None:
+    swarm = Swarm(fleet(3, surplus=3.0))
+    swarm.run(100)
+    gone, *kept = swarm.choice.peers
+    swarm.choice.offered(dict.fromkeys(kept, 1.0))
+    assert set(swarm.choice.peers) == set(kept)
+    assert gone not in swarm.choice.peers
+
+
+def test_newcomers_are_judged_before_they_stand_by() -> None:
+    choice = StandbyChoice(groups_per_update=GROUPS, most=1_000)
+    choice.offered({b"new": 5.0, b"old": 1.0, b"other": 1.0})
+    for second in range(64):
+        choice.delivered(b"old", float(second))
+        choice.delivered(b"other", float(second))
+    for late in (61.0, 62.0, 63.0):
+        choice.delivered(b"new", late)
+    for update in range(8):
+        choice.updated(64.0 + update, at_work=1.0, waiting=10 * GROUPS)
+    assert b"new" not in choice.peers
+    assert len(choice.peers) == 1
+    choice.delivered(b"new", 72.0)
+    for update in range(8):
+        choice.updated(72.0 + update, at_work=1.0, waiting=10 * GROUPS)
+    assert b"new" in choice.peers
+
+
+def test_no_more_than_the_message_holds() -> None:
+    choice = StandbyChoice(groups_per_update=GROUPS, most=2)
+    peers = [bytes([number]) for number in range(8)]
+    choice.offered(dict.fromkeys(peers, 1.0))
+    for second in range(64):
+        for peer in peers:
+            choice.delivered(peer, float(second))
+    for update in range(100):
+        choice.updated(64.0 + update, at_work=1.0, waiting=10 * GROUPS)
+    assert len(choice.peers) == 2
+
+
+def test_a_shortage_doubles_the_wait_for_the_next_attempt() -> None:
+    choice = StandbyChoice(groups_per_update=GROUPS, most=1_000)
+    peers = [bytes([number]) for number in range(8)]
+    choice.offered(dict.fromkeys(peers, 1.0))
+    now = 0.0
+
+    def updates_until_somebody_stands_by() -> int:
+        nonlocal now
+        for count in range(1, 1_000):
+            for _ in range(4):
+                now += 1.0
+                for peer in peers:
+                    if peer not in choice.peers:
+                        choice.delivered(peer, now)
+            choice.updated(now, at_work=1.0, waiting=10 * GROUPS)
+            if choice.peers:
+                return count
+        raise AssertionError("nobody")
+
+    waits = []
+    for _ in range(7):
+        waits.append(updates_until_somebody_stands_by())
+        while choice.peers:
+            choice.updated(now, at_work=0.5, waiting=0)
+    assert waits == sorted(waits)
+    assert waits[0] == 8
+    assert waits[1] >= 16
+    assert waits[-1] <= 256
