@@ -20,6 +20,7 @@ from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.parallel_config import ONE_PROCESS, ParallelConfig
 from p2prl.learner.training.training_group import TrainingGroup
 from p2prl.models.hardware.device import use_threads
+from p2prl.models.small_models.tiny_models import character_tokenizer
 
 _CLOSE = 1e-5
 """Distance within which words of two trainings are counted as equal."""
@@ -170,6 +171,7 @@ def _prepared(config: RanksBenchConfig, directory: Path) -> tuple[ModelShape, Se
         seed=config.seed,
     )
     model.save_pretrained(directory)
+    character_tokenizer("01").save_pretrained(directory)  # ranks load a model as a learner does
     return shape_of(model.config, sum(each.numel() for each in model.parameters())), batch
 
 
