@@ -15,7 +15,7 @@ from p2prl.learner.training.update_engine import EngineMaker, EngineSettings
 from p2prl.models.hardware.device import use_threads
 from p2prl.ranks import commands
 from p2prl.ranks.processes import RankProcesses, meeting_folder
-from p2prl.ranks.sharded_engine import ShardedEngine, check_precision
+from p2prl.ranks.sharded_engine import ShardedEngine, check_states
 
 
 def start_ranks(
@@ -26,7 +26,7 @@ def start_ranks(
     `ConfigError` for settings that ranks cannot train by.
     """
     parallel = folder.settings.learner.parallel
-    check_precision(memory.precision, memory.states)
+    check_states(memory.states)
     if device.type != "cpu":
         raise ConfigError(
             f"{parallel.ranks} ranks train on the CPU, and this learner's device is {device}",
@@ -34,8 +34,9 @@ def start_ranks(
         )
     threads = max(1, torch.get_num_threads() // parallel.ranks)
     use_threads(threads)
-    on_notice(f"starting {parallel.ranks} ranks with {threads} CPU thread{'s' if threads > 1 else ''} each")
-    ranks = RankProcesses(commands.Plan(ranks=parallel.ranks, folder=str(meeting_folder()), threads=threads))
+    each = f"{threads} CPU thread{'s' if threads > 1 else ''} each"
+    on_notice(f"starting {parallel.ranks} ranks by plan {parallel.name} with {each}")
+    ranks = RankProcesses(commands.Meeting(ranks=parallel.ranks, folder=str(meeting_folder()), threads=threads))
     first = folder.directory / "model"
 
     def engine(model: Any, settings: EngineSettings) -> ShardedEngine:
@@ -45,7 +46,7 @@ def start_ranks(
             lora=folder.manifest.lora,
             dtype=weight_dtype(memory.precision),
             attention=folder.settings.learner.memory.attention,
-            zero=parallel.zero,
+            parallel=parallel,
             settings=settings,
         )
         return ShardedEngine(model, ranks, load)

@@ -195,7 +195,7 @@ def _training(parts: LearnerParts, storage: LearnerStorage, buffer: RolloutBuffe
     checkpoint_step = newest_checkpoint_step(parts.paths.checkpoints)
     if rules.begin(parts.memory, checkpoint_step=checkpoint_step, completed=log.logged_step):
         parts.on_notice(
-            f"another number of ranks than before: updates since step {checkpoint_step} are computed again and differ"
+            f"another plan of ranks than before: updates since step {checkpoint_step} are computed again and differ"
             " in the last bits"
         )
     training.resume(parts.on_notice)

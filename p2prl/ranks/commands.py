@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.update_engine import EngineSettings
 from p2prl.models.base_model.attention import Attention
 from p2prl.models.logprobs.policy_forward import Row
@@ -19,7 +20,7 @@ from p2prl.protocol.lora_spec import LoraSpec
 _LENGTH_BYTES = 8
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank needs to know before it joins the others."""
 
     ranks: int
@@ -30,7 +31,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Load the model and shard it."""
+    """Load the model, and keep this rank's part."""
 
     weights: str
     """Directory of the weights: a checkpoint, or the run's first."""
@@ -39,8 +40,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     lora: LoraSpec | None
     dtype: str
     attention: Attention
-    zero: int
-    """2 keeps a layer's weights whole between its forward and backward pass, 3 gathers them twice."""
+    parallel: ParallelConfig
+    """The plan, of as many ranks as have met."""
     settings: EngineSettings
 
 
@@ -129,6 +130,10 @@ class Gather(msgspec.Struct, frozen=True, tag=True):
     dtype: str | None
 
 
+class GatherGradients(msgspec.Struct, frozen=True, tag=True):
+    """Send the gradients to rank 0."""
+
+
 class GatherState(msgspec.Struct, frozen=True, tag=True):
     """Send optimizer state and reference policy to rank 0."""
 
@@ -139,7 +144,7 @@ class Restore(msgspec.Struct, frozen=True, tag=True):
     directory: str
 
 
-Command = Load | Score | Push | Forget | Clip | Step | Gather | GatherState | Restore
+Command = Load | Score | Push | Forget | Clip | Step | Gather | GatherGradients | GatherState | Restore
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Command)

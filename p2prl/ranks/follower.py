@@ -29,14 +29,14 @@ READY = b"ready\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Follow rank 0's commands; `arguments` are this rank's number and the plan."""
-    number, plan = int(arguments[0]), msgspec.json.decode(arguments[1], type=commands.Plan)
-    folder, learner = Path(plan.folder), os.getppid()
+    """Follow rank 0's commands; `arguments` are this rank's number and where all meet."""
+    number, meeting = int(arguments[0]), msgspec.json.decode(arguments[1], type=commands.Meeting)
+    folder, learner = Path(meeting.folder), os.getppid()
     try:
-        use_threads(plan.threads)
+        use_threads(meeting.threads)
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
-        group = RankGroup(folder, rank=number, ranks=plan.ranks)
+        group = RankGroup(folder, rank=number, ranks=meeting.ranks)
         _follow(sys.stdin.buffer, group)
     except (RuntimeError, MemoryError, OSError, P2PRLError) as error:
         with suppress(FileNotFoundError):
@@ -60,10 +60,10 @@ def _follow(pipe: IO[bytes], group: RankGroup) -> None:
                 Path(command.weights), Path(command.first), command.lora, device=group.device, dtype=command.dtype
             )
             use_attention(loaded.model, command.attention)
-            rank = Rank(loaded.model, command.settings, group, zero=command.zero)
+            rank = Rank(loaded.model, command.settings, group, command.parallel)
         else:
             assert rank is not None, "the model is loaded first"
-            execute(command, rank, group)
+            execute(command, rank)
 
 
 if __name__ == "__main__":

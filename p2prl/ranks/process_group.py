@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from p2prl.learner.training.parallel_config import ParallelConfig
+
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 _MEETING_S = 300.0
@@ -26,7 +28,7 @@ _COLLECTIVE_S = 1800.0
 
 
 class RankGroup:
-    """The ranks of a plan, of which this process is one."""
+    """The ranks of a learner, of which this process is one."""
 
     def __init__(self, folder: Path, *, rank: int, ranks: int) -> None:
         """Wait until all ranks are here."""
@@ -43,34 +45,115 @@ class RankGroup:
         self.rank = rank
         self.ranks = ranks
         self.device = torch.device("cpu")
-        self.mesh = DeviceMesh(self.device.type, list(range(ranks)), mesh_dim_names=("data",))
+        self._meshes: dict[tuple[int, int], DeviceMesh] = {}
+
+    def mesh(self, parallel: ParallelConfig) -> RankMesh:
+        """This rank's place in a plan; every rank must ask for the same plans in one order."""
+        assert parallel.ranks == self.ranks
+        shape = (parallel.data, parallel.pipeline)
+        if shape not in self._meshes:
+            places = torch.arange(self.ranks).reshape(shape)
+            self._meshes[shape] = DeviceMesh(self.device.type, places, mesh_dim_names=("data", "pipeline"))
+        return RankMesh(self, self._meshes[shape])
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, written into `tensor` on each of them."""
         dist.all_reduce(tensor)
         return tensor
 
-    def gather_rows(self, local: Tensor, into: Tensor | None) -> None:
-        """Write the rows of every rank one after the other into rank 0's CPU tensor.
+    def of_all(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, stacked; they have one shape."""
+        found = [torch.empty_like(tensor) for _ in range(self.ranks)]
+        dist.all_gather(found, tensor)
+        return torch.stack(found)
 
-        Ranks hold equal numbers of rows, as `torch.chunk` deals them, so the last ones may lack some. `into` is None on
-        the others.
-        """
-        if into is None:
-            assert self.rank
-            if local.shape[0]:
-                dist.send(_bytes(local), 0)
-            return
-        each = -(-into.shape[0] // self.ranks)
-        into[: local.shape[0]].copy_(local)
-        for rank in range(1, self.ranks):
-            part = into[rank * each : (rank + 1) * each]
-            if part.shape[0]:
-                dist.recv(part.view(torch.uint8), rank)
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send a tensor to a rank that waits for it."""
+        dist.send(_bytes(tensor), rank)
+
+    def receive(self, into: Tensor, rank: int) -> None:
+        """Wait for a tensor of this type and size, into contiguous memory of the CPU."""
+        dist.recv(into.view(torch.uint8), rank)
 
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group()
+
+
+class RankMesh:
+    """A plan's ranks as a grid: pipelines of stages. Rank = pipeline number · stages + stage."""
+
+    def __init__(self, group: RankGroup, grid: DeviceMesh) -> None:
+        self.group = group
+        self.device = group.device
+        self.data, self.stages = grid.shape
+        self.data_index, self.stage = grid.get_coordinate() or (0, 0)
+        self.data_mesh = grid["data"]
+        """Ranks that hold parts of the same weights."""
+        self._data = grid.get_group("data")
+        self._pipeline = grid.get_group("pipeline")
+        self._first = self.data_index * self.stages
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank has the first layers."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank has the last layers."""
+        return self.stage == self.stages - 1
+
+    def add_up_data(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks that have other rows, in place."""
+        if self.data > 1:
+            dist.all_reduce(tensor, group=self._data)
+        return tensor
+
+    def add_up_stages(self, tensor: Tensor) -> Tensor:
+        """The sum over the stages of this pipeline, in place."""
+        dist.all_reduce(tensor, group=self._pipeline)
+        return tensor
+
+    def add_up_at(self, tensor: Tensor, stage: int) -> Tensor:
+        """The same, on one stage; on the others `tensor` is spent."""
+        dist.reduce(tensor, self._first + stage, group=self._pipeline)
+        return tensor
+
+    def from_stage(self, tensor: Tensor, stage: int) -> Tensor:
+        """What one stage has in `tensor`, written into that of the others."""
+        dist.broadcast(tensor, self._first + stage, group=self._pipeline)
+        return tensor
+
+    def of_stages(self, tensor: Tensor) -> Tensor:
+        """The tensors of all stages, stacked; they have one shape."""
+        found = [torch.empty_like(tensor) for _ in range(self.stages)]
+        dist.all_gather(found, tensor, group=self._pipeline)
+        return torch.stack(found)
+
+    def begin_send(self, tensor: Tensor, stage: int) -> Sending:
+        """Send a tensor to a stage of this pipeline without waiting for it."""
+        kept = tensor.contiguous()
+        work = dist.isend(kept.view(torch.uint8), self._first + stage, group=self._pipeline)
+        assert work is not None
+        return Sending(kept, work)
+
+    def receive(self, into: Tensor, stage: int) -> Tensor:
+        """Wait for a tensor of this type and size from a stage of this pipeline."""
+        dist.recv(into.view(torch.uint8), self._first + stage, group=self._pipeline)
+        return into
+
+
+class Sending:
+    """A tensor on its way."""
+
+    def __init__(self, tensor: Tensor, work: dist.Work) -> None:
+        self._tensor = tensor  # its memory is read until it has arrived
+        self._work = work
+
+    def wait(self) -> None:
+        """Return once it has arrived."""
+        self._work.wait()
 
 
 def _bytes(local: Tensor) -> Tensor:

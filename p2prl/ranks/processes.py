@@ -23,21 +23,21 @@ _END_S = 5.0
 
 
 class RankProcesses:
-    """All ranks of a plan, seen from rank 0."""
+    """All ranks of a learner, seen from rank 0."""
 
-    def __init__(self, plan: commands.Plan) -> None:
+    def __init__(self, meeting: commands.Meeting) -> None:
         """Start the others, and wait until all have met. `ProcessLostError` when one ends before."""
-        self._folder = Path(plan.folder)
+        self._folder = Path(meeting.folder)
         self._end: str | None = None
         atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "p2prl.ranks.follower", str(number), msgspec.json.encode(plan).decode()],
+                [sys.executable, "-m", "p2prl.ranks.follower", str(number), msgspec.json.encode(meeting).decode()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's, which then finishes its update
             )
-            for number in range(1, plan.ranks)
+            for number in range(1, meeting.ranks)
         ]
         try:
             for process in self._processes:
@@ -45,7 +45,7 @@ class RankProcesses:
                 if process.stdout.readline() != READY:
                     process.wait(_END_S)
                     self.check()
-            self.group = RankGroup(self._folder, rank=0, ranks=plan.ranks)
+            self.group = RankGroup(self._folder, rank=0, ranks=meeting.ranks)
             """Rank 0 among them."""
         except BaseException:
             self.close()

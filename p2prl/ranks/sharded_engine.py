@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from p2prl.errors import ConfigError, ProcessLostError
-from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
+from p2prl.learner.training.memory_config import OptimizerStates
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.policy_gradient import TokenScores
 from p2prl.learner.training.trainer_checkpoint import TrainerNumbers, TrainerTensors, save_checkpoint
@@ -21,7 +21,7 @@ from p2prl.models.weights.layout import WeightLayout, flatten
 from p2prl.ranks import commands
 from p2prl.ranks.execution import execute
 from p2prl.ranks.processes import RankProcesses
-from p2prl.ranks.rank import Rank
+from p2prl.ranks.rank import Rank, check_plan
 from p2prl.ranks.sharded_model import with_weights, without_weights
 
 
@@ -30,11 +30,12 @@ class ShardedEngine:
 
     def __init__(self, model: Any, ranks: RankProcesses, load: commands.Load) -> None:
         """`load` tells the other ranks to load what `model` is. `ConfigError` for what ranks cannot compute."""
-        check_precision(load.settings.precision, load.settings.states)
+        check_states(load.settings.states)
+        check_plan(model, load.settings, load.parallel)
         self._ranks = ranks
         self._shell = without_weights(model)
         ranks.send(load)
-        self._rank = self._guarded(lambda: Rank(model, load.settings, ranks.group, zero=load.zero))
+        self._rank = self._guarded(lambda: Rank(model, load.settings, ranks.group, load.parallel))
         self.model = model
 
     @property
@@ -42,7 +43,7 @@ class ShardedEngine:
         return self._ranks.group.device
 
     def reference_logprobs(self, rows: Sequence[Row], rule: MicroBatchRule) -> Tensor | None:
-        if not self._rank.reference:
+        if not self._rank.has_reference:
             return None
         found: Tensor = self._together(_score(rows, rule, reference=True))
         return found
@@ -61,6 +62,11 @@ class ShardedEngine:
     def clip(self, most: float) -> GradientNorms:
         norms: GradientNorms = self._together(commands.Clip(most))
         return norms
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The whole gradient of the batch pushed last, by the weight's name, on the CPU."""
+        found: dict[str, Tensor] = self._together(commands.GatherGradients())
+        return found
 
     def step(self, learning_rate: float, *, value_factor: float, number: int) -> None:
         self._together(commands.Step(learning_rate, value_factor, number))
@@ -90,7 +96,7 @@ class ShardedEngine:
     def _together(self, command: commands.Command) -> Any:
         """Execute a command on every rank; returns this one's result."""
         self._ranks.send(command)
-        return self._guarded(lambda: execute(command, self._rank, self._ranks.group))
+        return self._guarded(lambda: execute(command, self._rank))
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         try:
@@ -111,12 +117,13 @@ def _score(rows: Sequence[Row], rule: MicroBatchRule, *, reference: bool = False
     return commands.Score(commands.Rows.of(rows), rule.tokens, rule.checkpointing, reference)
 
 
-def check_precision(precision: Precision, states: OptimizerStates) -> None:
-    """`ConfigError` for an optimizer whose step on a part of a weight differs from that on the whole."""
-    if states == "8bit" or precision in PURE_BF16:
-        setting = 'optimizer_states = "8bit"' if states == "8bit" else f'precision = "{precision}"'
+def check_states(states: OptimizerStates) -> None:
+    """`ConfigError` for an optimizer whose step on a part of a weight differs from that on the whole.
+
+    8-bit states share a scale for every 256 elements, wherever a rank's part begins.
+    """
+    if states == "8bit":
         raise ConfigError(
-            f"{setting} trains in one process only",
-            remedy='Set optimizer_states = "full" and precision = "bf16" or "fp32" in [learner.memory] of run.toml, or'
-            " leave out --ranks.",
+            'optimizer_states = "8bit" trains in one process only',
+            remedy='Set optimizer_states = "full" in [learner.memory] of run.toml, or leave out --ranks and --plan.',
         )

@@ -1,4 +1,4 @@
-"""A model of which each rank holds a part of every weight, gathered where it is used: torch's FSDP2.
+"""Weights of which each rank holds a part, gathered where they are used: torch's FSDP2.
 
 Every weight is cut along its first dimension, as `torch.chunk` does. `Shards` are those parts as plain tensors, on
 which an optimizer computes as it would on the whole.
@@ -7,60 +7,92 @@ which an optimizer computes as it would on the whole.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from p2prl.models.logprobs.scoring_model import ScoringModel
-from p2prl.ranks.process_group import RankGroup
+from p2prl.ranks.process_group import RankMesh
+
+_SUMS = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+"""Gradients of 16-bit weights add up in float32, and are rounded once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeWeight:
+    """A weight of the model as one process has it."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    trained: bool
+
+
+def whole_weights(model: Any) -> list[WholeWeight]:
+    """A model's weights in its order; tied ones once."""
+    return [
+        WholeWeight(name, each.shape, each.dtype, trained=each.requires_grad) for name, each in model.named_parameters()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rank's part of a weight."""
+    """A rank's rows of a weight."""
 
     name: str
     """Of the weight in the model."""
+    shape: torch.Size
+    """Of the whole weight."""
+    start: int
+    """The first of these rows in the whole weight."""
     parameter: nn.Parameter
-    """The distributed parameter, in whose `.grad` gradients arrive."""
+    """Of the model, in whose `.grad` gradients arrive: distributed where other ranks hold parts of it too."""
     local: Tensor
-    """This rank's rows, (rows, …), in the parameter's own memory."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of the whole weight."""
-        return self.parameter.shape
+    """The rows, (rows, …), in the parameter's own memory."""
 
     @property
     def gradient(self) -> Tensor | None:
-        """This rank's rows of the gradient; None without one."""
+        """The gradient's rows; None without one."""
         return None if self.parameter.grad is None else _local(self.parameter.grad)
 
 
-class ShardedModel:
-    """A scoring model over ranks."""
+def shard_of(name: str, shape: torch.Size, parameter: nn.Parameter, mesh: RankMesh, *, first: int = 0) -> Shard:
+    """This rank's rows of a parameter that begins at row `first` of a weight."""
+    each = -(-parameter.shape[0] // mesh.data)
+    return Shard(
+        name=name,
+        shape=shape,
+        start=first + min(mesh.data_index * each, parameter.shape[0]),
+        parameter=parameter,
+        local=_local(parameter.detach()),
+    )
 
-    def __init__(self, scoring: ScoringModel, group: RankGroup, *, zero: int) -> None:
-        """Keeps this rank's part of `scoring` and frees the rest."""
-        for layer in scoring.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                fully_shard(layer, mesh=group.mesh, reshard_after_forward=zero == 3)
-        fully_shard(scoring, mesh=group.mesh, reshard_after_forward=False)
-        self._modules = [module for module in scoring.modules() if isinstance(module, FSDPModule)]
+
+class ShardedModules:
+    """Modules whose weights the ranks with other rows hold together; with one such rank they stay as they are."""
+
+    def __init__(self, roots: Sequence[nn.Module], mesh: RankMesh, *, zero: int) -> None:
+        """Keeps this rank's part of the weights in `roots` and frees the rest."""
+        self._modules: list[FSDPModule] = []
+        if mesh.data == 1:
+            return
+        for root in roots:
+            for layer in checkpointing_layers(root):
+                if layer is not root:
+                    fully_shard(layer, mesh=mesh.data_mesh, reshard_after_forward=zero == 3, mp_policy=_SUMS)
+            fully_shard(root, mesh=mesh.data_mesh, reshard_after_forward=False, mp_policy=_SUMS)
+        self._roots = [root for root in roots if isinstance(root, FSDPModule)]
+        self._modules = [module for root in roots for module in root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             # The loss is a sum over all rows, not a mean over ranks. gloo scales sums wrongly: pytorch#162338.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        self.scoring = scoring
-
-    def shards(self) -> list[Shard]:
-        """This rank's part of every weight, trained or not, in the model's order."""
-        return [Shard(name, each, _local(each.detach())) for name, each in self.scoring.model.named_parameters()]
+            module.set_reshard_after_backward(zero == 3)
 
     def reshard(self) -> None:
         """Drop gathered weights: they are copies, which an optimizer's step does not reach."""
@@ -68,10 +100,16 @@ class ShardedModel:
             module.reshard()
 
     def begin_again(self) -> None:
-        """Forget a forward pass whose backward pass will not come."""
-        root = self._modules[0]
-        root.reset_iter_state()
-        self.reshard()
+        """Forget forward passes whose backward pass will not come."""
+        if self._modules:
+            for root in self._roots:
+                root.reset_iter_state()
+            self.reshard()
+
+
+def checkpointing_layers(module: nn.Module) -> list[Any]:
+    """The layers of a model, in order."""
+    return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
 def without_weights(model: Any) -> Any:
@@ -86,6 +124,16 @@ def with_weights(model: Any, weights: Mapping[str, Tensor]) -> Any:
     return copy.deepcopy(model, memo)
 
 
+def drop_weights(model: Any, kept: Iterable[nn.Parameter]) -> None:
+    """Free all parameters of a model but those `kept`; it still has their names and shapes. Tied ones stay tied."""
+    memo = {id(parameter): parameter for parameter in kept}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                module._parameters[name] = memo.setdefault(id(parameter), empty)
+
+
 def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local()
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local

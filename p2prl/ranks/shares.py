@@ -20,11 +20,25 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def split(lengths: Sequence[int], *, tokens: int, ranks: int) -> list[list[list[int]]]:
+_PARTS_OF_STAGE = 4
+"""Micro-batches for each stage of a pipeline. Stages wait while it fills and empties: (S − 1) of (5 S − 1) turns."""
+
+
+def split(
+    lengths: Sequence[int], *, tokens: int, ranks: int, stages: int = 1, live: Sequence[bool] | None = None
+) -> list[list[list[int]]]:
     """Micro-batches of row indices by rank, each within `tokens` as `micro_batches` has it; the short lists begin with
-    empty ones."""
+    empty ones.
+
+    For a pipeline of several stages they are smaller, so that all stages have work at once. Rows that are not `live`
+    are left out, and the others stay with the rank that they have been dealt to among all.
+    """
+    counted = [length for row, length in enumerate(lengths) if live is None or live[row]]
+    if stages > 1:
+        tokens = min(tokens, max(1, -(-sum(counted) // (ranks * _PARTS_OF_STAGE * stages))))
     parts = []
-    for share in deal(lengths, ranks):
+    for dealt in deal(lengths, ranks):
+        share = [row for row in dealt if live is None or live[row]]
         split_share = micro_batches([lengths[row] for row in share], tokens=tokens)
         parts.append([[share[i] for i in part] for part in split_share])
     most = max(len(each) for each in parts)

@@ -1,4 +1,7 @@
-"""`p2prl learn --ranks 2` with a volunteer: nothing listens beyond loopback, and a killed rank ends it in seconds."""
+"""`p2prl learn --ranks 2` with a volunteer: nothing listens beyond loopback, and a killed rank ends it in seconds.
+
+The run goes on by another plan, and then in one process.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,8 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
         assert "Traceback" not in learner.log
         assert not set(meeting_folders()) - before
 
-        swarm.start_again(learner)
+        # The next start goes on by another plan, and the one after that alone.
+        learner = swarm.start("staged", "learn", str(run), "--updates", "14", "--plan", "pp2", *LISTEN)
         wait_until(lambda: follower(learner), seconds=120, what="a second rank")
         reached = len(steps(run))
         wait_until(lambda: len(steps(run)) > reached, seconds=240, what="an update after the kill")
@@ -94,5 +98,5 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
 
         alone = swarm.start("alone", "learn", str(run), "--updates", "14", *LISTEN)
         assert alone.wait(240) == 0
-        assert "another number of ranks than before" in alone.log
+        assert "another plan of ranks than before" in alone.log
     assert steps(run) == list(range(1, 15))

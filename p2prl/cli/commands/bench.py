@@ -11,7 +11,7 @@ from p2prl.cli.benchmark import Benchmark
 from p2prl.errors import ConfigError
 from p2prl.plugins import Registry
 
-_OWN = ("machine", "engine", "step", "publish")
+_OWN = ("machine", "engine", "step", "ranks", "publish")
 
 BENCHMARKS = Registry(
     "p2prl.benchmarks",

@@ -26,6 +26,7 @@ from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.worker_folder import write_status
+from p2prl.errors import ConfigError
 from p2prl.exit_codes import INTERRUPTED
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.handle import NetworkHandle
@@ -56,7 +57,11 @@ def make_learn(
         ] = None,
         ranks: Annotated[
             int | None,
-            typer.Option("--ranks", min=1, help="Processes that share every update. Default: run.toml's, else 1."),
+            typer.Option("--ranks", min=1, help="Processes that share every update: --ranks 2 is --plan dp2."),
+        ] = None,
+        plan: Annotated[
+            str | None,
+            typer.Option("--plan", help="How processes share an update: dp2, pp2, dp2pp2. Default: run.toml's."),
         ] = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
         via: Annotated[
@@ -78,7 +83,7 @@ def make_learn(
             options,
             lan=lan,
             updates=updates,
-            ranks=ranks,
+            plan=chosen_plan(ranks, plan),
             track=track,
             via=tuple(via or ()),
             as_json=as_json,
@@ -98,14 +103,14 @@ def learn_command(
     *,
     lan: bool = False,
     updates: int | None = None,
-    ranks: int | None = None,
+    plan: str | None = None,
     track: str = "none",
     via: tuple[str, ...] = (),
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
     judges: Judges | None = None,
 ) -> None:
-    """Train the run in `directory`; `updates` and `ranks` override run.toml's, 0 updates for no end."""
+    """Train the run in `directory`; `updates` and `plan` override run.toml's, 0 updates for no end."""
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
     check_tracker(track)
@@ -125,7 +130,7 @@ def learn_command(
         from p2prl.config.run_settings import open_run
 
         folder = open_run(directory)
-        folder = _overridden(folder, updates=updates, ranks=ranks)
+        folder = _overridden(folder, updates=updates, plan=plan)
         check_disk(folder.manifest, folder.paths.blobs)
         say(disk_text(folder.manifest))
         with tracker(track, folder) as track_metrics:
@@ -153,7 +158,7 @@ def learn_command(
             # The last version is published, and measured, after the last update.
             document = {"run": str(directory), "step": learner.step, **report.newest, **learner.status()}
             state = "finished" if learner.finished else "stopped"
-            ended = {"state": state, "time": SystemClock().now()}
+            ended = {"state": state, "plan": report.plan, "time": SystemClock().now()}
             status = {"role": "learner", **document, **ended}
             write_status(directory / "status.json", status)
     if as_json:
@@ -164,13 +169,24 @@ def learn_command(
     say(f"Done: {counted(learner.step, 'update')}. Measure it:  p2prl eval {shlex.quote(str(directory))}")
 
 
-def _overridden(folder: RunFolder, *, updates: int | None, ranks: int | None) -> RunFolder:
+def chosen_plan(ranks: int | None, plan: str | None) -> str | None:
+    """The plan of ranks that the options name; None for run.toml's. `ConfigError` where they name two."""
+    if ranks is None:
+        return plan
+    if plan is not None:
+        raise ConfigError(
+            f"--ranks {ranks} and --plan {plan} each name a plan", remedy="Leave one out: --ranks 2 is --plan dp2."
+        )
+    return f"dp{ranks}"
+
+
+def _overridden(folder: RunFolder, *, updates: int | None, plan: str | None) -> RunFolder:
     """The folder with the command line's settings in place of run.toml's."""
     learner = folder.settings.learner
     if updates is not None:
         learner = replace(learner, updates=updates)
-    if ranks is not None:
-        learner = replace(learner, parallel=replace(learner.parallel, ranks=ranks))
+    if plan is not None:
+        learner = replace(learner, parallel=replace(learner.parallel, plan=plan))
     return replace(folder, settings=replace(folder.settings, learner=learner))
 
 
@@ -206,6 +222,7 @@ class _Report:
         self._name = folder.manifest.name
         self._status_file = folder.directory / "status.json"
         self._needed = folder.settings.learner.groups_per_update
+        self.plan = folder.settings.learner.parallel.name
         self.planned = planned
         """Step at which the run ends; 0 for no end. Set to the learner's own figure once it is built."""
         self._track = track
@@ -220,7 +237,7 @@ class _Report:
         first, planned = not self.newest, self.planned
         self.newest = dict(metrics)
         self._track(metrics)
-        state = {"target_updates": planned, "finished": False}
+        state = {"target_updates": planned, "finished": False, "plan": self.plan}
         write_status(self._status_file, {"role": "learner", "run": self._name, **metrics, **state})
         self._view.update(
             lambda: update_panel(self._name, metrics, planned=planned, first=first),

@@ -19,6 +19,7 @@ from p2prl.cli.views.quantities import (
 )
 from p2prl.cli.views.receipt_advice import rejection_lines
 from p2prl.errors import IdentityError
+from p2prl.learner.training.parallel_config import ONE_PROCESS
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.quantity_text import size_text
@@ -120,6 +121,8 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("updates", f"{worker['step']:,.0f}{target}"), ("policy", version_text(worker.get("version", -1)))]
     if "publishing" in worker:
         rows.append(("publishing", f"the next version, {worker['publishing']:.0%} encoded"))
+    if worker.get("plan", ONE_PROCESS) != ONE_PROCESS:
+        rows.append(("ranks", f"by plan {worker['plan']}"))
     if "reward" in worker:
         rows.append(("reward", f"{worker['reward']:.3f}, mean of the newest batch"))
     if "staleness_p50" in worker:

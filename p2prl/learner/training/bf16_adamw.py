@@ -3,13 +3,15 @@
 A step of 1e-6 on a weight of .01 is 1/60 of a bfloat16 ulp. Either the new weight is rounded up or down at random, so
 that its expectation is exact (arXiv 2010.06192), or what rounding cut off is kept beside it in a second bfloat16 and
 added at the next step (Kahan summation, same paper). Adam's means are in bfloat16 too, rounded at random. The random
-bits depend on the step and the parameter's index alone, so a replay after a crash repeats them.
+bits depend on the step and the place in the model alone, so a replay after a crash repeats them, and processes that
+each hold a part of a parameter round as one that holds it all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,33 +25,56 @@ _RANDOM_BITS = 16
 
 _FIELD = (1 << _RANDOM_BITS) - 1
 
+_BLOCK_SHIFT = 20
+"""Place of a block's number in its seed, above that of the parameter: a model has fewer than a million of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfParameter:
+    """Which elements of a model's parameter a tensor holds."""
+
+    number: int
+    """Of the parameter among those that are trained."""
+    first: int
+    """Element of the parameter, flattened, that the tensor begins with."""
+    elements: int
+    """Of the whole parameter."""
+
+
+def whole_parameters(parameters: Sequence[Tensor]) -> list[PartOfParameter]:
+    """The parts of a process that holds all of its parameters."""
+    return [PartOfParameter(number, 0, each.numel()) for number, each in enumerate(parameters)]
+
 
 class Bf16AdamW(torch.optim.Optimizer):
     """AdamW with decoupled weight decay, on bfloat16 parameters."""
 
     def __init__(
         self,
-        parameters: Iterable[Tensor],
+        parameters: Sequence[Tensor],
         *,
+        parts: Sequence[PartOfParameter] | None = None,
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
         eps: float = 1e-8,
         kahan: bool,
     ) -> None:
+        """`parts` says what each tensor holds of its parameter; None if all of it."""
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
         self._kahan = kahan
+        self._parts = whole_parameters(parameters) if parts is None else parts
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Take one step with the gradients at hand."""
         assert closure is None
         for group in self.param_groups:
-            for index, parameter in enumerate(group["params"]):
+            for part, parameter in zip(self._parts, group["params"], strict=True):
                 if parameter.grad is not None:
-                    self._step(group, index, parameter, parameter.grad)
+                    self._step(group, part, parameter, parameter.grad)
 
-    def _step(self, group: dict[str, Any], index: int, parameter: Tensor, gradient: Tensor) -> None:
+    def _step(self, group: dict[str, Any], part: PartOfParameter, parameter: Tensor, gradient: Tensor) -> None:
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())
@@ -59,18 +84,28 @@ class Bf16AdamW(torch.optim.Optimizer):
             state["rest"] = torch.zeros_like(parameter)
         state["step"] += 1
         step = int(state["step"])
-        generator = torch.Generator(device=parameter.device)
-        generator.manual_seed(step << 32 | index)
         names = ("exp_avg", "exp_avg_sq", *(("rest",) if self._kahan else ()))
         whole = [parameter.view(-1), gradient.contiguous().view(-1), *(state[name].view(-1) for name in names)]
-        for start in range(0, parameter.numel(), _BLOCK):
-            _update_block(group, step, generator, *(tensor[start : start + _BLOCK] for tensor in whole))
+        for block in range(part.first // _BLOCK, -(-(part.first + parameter.numel()) // _BLOCK)):
+            here = slice(max(block * _BLOCK - part.first, 0), max((block + 1) * _BLOCK - part.first, 0))
+            bits = _random_bits(step, part, block, parameter.device)
+            begins = max(part.first - block * _BLOCK, 0)
+            values = [tensor[here] for tensor in whole]
+            _update_block(group, step, bits[begins : begins + values[0].numel()], *values)
+
+
+def _random_bits(step: int, part: PartOfParameter, block: int, device: torch.device) -> Tensor:
+    """Random bits of all elements of a block of the whole parameter, of which the tensor may hold a few."""
+    generator = torch.Generator(device=device)
+    generator.manual_seed(step << 32 | block << _BLOCK_SHIFT | part.number)
+    count = min(_BLOCK, part.elements - block * _BLOCK)
+    return torch.randint(0, 1 << 3 * _RANDOM_BITS, (count,), generator=generator, device=device, dtype=torch.int64)
 
 
 def _update_block(
     group: dict[str, Any],
     step: int,
-    generator: torch.Generator,
+    bits: Tensor,
     weight: Tensor,
     gradient: Tensor,
     mean: Tensor,
@@ -86,9 +121,6 @@ def _update_block(
     exact_weight.mul_(1 - group["lr"] * group["weight_decay"])
     spread = (exact_square.sqrt() / math.sqrt(1 - beta2**step)).add_(group["eps"])
     exact_weight.addcdiv_(exact_mean, spread, value=-group["lr"] / (1 - beta1**step))
-    bits = torch.randint(
-        0, 1 << 3 * _RANDOM_BITS, weight.shape, generator=generator, device=weight.device, dtype=torch.int64
-    )
     mean.copy_(_rounded(exact_mean, bits >> _RANDOM_BITS))
     square.copy_(_rounded(exact_square, bits >> 2 * _RANDOM_BITS))
     if rest is None:

@@ -6,7 +6,7 @@ models of 128 to 896 hidden units; `docs/benchmarks/memory.md` compares predicti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
@@ -145,16 +145,22 @@ class MemoryNeeds:
 
 
 def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) -> MemoryNeeds:
-    """What a training step will hold at its peak."""
+    """What a training step will hold at its peak, on each rank.
+
+    A pipeline's first stage has as many micro-batches at once as there are stages, each in a share of the layers: the
+    activations are those of one micro-batch in all layers.
+    """
     width = 2 if setup.precision in PURE_BF16 else 4
     states = _LOW_BIT_BYTES if setup.states == "8bit" else 2 * width
     rest = 2 if setup.precision == "bf16_kahan" else 0
     copies = 2 if setup.precision == "bf16" else 0
-    embedding = shape.vocabulary * shape.hidden * (0 if shape.adapters else width)
-    ranks, gathered = setup.parallel.ranks, _gathered(shape, setup.parallel)
-    reference = -(-shape.trained // ranks) + _gathered(shape, ParallelConfig(ranks=ranks, zero=3))
+    parallel = setup.parallel
+    embedding = shape.vocabulary * shape.hidden // parallel.pipeline * (0 if shape.adapters else width)
+    ranks, gathered = parallel.ranks, _gathered(shape, parallel)
+    reference = -(-shape.trained // ranks) + _gathered(shape, replace(parallel, zero=3))
+    rounded = gathered or -(-shape.parameters // parallel.pipeline)
     return MemoryNeeds(
-        weights=-(-shape.parameters // ranks) * width + gathered * width + (gathered or shape.parameters) * copies,
+        weights=-(-shape.parameters // ranks) * width + gathered * width + rounded * copies,
         gradients=-(-shape.trained // ranks) * width,
         optimizer=int(-(-shape.trained // ranks) * (states + rest)),
         reference=reference * width if setup.reference else 0,
@@ -167,13 +173,15 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
 
 
 def _gathered(shape: ModelShape, parallel: ParallelConfig) -> int:
-    """Weights that a rank holds whole at once, beside its share."""
-    if parallel.ranks == 1:
+    """Weights that a rank holds whole at once, beside its share: of its stage, or of some layers."""
+    if parallel.data == 1:
         return 0
+    of_stage = -(-shape.parameters // parallel.pipeline)
     if parallel.zero == 2:
-        return shape.parameters
+        return of_stage
     embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    return min(shape.parameters, embeddings + 2 * (shape.parameters - embeddings) // shape.layers)
+    layers = 2 * (shape.parameters - embeddings) // shape.layers
+    return min(of_stage, embeddings // parallel.pipeline + layers)
 
 
 def value_bytes(shape: ModelShape) -> int:

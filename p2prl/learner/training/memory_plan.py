@@ -91,7 +91,7 @@ def plan_memory(
         least = memory_needs(shape, setup, MicroBatchRule(tokens=longest_row, checkpointing=checkpointing))
         raise _cannot_fit(least, setup, free_bytes, checkpointing=checkpointing)
     rule = MicroBatchRule(
-        tokens=max(min(fit, wanted), longest_row), checkpointing=checkpointing, ranks=setup.parallel.ranks
+        tokens=max(min(fit, wanted), longest_row), checkpointing=checkpointing, plan=setup.parallel.name
     )
     return MemoryPlan(
         precision=setup.precision,

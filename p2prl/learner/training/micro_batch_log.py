@@ -39,16 +39,16 @@ class MicroBatchLog:
         replaced: the replay then differs in the last bits of a sum, which no peer can see. What the settings ask for
         holds from the first step that was never completed, which may be one that ran out of memory.
 
-        The ranks are those of this start. True if the steps to replay were computed by another number of them.
+        The ranks are those of this start. True if the steps to replay were computed by another plan of them.
         """
-        ranks = plan.rule.ranks
-        moved = bool(self._rules) and {self.at(checkpoint_step).ranks, self._rules[-1][1].ranks} != {ranks}
+        ranks = plan.rule.plan
+        moved = bool(self._rules) and {self.at(checkpoint_step).plan, self._rules[-1][1].plan} != {ranks}
         if not self._rules:
             self.change(plan.rule, from_step=0)
         elif not (plan.allows(self.at(checkpoint_step)) and plan.allows(self._rules[-1][1])):
             self.change(plan.rule, from_step=checkpoint_step)
         elif moved:
-            self.change(replace(self._rules[-1][1], ranks=ranks), from_step=checkpoint_step)
+            self.change(replace(self._rules[-1][1], plan=ranks), from_step=checkpoint_step)
         first_new = max(checkpoint_step, completed)
         if plan.changes(self.at(first_new)):
             self.change(plan.rule, from_step=first_new)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from p2prl.learner.training.parallel_config import ONE_PROCESS
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatchRule:
@@ -14,13 +16,13 @@ class MicroBatchRule:
     """Most tokens of a micro-batch, padding included. One row always fits: it cannot be split."""
     checkpointing: bool = False
     """Keep only the inputs of each layer for the backward pass, which computes the rest again."""
-    ranks: int = 1
-    """Processes among which the rows of a batch are dealt, each with micro-batches of its own."""
+    plan: str = ONE_PROCESS
+    """Plan of the ranks that share a batch: each has micro-batches of its own."""
 
     @property
     def text(self) -> str:
         """The rule in words."""
-        within = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        within = f" on ranks by plan {self.plan}" if self.plan != ONE_PROCESS else ""
         return f"{self.tokens:,} tokens{' with checkpointing' if self.checkpointing else ''}{within}"
 
     def halved(self, *, used: int) -> MicroBatchRule:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from p2prl.errors import ConfigError, require
 from p2prl.installation import install_command
-from p2prl.learner.training.bf16_adamw import Bf16AdamW
+from p2prl.learner.training.bf16_adamw import Bf16AdamW, PartOfParameter, whole_parameters
 from p2prl.learner.training.memory_config import PURE_BF16, OptimizerStates, Precision
 
 _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
@@ -110,15 +110,17 @@ class WeightOptimizer:
         *,
         precision: Precision = "fp32",
         states: OptimizerStates = "full",
+        parts: Sequence[PartOfParameter] | None = None,
         parameters_of_all: int | None = None,
     ) -> None:
-        """`parameters` may be parts of a model's, which has `parameters_of_all`; None if they are the whole."""
+        """`parameters` may be `parts` of a model's, which has `parameters_of_all`; None if they are the whole."""
         self._parameters = parameters
+        parts = whole_parameters(parameters) if parts is None else parts
         count = sum(p.numel() for p in parameters) if parameters_of_all is None else parameters_of_all
         self._states = states
         self._draws_globally = states == "8bit" and precision in PURE_BF16
         self._optimizer = _build(
-            parameters, config, precision=precision, states=states, fused=count >= FUSED_FROM_PARAMETERS
+            parameters, parts, config, precision=precision, states=states, fused=count >= FUSED_FROM_PARAMETERS
         )
 
     def step(self, learning_rate: float, *, number: int) -> None:
@@ -170,7 +172,13 @@ class WeightOptimizer:
 
 
 def _build(
-    parameters: Sequence[Tensor], config: OptimizerConfig, *, precision: Precision, states: OptimizerStates, fused: bool
+    parameters: Sequence[Tensor],
+    parts: Sequence[PartOfParameter],
+    config: OptimizerConfig,
+    *,
+    precision: Precision,
+    states: OptimizerStates,
+    fused: bool,
 ) -> torch.optim.Optimizer:
     rate, betas, decay = config.learning_rate, (config.beta1, config.beta2), config.weight_decay
     if states == "8bit":
@@ -178,7 +186,7 @@ def _build(
         return build_low_bit_adamw(parameters, lr=rate, betas=betas, weight_decay=decay, stochastic=stochastic)
     if precision in PURE_BF16:
         kahan = precision == "bf16_kahan"
-        return Bf16AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, kahan=kahan)
+        return Bf16AdamW(parameters, parts=parts, lr=rate, betas=betas, weight_decay=decay, kahan=kahan)
     return torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=decay, foreach=False, fused=fused)
 
 

@@ -70,7 +70,7 @@ class PolicyForward:
         With the normalizers of an earlier pass only the graph is made: the log-probs are not computed again, and zero.
         """
         batch = self._batch(rows)
-        with torch.set_grad_enabled(graph), _checkpointed(self._layers if checkpointing else ()):
+        with torch.set_grad_enabled(graph), checkpointed(self._layers if checkpointing else ()):
             logprobs_M, normalizers_M, hidden_MH = self._scoring(
                 batch.inputs, batch.places_M, batch.tokens_M, normalizers_M
             )
@@ -89,13 +89,13 @@ class PolicyForward:
         extra_MH = extra_gradient_MH.to(scored.hidden_MH.dtype)
         torch.autograd.backward((scored.graph, scored.hidden_MH), (coefficients_M, extra_MH))
 
-    def _batch(self, rows: Sequence[Row]) -> _Batch:
+    def _batch(self, rows: Sequence[Row]) -> Batch:
         device = next(self._scoring.parameters()).device
-        return _packed(rows, device) if self._packs else _padded(rows, device)
+        return _packed(rows, device) if self._packs else padded(rows, device)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Rows as the model takes them. The last token of a row predicts nothing and is left out."""
 
     inputs: dict[str, Tensor]
@@ -104,16 +104,16 @@ class _Batch:
     tokens_M: Tensor
 
 
-def _padded(rows: Sequence[Row], device: torch.device) -> _Batch:
+def padded(rows: Sequence[Row], device: torch.device) -> Batch:
     """Rows padded on the right: a causal model never attends there, so no mask is needed."""
     inputs = [joined(prompt, completion[:-1]) for prompt, completion in rows]
     ids_NL = pad_right(inputs, device)
     length = ids_NL.shape[1]
     starts = [n * length + len(prompt) - 1 for n, (prompt, _) in enumerate(rows)]
-    return _Batch({"input_ids": ids_NL}, *_places(rows, starts, device))
+    return Batch({"input_ids": ids_NL}, *_places(rows, starts, device))
 
 
-def _packed(rows: Sequence[Row], device: torch.device) -> _Batch:
+def _packed(rows: Sequence[Row], device: torch.device) -> Batch:
     """Rows joined to one without padding; positions that start again at 0 separate them."""
     inputs = [joined(prompt, completion[:-1]) for prompt, completion in rows]
     ids_1L = torch.from_numpy(np.concatenate(inputs))[None].to(device)
@@ -122,7 +122,7 @@ def _packed(rows: Sequence[Row], device: torch.device) -> _Batch:
     for row, (prompt, _) in zip(inputs, rows, strict=True):
         starts.append(end + len(prompt) - 1)
         end += len(row)
-    return _Batch({"input_ids": ids_1L, "position_ids": positions_1L}, *_places(rows, starts, device))
+    return Batch({"input_ids": ids_1L, "position_ids": positions_1L}, *_places(rows, starts, device))
 
 
 def _places(rows: Sequence[Row], starts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -133,7 +133,7 @@ def _places(rows: Sequence[Row], starts: Sequence[int], device: torch.device) ->
 
 
 @contextmanager
-def _checkpointed(layers: Sequence[Any]) -> Iterator[None]:
+def checkpointed(layers: Sequence[Any]) -> Iterator[None]:
     """Keep only the inputs of these layers for the backward pass, which computes them again.
 
     transformers' own switch works in training mode alone, and that would turn on dropout.

@@ -41,6 +41,14 @@ class TrainingHead:
 
     def logprobs(self, hidden_MH: Tensor, tokens_M: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of tokens and the log-normalizers (log-sum-exp of the logits), both (M,) float32. No gradient."""
+        picked_M, normalizers_M = self.logits(hidden_MH, tokens_M)
+        return picked_M - normalizers_M, normalizers_M
+
+    def logits(self, hidden_MH: Tensor, tokens_M: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of tokens and the log-sum-exp of all, both (M,) float32. No gradient.
+
+        Of a head that has a part of the words, tokens outside them have a logit of 0 here.
+        """
         count = len(tokens_M)
         best_M = torch.full((count,), torch.finfo(torch.float32).min, device=tokens_M.device)
         total_M = torch.zeros_like(best_M)
@@ -55,7 +63,7 @@ class TrainingHead:
                 total_M[rows] = scaled + logits.sub_(higher[:, None]).exp_().sum(dim=-1)
                 best_M[rows] = higher
             normalizers_M = best_M + total_M.log()
-        return picked_M - normalizers_M, normalizers_M
+        return picked_M, normalizers_M
 
     def attach(self, hidden_MH: Tensor, tokens_M: Tensor, logprobs_M: Tensor, normalizers_M: Tensor) -> Tensor:
         """These log-probs (M,) as a node of the graph of hidden states, weight and bias.

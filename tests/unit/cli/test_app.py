@@ -47,7 +47,7 @@ def lines_of_the_program() -> set[str]:
     """A line for each command, argument and option of p2prl itself; installed benchmarks are their packages'."""
     lines = set()
     for name, command in commands().items():
-        if name.startswith("p2prl bench ") and name.split()[2] not in ("machine", "engine", "step", "publish"):
+        if name.startswith("p2prl bench ") and name.split()[2] not in ("machine", "engine", "step", "ranks", "publish"):
             assert name.split()[2] in BENCHMARKS.names()
             continue
         lines.add(name)

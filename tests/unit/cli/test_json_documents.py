@@ -19,6 +19,7 @@ from p2prl.bench.engine.benchmark import EngineRow
 from p2prl.bench.engine_pairs.benchmark import PairResult
 from p2prl.bench.machine.benchmark import FitRow, SpeedRow
 from p2prl.bench.publish.benchmark import PublishReport
+from p2prl.bench.ranks.benchmark import RanksRow
 from p2prl.bench.step.benchmark import StepRow
 from p2prl.cli.commands import certificate as certificate_make
 from p2prl.cli.commands.seed_worker import seeding_document
@@ -174,6 +175,7 @@ def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: A
         ("p2prl bench plan", ".fleets[]", PlanRow),
         ("p2prl bench plan", ".activation[]", ActivationRow),
         ("p2prl bench step", ".rows[]", StepRow),
+        ("p2prl bench ranks", ".rows[]", RanksRow),
         ("p2prl bench machine", ".speed[]", SpeedRow),
         ("p2prl bench machine", ".fits[]", FitRow),
         ("p2prl bench rewards", ".results[]", CaseRow),
@@ -213,6 +215,7 @@ def test_keys_that_only_some_documents_have_are_optional(command: str, path: str
         ("p2prl bench ppo", ["recipe_comparison"]),
         ("p2prl bench replay", ["bench_replay"]),
         ("p2prl bench rewards", ["recipe_comparison"]),
+        ("p2prl bench ranks", ["bench_ranks"]),
         ("p2prl bench step", ["bench_step"]),
     ],
 )

@@ -126,9 +126,9 @@ def test_needs_of_a_7b_model_are_those_on_paper() -> None:
 def test_ranks_share_what_is_trained_and_hold_some_weights_whole() -> None:
     parameters, rule = QWEN_7B.parameters, MicroBatchRule(tokens=1024, checkpointing=True)
     alone = memory_needs(QWEN_7B, replace(CUDA, precision="fp32", reference=True), rule)
-    shared = replace(CUDA, precision="fp32", reference=True, parallel=ParallelConfig(ranks=4))
+    shared = replace(CUDA, precision="fp32", reference=True, parallel=ParallelConfig(plan="dp4"))
     two = memory_needs(QWEN_7B, shared, rule)
-    three = memory_needs(QWEN_7B, replace(shared, parallel=ParallelConfig(ranks=4, zero=3)), rule)
+    three = memory_needs(QWEN_7B, replace(shared, parallel=ParallelConfig(plan="dp4", zero=3)), rule)
     share = -(-parameters // 4)
     assert (two.gradients, two.optimizer) == (three.gradients, three.optimizer) == (4 * share, 8 * share)
     assert two.weights == 4 * (share + parameters), "its share, and all of them between the passes"
@@ -137,6 +137,22 @@ def test_ranks_share_what_is_trained_and_hold_some_weights_whole() -> None:
     assert three.weights == 4 * (share + gathered), "its share, the embeddings, and the layer at work with the next"
     assert two.reference == three.reference == 4 * (share + gathered) < alone.reference
     assert (two.activations, two.scratch) == (alone.activations, alone.scratch), "each has micro-batches of its own"
+
+
+def test_stages_share_layers_and_words() -> None:
+    parameters, rule = QWEN_7B.parameters, MicroBatchRule(tokens=1024, checkpointing=True)
+    alone = memory_needs(QWEN_7B, replace(CUDA, precision="fp32", reference=True), rule)
+    setup = replace(CUDA, precision="fp32", reference=True)
+    staged = memory_needs(QWEN_7B, replace(setup, parallel=ParallelConfig(plan="pp4")), rule)
+    share = -(-parameters // 4)
+    assert (staged.weights, staged.gradients, staged.optimizer) == (4 * share, 4 * share, 8 * share)
+    assert staged.reference == 4 * share, "no stage ever has more"
+    assert alone.scratch - staged.scratch == 4 * 152_064 * 3_584 * 3 // 4, "the embedding's gradient is of its words"
+    assert staged.activations == alone.activations, "as many micro-batches at once as stages, in a share of the layers"
+    both = memory_needs(QWEN_7B, replace(setup, parallel=ParallelConfig(plan="dp2pp2")), rule)
+    assert both.weights == 4 * (share + -(-parameters // 2)), "its share, and its stage whole between the passes"
+    three = memory_needs(QWEN_7B, replace(setup, parallel=ParallelConfig(plan="dp2pp2", zero=3)), rule)
+    assert 4 * share < three.weights < both.weights
 
 
 SMALL = ModelShape(parameters=123_000_000, vocabulary=151_936, hidden=640, intermediate=1792, layers=6, query=640)

@@ -61,7 +61,7 @@ def test_rules_by_step_survive_a_restart(tmp_path: Path) -> None:
         assert [each.at(step).tokens for step in (0, 6, 7, 100)] == [400, 400, 200, 200]
     log.change(rule(100), from_step=3)  # a replay that ran out of memory earlier replaces what followed
     assert [MicroBatchLog(path).at(step).tokens for step in (2, 3, 7)] == [400, 100, 100]
-    first = {"from_step": 0, "tokens": 400, "checkpointing": False, "ranks": 1}
+    first = {"from_step": 0, "tokens": 400, "checkpointing": False, "plan": "1"}
     assert json.loads(path.read_text().splitlines()[0]) == first
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
@@ -83,19 +83,19 @@ def test_a_rule_of_the_settings_starts_after_the_completed_steps(tmp_path: Path)
     assert [log.at(step).tokens for step in (12, 13, 14)] == [500, 500, 300]
 
 
-def test_another_number_of_ranks_holds_from_the_checkpoint(tmp_path: Path) -> None:
+def test_another_plan_of_ranks_holds_from_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "micro-batches.jsonl"
     steps = {0: 400, 8: 200}  # as a release before ranks wrote them
     lines = [{"from_step": step, "tokens": tokens, "checkpointing": False} for step, tokens in steps.items()]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     log = MicroBatchLog(path)
-    assert log.begin(replace(plan(400), rule=replace(rule(400), ranks=2)), checkpoint_step=5, completed=9)
+    assert log.begin(replace(plan(400), rule=replace(rule(400), plan="dp2")), checkpoint_step=5, completed=9)
     for each in (log, MicroBatchLog(path)):
-        assert [each.at(step).ranks for step in (4, 5, 9)] == [1, 2, 2]
+        assert [each.at(step).plan for step in (4, 5, 9)] == ["1", "dp2", "dp2"]
         assert [each.at(step).tokens for step in (4, 5, 9)] == [400, 200, 200], "what ran out of memory stays"
-    assert not log.begin(replace(plan(400), rule=replace(rule(400), ranks=2)), checkpoint_step=5, completed=9)
+    assert not log.begin(replace(plan(400), rule=replace(rule(400), plan="dp2")), checkpoint_step=5, completed=9)
     assert log.begin(plan(400), checkpoint_step=9, completed=9)
-    assert log.at(9).ranks == 1
+    assert log.at(9).plan == "1"
 
 
 def test_a_rule_that_cannot_be_written_is_not_used_silently(tmp_path: Path) -> None:

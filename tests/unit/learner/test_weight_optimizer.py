@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from p2prl.errors import ConfigError
-from p2prl.learner.training.bf16_adamw import Bf16AdamW
+from p2prl.learner.training import bf16_adamw
+from p2prl.learner.training.bf16_adamw import Bf16AdamW, PartOfParameter
 from p2prl.learner.training.memory_config import MemoryConfig, OptimizerStates, Precision
 from p2prl.learner.training.weight_optimizer import FUSED_FROM_PARAMETERS, OptimizerConfig, WeightOptimizer
 
@@ -181,3 +183,33 @@ def test_a_missing_library_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="torchao") as caught:
         WeightOptimizer([weights(300)], CONFIG, states="8bit")
     assert "pip install -c constraints.txt '.[lowbit]'" in caught.value.remedy
+
+
+@pytest.mark.parametrize("kahan", [False, True])
+def test_parts_of_a_parameter_round_as_the_whole(kahan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they are cut, also within a block of random bits."""
+    monkeypatch.setattr(bf16_adamw, "_BLOCK", 64)
+    generator = torch.Generator().manual_seed(1)
+    start = [torch.randn(shape, generator=generator).bfloat16() for shape in ((20, 10), (7,))]
+    gradients = [torch.randn(each.shape, generator=generator).bfloat16() for each in start]
+    options: Any = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1, "kahan": kahan}
+
+    whole = [each.clone().requires_grad_() for each in start]
+    optimizer = Bf16AdamW(whole, **options)
+    cuts = [(0, 0, 3), (0, 3, 13), (0, 13, 13), (0, 13, 20), (1, 0, 7)]
+    pieces = [start[number][a:b].clone().requires_grad_() for number, a, b in cuts]
+    widths = [10, 1]
+    places = [PartOfParameter(n, a * widths[n], start[n].numel()) for n, a, _ in cuts]
+    in_parts = Bf16AdamW(pieces, parts=places, **options)
+    for _ in range(3):
+        for parameter, gradient in zip(whole, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        for piece, (number, a, b) in zip(pieces, cuts, strict=True):
+            piece.grad = gradients[number][a:b].clone()
+        optimizer.step()
+        in_parts.step()
+    for piece, (number, a, b) in zip(pieces, cuts, strict=True):
+        assert torch.equal(piece, whole[number][a:b])
+        for name in ("exp_avg", "exp_avg_sq", *(("rest",) if kahan else ())):
+            assert torch.equal(in_parts.state[piece][name], optimizer.state[whole[number]][name][a:b])
+    assert not torch.equal(whole[0], start[0])

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from p2prl.models.logprobs.policy_forward import Row
 
@@ -27,6 +38,24 @@ def qwen2(*, vocabulary: int = VOCABULARY, tied: bool = True, seed: int = 0) -> 
         eos_token_id=0,
     )
     return Qwen2ForCausalLM(config).eval()
+
+
+def llama() -> Any:
+    """Untied, with other norms and heads than Qwen2's, and no biases."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 def wide_qwen2(*, vocabulary: int = 5000, seed: int = 0) -> Any:
@@ -62,6 +91,24 @@ def gpt2(*, dropout: float = 0.0) -> Any:
         eos_token_id=0,
     )
     return GPT2LMHeadModel(config).eval()
+
+
+def gemma() -> Any:
+    """Its embeddings are scaled after they are looked up."""
+    torch.manual_seed(0)
+    config = GemmaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    return GemmaForCausalLM(config).eval()
 
 
 def gemma2() -> Any:

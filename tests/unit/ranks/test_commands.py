@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.update_engine import EngineSettings
 from p2prl.learner.training.value_head import ValueHeadConfig
@@ -33,7 +34,7 @@ COMMANDS: list[commands.Command] = [
         lora=LoraSpec(rank=4, alpha=32.0, targets=("q_proj",)),
         dtype="float32",
         attention="sdpa",
-        zero=3,
+        parallel=ParallelConfig(plan="dp2pp2", zero=3),
         settings=SETTINGS,
     ),
     commands.Score(commands.Rows.of(ROWS), 4096, True),
@@ -42,6 +43,7 @@ COMMANDS: list[commands.Command] = [
     commands.Clip(1.0),
     commands.Step(1e-6, 0.5, 12),
     commands.Gather("bfloat16"),
+    commands.GatherGradients(),
     commands.GatherState(),
     commands.Restore("/run/checkpoints/step-10"),
 ]

@@ -51,3 +51,28 @@ def test_kept_graphs_are_used_where_enough_rows_of_each_are_live() -> None:
     assert not keeps_last(last, [True, True, False, False, False, True], share=2 / 3)
     assert keeps_last([[0], []], [True], share=2 / 3), "an empty micro-batch has no row that counts"
     assert not keeps_last([[], []], [], share=2 / 3)
+
+
+@given(LENGTHS, st.integers(1, 3), st.integers(2, 4))
+def test_a_pipeline_has_work_for_all_its_stages(lengths: list[int], ranks: int, stages: int) -> None:
+    parts = split(lengths, tokens=10**9, ranks=ranks, stages=stages)
+    assert sorted(row for each in parts for part in each for row in part) == list(range(len(lengths)))
+    share = max(len(each) for each in deal(lengths, ranks))
+    if max(lengths) == min(lengths):
+        assert len(parts[0]) >= min(share, 4 * stages) // 2, "in spite of a budget for all rows at once"
+    within = split(lengths, tokens=max(lengths), ranks=ranks, stages=stages)
+    assert all(len(part) * max(lengths[i] for i in part) <= max(lengths) for each in within for part in each if part)
+
+
+@given(LENGTHS, RANKS, st.integers(1, 400), st.integers(1, 3), st.data())
+def test_live_rows_stay_with_their_rank(
+    lengths: list[int], ranks: int, tokens: int, stages: int, data: st.DataObject
+) -> None:
+    """It alone has what was kept of them when they were scored."""
+    live = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    scored = split(lengths, tokens=tokens, ranks=ranks, stages=stages)
+    pushed = split(lengths, tokens=tokens, ranks=ranks, stages=stages, live=live)
+    for before, after in zip(scored, pushed, strict=True):
+        held = {row for part in before for row in part}
+        assert sorted(row for part in after for row in part) == sorted(row for row in held if live[row])
+    assert len({len(each) for each in pushed}) == 1

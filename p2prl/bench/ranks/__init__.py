@@ -1,0 +1,1 @@
+"""The ranks benchmark: time, memory and results of plans of ranks beside one process."""
