@@ -65,7 +65,10 @@ Action = Load | Sample | Wait
 
 
 class Agent:
-    """Decides the next action; the shell carries it out and reports back."""
+    """Decides the next action; the shell carries it out and reports back.
+
+    More than twelve attributes, because each reason to wait begins and ends by itself.
+    """
 
     def __init__(self, config: AgentConfig, slots: SlotNumbers | None = None, *, sampled_version: int = -1) -> None:
         """`slots` knows which were sampled before a restart, and `sampled_version` is the newest they were sampled

@@ -108,8 +108,6 @@ class Volunteer:
         self.refused = RefusedWork(self._spool, spool_path, replay, on_notice, lambda: bootstrap.manifest_raw)
         """What the learner refused of this machine's work."""
 
-    # --- lifecycle----------------------------------------------------------------------------------------------
-
     @property
     def held_version(self) -> int:
         """Newest version whose weights are on this machine; −1 before the first."""
@@ -230,8 +228,6 @@ class Volunteer:
             self._free_engine()
             self._agent.stop()
 
-    # --- messages ----------------------------------------------------------------------------------------------
-
     def _take_messages(self, timeout_s: float) -> None:
         for message in self._net.poll(timeout_s):
             match message:
@@ -289,8 +285,6 @@ class Volunteer:
         self._agent.skip_to(first_slot(self.bootstrap.manifest.created_ms, self._clock.now()))
         self._numbered_from = self._agent.lowest_slot
         self._spool.mark_slots_done(self._numbered_from)
-
-    # --- work --------------------------------------------------------------------------------------------------
 
     def _load(self, policy: LocalPolicy) -> None:
         assert self.bootstrap.prepared is not None

@@ -80,7 +80,7 @@ class Standby(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     agreed to it beforehand."""
 
     peers: tuple[bytes, ...]
-    """Public keys of the peers that stand by. Whoever is not among them works."""
+    """Public keys of the peers that stand by. All others work."""
     until_ms: int
     """When they work again unless a newer message names them: it may be withheld from them."""
 

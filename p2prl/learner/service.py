@@ -34,7 +34,7 @@ _IDLE_POLL_S = 0.2
 
 
 class Learner:
-    """The learner of one run."""
+    """The learner of one run. It is given every part of it, because none of them knows the others."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity, PeerId
-from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.kinds import Kind
 from p2prl.protocol.link_messages import (
     Chunk,
     ChunkRefused,
@@ -210,11 +210,7 @@ class Node:
 
     def looked_up(self, records: list[bytes], now: float) -> None:
         """The directory answered a `LookUp`."""
-        discovery = self._core.connections.discovery
-        before = discovery.offers
-        discovery.on_records(records, now)
-        if self._core.config.role is Role.LEARNER and discovery.offers != before:
-            self._core.events.append(signals.StandbyOffers(discovery.offers))
+        self._core.on_records(records, now)
 
     def upload_done(self, peer: PeerId, delivered: bool = True) -> None:
         """A bulk frame to `peer` has been sent, or has failed."""

@@ -107,6 +107,14 @@ class NodeCore:
         self.events: deque[Event] = deque()
         self._reported_roles: tuple[tuple[str, int], ...] = ()
 
+    def on_records(self, records: list[bytes], now: float) -> None:
+        """Take in the directory's records, and report to a learner who agrees to stand by when that has changed."""
+        discovery = self.connections.discovery
+        before = discovery.offers
+        discovery.on_records(records, now)
+        if self.config.role is Role.LEARNER and discovery.offers != before:
+            self.events.append(signals.StandbyOffers(discovery.offers))
+
     def is_learner(self, peer: PeerId) -> bool:
         """Whether a peer is the run's learner, by the key that signed the run manifest."""
         return peer == self.local.learner

@@ -59,7 +59,7 @@ _SweepOnly = Annotated[
 ]
 _TuningSeeds = Annotated[
     int,
-    typer.Option("--tuning-seeds", min=1, max=5, help="With --sweep: choose on so many of the seeds 100 to 104."),
+    typer.Option("--tuning-seeds", min=1, max=5, help="With --sweep: choose on this number of the seeds 100 to 104."),
 ]
 _SteadyState = Annotated[
     bool,

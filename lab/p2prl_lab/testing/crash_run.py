@@ -73,7 +73,10 @@ class _Sleeper:
 
 
 class CrashRun:
-    """One swarm under kills. Drives processes; it does not run inside them."""
+    """One swarm under kills. Drives processes; it does not run inside them.
+
+    More than twelve attributes, because each fault has a count of its own that the report shows.
+    """
 
     def __init__(self, swarm: SwarmProcesses, run: Path, plan: CrashPlan, *, say: Callable[[str], None]) -> None:
         self._swarm = swarm
@@ -124,7 +127,7 @@ class CrashRun:
         self.report.commands = dict(self._owner.given)
 
     def _naps_by(self, kills: int) -> int:
-        """Naps that have begun after so many kills."""
+        """Naps that have begun after this number of kills."""
         return self._plan.naps * kills // self._plan.kills
 
     def _next_victim(self, learner: RoleProcess) -> RoleProcess:

@@ -105,14 +105,16 @@ def join_run(
         )
         with session(worker.run_directory(link.run), limits, interrupts):
             view.phase("finding the run")
-            config = start.network(Role.VOLUNTEER)
-            config = replace(config, node=replace(config.node, price=price))
+            config = start.network(Role.VOLUNTEER, price=price)
             start.seal()
             controls.steer(volunteer.owner, interrupts, device=str(chosen))
-            started: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
-            started = mirror.around(started) if mirrors else started
-            finished = volunteer.run(started if wrap_network is None else wrap_network(started))
+            network: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
+            finished = volunteer.run((wrap_network or _as_it_is)(mirror.around(network) if mirrors else network))
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=_KEPT)
+
+
+def _as_it_is(network: NetworkPort) -> NetworkPort:
+    return network
 
 
 def _wrapping(

@@ -57,7 +57,7 @@ def make_learn(
         ] = None,
         ranks: Annotated[
             int | None,
-            typer.Option("--ranks", min=1, help="Processes that share every update: --ranks 2 is --plan dp2."),
+            typer.Option("--ranks", min=1, help="Processes of every update: 2 is --plan dp2. Default: run.toml's."),
         ] = None,
         plan: Annotated[
             str | None,
@@ -69,7 +69,7 @@ def make_learn(
             typer.Option(
                 "--via",
                 metavar="MULTIADDR",
-                help="A peer that is dialed first and named in the link: for a learner that nobody can dial.",
+                help="A peer that is dialed first and named in the link: for a learner that nobody can dial. Default: none.",
             ),
         ] = None,
         as_json: AsJson = False,

@@ -131,10 +131,10 @@ class WorkerStart:
             computes=computes,
         )
 
-    def network(self, role: Role, *, runs_code: bool = False) -> NetworkConfig:
-        """Settings of this worker's network process; `runs_code` as in `peer_network`."""
+    def network(self, role: Role, *, runs_code: bool = False, price: float | None = None) -> NetworkConfig:
+        """Settings of this worker's network process; `runs_code` and `price` as in `NodeConfig`."""
         request = self.request
-        return peer_network(
+        config = peer_network(
             self.link,
             self.worker,
             role,
@@ -146,6 +146,7 @@ class WorkerStart:
             transport=request.transport,
             reach=request.reach,
         )
+        return replace(config, node=replace(config.node, price=price))
 
     def seal(self) -> None:
         """Refuse what is still needed while a worker starts, and say what confines it. Before any stranger's bytes."""

@@ -1,4 +1,4 @@
-"""Who stands by: volunteers that the run can do without, chosen among those that agreed to it, dearest first.
+"""Standby: volunteers that the run can do without, chosen among those that agreed to it, dearest first.
 
 A swarm with more volunteers than training needs shows as a queue of groups that never empties. Volunteers wait for
 receipts then, so what they could sample cannot be measured, and the choice is made by trying: some of them stand by,
@@ -75,7 +75,7 @@ class StandbyChoice:
         return tuple(self._on_standby)
 
     def offered(self, prices: dict[bytes, float]) -> None:
-        """Take in who agrees to stand by, with what an hour of its work costs. Whoever is missing works again."""
+        """Take in who agrees to stand by, with what an hour of its work costs. Those missing work again."""
         self._prices = dict(prices)
         self._on_standby = {peer: None for peer in self._on_standby if peer in prices}
 

@@ -1,4 +1,4 @@
-"""Who stands by: a queue of groups with volunteers that wait for receipts, as the real ones do."""
+"""The choice of those that stand by: a queue of groups with volunteers that wait for receipts, as the real ones do."""
 
 from __future__ import annotations
 

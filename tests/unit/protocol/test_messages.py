@@ -208,6 +208,7 @@ def test_every_struct_of_the_wire_is_a_frozen_array_without_further_fields() -> 
         importlib.import_module(f"{protocol.__name__}.{module.name}")
     kinds = [kind for kind in kinds_of(Wire) if kind.__module__.startswith(protocol.__name__)]
     assert len(kinds) > 40
-    for kind in (Wire, *kinds):
+    every: list[type[msgspec.Struct]] = [Wire, *kinds]
+    for kind in every:
         config = kind.__struct_config__
         assert (config.frozen, config.array_like, config.forbid_unknown_fields) == (True, True, True), kind

@@ -61,7 +61,7 @@ class StalenessConfig:
     sweep_only: bool = False
     """Choose them, and leave the reporting seeds unseen."""
     tuning_seeds: int = len(DEVELOPMENT_SEEDS)
-    """Development seeds that choices are made on, the first so many."""
+    """Number of development seeds, from the first on, that choices are made on."""
     device: torch.device = CPU
     """The batches of every run are computed on it. Results are continued on any."""
     steady_state: bool = False

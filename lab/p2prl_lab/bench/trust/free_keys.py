@@ -164,7 +164,7 @@ def _say(**figures: int) -> None:
 
 @dataclass(slots=True)
 class FreeKeys:
-    """The process of the keys, as whoever started it sees it."""
+    """The process of the keys, as seen by the process that started it."""
 
     process: subprocess.Popen[str]
 

@@ -159,8 +159,9 @@ def starved_node_row(plan: SocketPlan) -> StarvedRow:
             """Let this time pass; bytes a second that the volunteers got."""
             begun = time.monotonic()
             while time.monotonic() < begun + seconds:
-                for each in (node, *volunteers):
-                    each.poll()
+                node.poll()
+                for volunteer in volunteers:
+                    volunteer.poll()
             return begun
 
         def rate(begun: float, seconds: float) -> float:

@@ -88,7 +88,10 @@ _MAX_KNOWN_PEERS = 4096
 
 
 class HivemindTransport:
-    """`ports.Transport` over hivemind. Build it with `start`, on the event loop it will run on."""
+    """`ports.Transport` over hivemind. Build it with `start`, on the event loop it will run on.
+
+    More than twelve attributes, because streams, slots and meetings of all peers go through one daemon.
+    """
 
     def __init__(
         self,

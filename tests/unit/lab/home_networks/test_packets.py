@@ -18,7 +18,8 @@ _IPV6 = st.tuples(st.integers(0, 2**128 - 1).map(lambda n: ipaddress.IPv6Address
 
 @given(st.one_of(st.tuples(_IPV4, _IPV4), st.tuples(_IPV6, _IPV6)), st.binary(max_size=80), st.sampled_from((TCP, UDP)))
 def test_fields_of_a_packet(ends, payload, protocol):  # type: ignore[no-untyped-def]
-    raw = raw_packet(*ends, payload, protocol=protocol)
+    source, target = ends
+    raw = raw_packet(source, target, payload, protocol=protocol)
     found = read_packet(raw)
     assert found is not None
     assert (found.source, found.target, found.protocol) == (*ends, protocol)
