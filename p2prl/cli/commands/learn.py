@@ -69,7 +69,7 @@ def make_learn(
             typer.Option(
                 "--via",
                 metavar="MULTIADDR",
-                help="A peer that is dialed first and named in the link: for a learner that nobody can dial. Default: none.",
+                help="A peer to dial first and to name in the link: for a learner that nobody can dial. Default: none.",
             ),
         ] = None,
         as_json: AsJson = False,
