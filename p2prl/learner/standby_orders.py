@@ -24,7 +24,7 @@ class StandbyOrders:
     @property
     def figures(self) -> dict[str, float]:
         """Volunteers on standby, as a key of the metrics log; empty while there are none."""
-        return {"plan/standby": len(self._choice.peers)} if self._choice.peers else {}
+        return self._choice.figures
 
     def offered(self, offers: StandbyOffers) -> None:
         """Take in who agrees to stand by."""

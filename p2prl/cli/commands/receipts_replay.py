@@ -7,6 +7,7 @@ imports anything large.
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,12 +80,22 @@ def replay_command(source: str, digest: str, request: ReplayRequest, *, home: Pa
 
 
 def _replay(run: OwnRun, group: SignedGroup, folders: list[Path], request: ReplayRequest) -> Verdict:
-    launch: Launch | None = None
-    protection = Protection(asked=False)
-    if request.confine:
-        launch = Starter({TOKENIZER: tokenizer_program()}).launch(TOKENIZER)
+    if not request.confine:
+        return _replayed(run, group, folders, request, Protection(asked=False), None)
+    with closing(Starter({TOKENIZER: tokenizer_program()})) as starter:
         readable = tuple(folder.resolve() for folder in folders if folder.is_dir())
         protection = confine_files(run.directory.parent.resolve(), readable)
+        return _replayed(run, group, folders, request, protection, starter.launch(TOKENIZER))
+
+
+def _replayed(
+    run: OwnRun,
+    group: SignedGroup,
+    folders: list[Path],
+    request: ReplayRequest,
+    protection: Protection,
+    launch: Launch | None,
+) -> Verdict:
     find_policy(folders, run, group.group.policy, group.group.version)  # before torch is imported for nothing
     say("importing torch")
 

@@ -74,6 +74,11 @@ class StandbyChoice:
         """Who stands by."""
         return tuple(self._on_standby)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Volunteers on standby, as a key of the metrics log; empty while there are none."""
+        return {"plan/standby": len(self._on_standby)} if self._on_standby else {}
+
     def offered(self, prices: dict[bytes, float]) -> None:
         """Take in who agrees to stand by, with what an hour of its work costs. Those missing work again."""
         self._prices = dict(prices)

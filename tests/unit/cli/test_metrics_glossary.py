@@ -18,6 +18,7 @@ from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.timing.live_forecast import UPDATES, Forecaster
+from p2prl.learner.timing.standby import StandbyChoice
 from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
@@ -75,12 +76,19 @@ def lost_figures() -> set[str]:
 
 
 def forecast_figures() -> set[str]:
-    """Keys of a learner that has made more than sixteen updates, and then sixteen more."""
+    """Keys of a learner that has made more than sixteen updates, and then sixteen more, with somebody on standby."""
     forecaster = Forecaster(groups_per_update=2)
     for update in range(2 * UPDATES + 2):
         forecaster.delivered(b"a", update + 0.5)
         forecaster.updated(float(update), at_work=0.5, ready=0)
-    return set(forecaster.figures)
+    choice = StandbyChoice(groups_per_update=2, most=1)
+    choice.offered({b"a": 1.0})
+    for second in range(8):
+        choice.delivered(b"a", float(second))
+        choice.delivered(b"b", float(second))
+    for update in range(8):
+        choice.updated(8.0 + update, at_work=1.0, waiting=8)
+    return set(forecaster.figures) | set(choice.figures)
 
 
 def metrics_of_settings() -> set[str]:

@@ -272,7 +272,7 @@ def test_a_replay_imports_nothing_large_before_it_is_confined() -> None:
 def test_what_is_gone_is_said_in_a_sentence(home: Home) -> None:
     name = home.sample(0)
     home.weights_file().unlink()
-    gone = refusal(home, "replay", name.hex())
+    gone = refusal(home, "replay", name.hex(), "--no-confinement")
     assert isinstance(gone, MachineError)
     assert "version 0 of the policy is not on this machine any more" in str(gone)
     home.spool.limit(0)
