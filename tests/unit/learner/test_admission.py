@@ -138,9 +138,9 @@ def test_a_group_in_a_slot_without_valid_work_is_rejected(tmp_path: Path, monkey
 
 
 ELSEWHERE = {
-    RejectionReason.TOO_STALE: ("test_verification", "test_group_at_the_bound_counts_and_above_it_expires"),
-    RejectionReason.DUPLICATE_SLOT: ("test_verification", "test_one_slot_counts_once_within_a_batch"),
-    RejectionReason.ENGINE_MISMATCH: ("test_verification", "test_claimed_dtype_does_not_widen_the_tolerance"),
+    RejectionReason.TOO_STALE: ("test_admission", "test_group_at_the_bound_counts_and_above_it_expires"),
+    RejectionReason.DUPLICATE_SLOT: ("test_admission", "test_one_slot_counts_once_within_a_batch"),
+    RejectionReason.ENGINE_MISMATCH: ("test_admission", "test_claimed_dtype_does_not_widen_the_tolerance"),
     RejectionReason.WITHHELD_SLOTS: ("test_slot_prices", "test_groups_that_pay_for_lost_slots_are_voided"),
     RejectionReason.EXCLUDED: ("test_exclusion_service", "test_a_key_that_forges_is_excluded_told_and_remembered"),
 }
