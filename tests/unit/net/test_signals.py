@@ -29,7 +29,8 @@ RUN = Digest(bytes(32))
 
 def made(kind: type[signals.Signal]) -> Any:
     """A signal of this kind, with a value in each field."""
-    values = {int: 7, bool: True, str: ME.peer_id, bytes: b"\x01" * 32, tuple[bytes, ...]: (b"entry",)}
+    values: dict[Any, Any] = {int: 7, bool: True, str: ME.peer_id, bytes: b"\x01" * 32}
+    values |= {tuple[bytes, ...]: (b"entry",), tuple[tuple[bytes, float], ...]: ((ME.public_key, 0.5),)}
     return kind(*(values[field.type] for field in msgspec.structs.fields(kind)))
 
 
