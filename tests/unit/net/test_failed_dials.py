@@ -30,6 +30,9 @@ class CountingDaemon:
         if not self.reaches:
             raise TransportError("refused")
 
+    async def open_stream(self, peer: PeerId, protocol: str) -> None:
+        raise TransportError(f"{peer} speaks no {protocol}")
+
 
 class EmptyDirectory:
     async def introduce(self, peer: PeerId) -> None:
