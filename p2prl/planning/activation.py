@@ -5,8 +5,8 @@ Machines are taken by cost for each useful group, cheapest first, until
     Σ useful − z √Σ variance ≥ (1 + margin) R / T
 
 where a machine that is there a share a of the time brings u / a or nothing, so its variance is u² (1 − a) / a. Then
-those that the others make needless are dropped, dearest first. ECHO-2 (arXiv 2602.02192, §5) chooses so without the
-variance; an integer program is hardly cheaper, and changes everything when one machine leaves. Pure.
+those that the others make needless are dropped, dearest first. ECHO-2 (arXiv 2602.02192) activates by cost as well. An
+integer program is hardly cheaper in the median (docs/planning.md). Pure.
 """
 
 from __future__ import annotations

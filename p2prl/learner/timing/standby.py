@@ -6,7 +6,7 @@ and if the queue still does not empty, some more. When it runs low they work aga
 waits twice as long. A volunteer's cost is its price over the verified groups a second that the learner has seen of it;
 what it says of its speed counts for nothing.
 
-ECHO-2 (arXiv 2602.02192, §5) activates machines by declared cost and speed. Here neither is believed: a low price only
+ECHO-2 (arXiv 2602.02192) activates machines by declared cost and speed. Here neither is believed: a low price only
 makes a volunteer work, as all do that named none, and credit comes from verified groups alone. Pure.
 """
 
