@@ -173,7 +173,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         pacing=pacing,
         standby=standby,
         publisher=_publisher(parts, storage, sender, publish_stage),
-        shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
+        shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock, parts.on_notice),
     )
 
 
