@@ -67,8 +67,8 @@ class Baseline:
 class Mutants:
     """A folder with a copy of the commit that it began with, a baseline for each room, and the rows."""
 
-    def __init__(self, folder: Path, *, heavy: Sequence[str] = HEAVY) -> None:
-        """`heavy` are the libraries that most tests import."""
+    def __init__(self, folder: Path, *, heavy: Sequence[str] = HEAVY, quick: bool = False) -> None:
+        """`heavy` are the libraries that most tests import; `quick` leaves out tests that are marked as slow."""
         self.tree = folder / "tree"
         self._folder = folder
         self._rows = folder / "rows.jsonl"
@@ -79,6 +79,7 @@ class Mutants:
         if archive.exists():  # also over a mutant that was being tried when the last process was killed
             subprocess.run(["tar", "-x", "-f", archive, "-C", self.tree], check=True)
         self.rows = [Row(**json.loads(line)) for line in _lines(self._rows)]
+        self._quick = quick
         self._runner = Runner(self.tree, heavy=heavy)
         self._baselines: dict[str, Baseline] = {}
         self._changed = time.time()
@@ -106,11 +107,8 @@ class Mutants:
         if any((row.file, row.flip) == (file, flip) for row in self.rows):
             return None
         baseline = self._baseline(_room(file))
-        tests = slowest_last(
-            sorted(self._noticing(file, site, source, baseline) - baseline.failing),
-            baseline.durations,
-            within_s=_MUTANT_S,
-        )
+        noticing, first = self._noticing(file, site, source, baseline)
+        tests = slowest_last(sorted(noticing - baseline.failing), baseline.durations, within_s=_MUTANT_S, first=first)
         outcome: Literal["killed", "survived", "undecided"] = "survived"
         failed: tuple[str, ...] = ()
         if tests:
@@ -128,16 +126,29 @@ class Mutants:
             out.write(json.dumps(asdict(row)) + "\n")
         return row
 
-    def _noticing(self, file: str, site: Site, source: bytes, baseline: Baseline) -> set[str]:
-        """Tests that execute the statement; all of the room for one that runs while its module is imported.
+    def _noticing(self, file: str, site: Site, source: bytes, baseline: Baseline) -> tuple[set[str], set[str]]:
+        """(Tests that execute the statement, those of them to begin with).
 
-        Where none executes it, files of tests that import the module: they may start processes that do.
+        All of the room for a statement that runs while its module is imported; first those that execute a line which
+        names what it defines. Where no test executes it, files of tests that import the module: they may start
+        processes that do.
         """
         by_line = baseline.by_line.get(file, {})
-        found: set[str] = set()
-        for line in range(_first_line(source, site), site.line + 1):
-            found |= by_line.get(line, frozenset())
-        return set(baseline.durations) if "" in found else found or set(self._importing(file))
+        statement = _statement(source, site)
+        found = set().union(*(by_line.get(line, ()) for line in range(statement.lineno, site.line + 1)))
+        if "" not in found:
+            return found or set(self._importing(file)), set()
+        return set(baseline.durations), set().union(*self._naming(_defined(statement), baseline)) - {""}
+
+    def _naming(self, names: Sequence[str], baseline: Baseline) -> Iterator[frozenset[str]]:
+        """The tests of each line of the product that has one of these names."""
+        if not names:
+            return
+        naming = re.compile(rf"\b({'|'.join(names)})\b")
+        for file, by_line in baseline.by_line.items():
+            for number, line in enumerate((self.tree / file).read_text(encoding="utf-8").splitlines(), 1):
+                if number in by_line and naming.search(line):
+                    yield by_line[number]
 
     def _importing(self, file: str) -> Iterator[str]:
         """Files among the room's tests that import a module."""
@@ -165,7 +176,9 @@ class Mutants:
                 say(f"{room}: its tests as they are")
                 recorded.unlink(missing_ok=True)
                 tests = _tests_of(room, self.tree)
-                answer = self._runner.run(Request(tests=tests, coverage=str(recorded.resolve()), limit_s=_BASELINE_S))
+                answer = self._runner.run(
+                    Request(tests=tests, coverage=str(recorded.resolve()), limit_s=_BASELINE_S, quick=self._quick)
+                )
                 if answer.outcome in ("unread", "late"):
                     raise RuntimeError(f"the tests of {room} have no end: {answer.outcome}")
                 timed.write_text(json.dumps({"durations": answer.durations, "failing": answer.failed}))
@@ -184,9 +197,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300, help="mutants, of all rooms or the chosen ones")
     parser.add_argument("--room", action="append", default=[], help="only of this folder; may be given again")
+    parser.add_argument("--quick", action="store_true", help="leave out the tests that make test-fast leaves out")
     parser.add_argument("--out", type=Path, required=True, help="folder to work in, and to go on from")
     given = parser.parse_args()
-    mutants = Mutants(given.out)
+    mutants = Mutants(given.out, quick=given.quick)
     try:
         drawn = mutants.drawn(given.seed, given.count, given.room)
         if not drawn:
@@ -218,14 +232,26 @@ def _tests_of(room: str, tree: Path) -> tuple[str, ...]:
     return tuple(str(path.relative_to(tree)) for path in found if path.exists())
 
 
-def _first_line(source: bytes, site: Site) -> int:
-    """Line on which the statement of a flip begins."""
+def _statement(source: bytes, site: Site) -> ast.stmt:
+    """The innermost statement that a flip is in."""
     within = (
-        node.lineno
+        node
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.stmt) and node.lineno <= site.line <= (node.end_lineno or node.lineno)
     )
-    return max(within, default=site.line)
+    return max(within, key=lambda node: node.lineno)
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    """Names of constants, a function or a class that a statement defines."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(name)):
+            return [name]
+    return []
 
 
 def _lines(file: Path) -> list[str]:
