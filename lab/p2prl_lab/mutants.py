@@ -34,7 +34,7 @@ from p2prl_lab.progress_lines import say
 _ROOT = Path(__file__).parents[2]
 _BASELINE_S = 7200
 """Longest time of a room's tests as they are."""
-_MUTANT_S = 60
+_MUTANT_S = 30
 """Of the tests that a mutant gets, by the time they take without it. Flips of constants are executed by hundreds."""
 _LATE = 6
 """A mutant is undecided when its tests take this many times as long."""
