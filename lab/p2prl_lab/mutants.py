@@ -95,7 +95,7 @@ class Mutants:
             for top in ("p2prl", "client", "validator", "protocol")
             for path in (self.tree / top).rglob("*.py")
         )
-        chosen = [file for file in files if not rooms or any(file.startswith(f"{room.rstrip('/')}/") for room in rooms)]
+        chosen = [file for file in files if not rooms or _room(file) in rooms]
         every = [(file, site) for file in chosen for site in sites((self.tree / file).read_bytes())]
         drawn = random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 - a sample, not a secret
         return sorted(drawn, key=lambda flip: _room(flip[0]))
@@ -196,7 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300, help="mutants, of all rooms or the chosen ones")
-    parser.add_argument("--room", action="append", default=[], help="only of this folder; may be given again")
+    parser.add_argument("--room", action="append", default=[], help="only of this one, such as p2prl/net; may be given again")
     parser.add_argument("--quick", action="store_true", help="leave out the tests that make test-fast leaves out")
     parser.add_argument("--out", type=Path, required=True, help="folder to work in, and to go on from")
     given = parser.parse_args()
