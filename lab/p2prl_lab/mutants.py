@@ -5,8 +5,10 @@
 
 Flips are drawn from all modules alike, so that a larger room has more of them. Each one is tried alone in `--out`, in a
 copy of the last commit. The room's tests run once as they are, to see which of them execute each line; a flip then gets
-those that execute its line, the fastest first. A mutant is killed when a test that can be named fails; one that keeps a
-test file from being read proves nothing and is left undecided. The same command goes on where it was stopped.
+those that execute its line, the fastest first. With `--near` nothing runs first, and a flip gets the files of tests
+that import its module: cheaper, but it can survive where it should not. A mutant is killed when a test that can be
+named fails; one that keeps a test file from being read proves nothing and is left undecided. The same command goes on
+where it was stopped.
 Survivors that are equal to the program for every input are for a reader to strike out.
 """
 
@@ -67,8 +69,12 @@ class Baseline:
 class Mutants:
     """A folder with a copy of the commit that it began with, a baseline for each room, and the rows."""
 
-    def __init__(self, folder: Path, *, heavy: Sequence[str] = HEAVY, quick: bool = False) -> None:
-        """`heavy` are the libraries that most tests import; `quick` leaves out tests that are marked as slow."""
+    def __init__(self, folder: Path, *, heavy: Sequence[str] = HEAVY, quick: bool = False, near: bool = False) -> None:
+        """`heavy` are the libraries that most tests import; `quick` leaves out tests that are marked as slow.
+
+        `near` saves the baselines: a mutant gets the tests whose files import its module or are named like it.
+        So it can survive where a test further off would kill it.
+        """
         self.tree = folder / "tree"
         self._folder = folder
         self._rows = folder / "rows.jsonl"
@@ -79,7 +85,9 @@ class Mutants:
         if archive.exists():  # also over a mutant that was being tried when the last process was killed
             subprocess.run(["tar", "-x", "-f", archive, "-C", self.tree], check=True)
         self.rows = [Row(**json.loads(line)) for line in _lines(self._rows)]
-        self._quick = quick
+        self._quick, self._is_near = quick, near
+        self._passing: set[str] = set()
+        """Tests known to pass without any mutant."""
         self._runner = Runner(self.tree, heavy=heavy)
         self._baselines: dict[str, Baseline] = {}
         self._changed = time.time()
@@ -106,25 +114,44 @@ class Mutants:
         flip = site.described(source)
         if any((row.file, row.flip) == (file, flip) for row in self.rows):
             return None
-        baseline = self._baseline(_room(file))
-        noticing, first = self._noticing(file, site, source, baseline)
-        tests = slowest_last(sorted(noticing - baseline.failing), baseline.durations, within_s=_MUTANT_S, first=first)
+        tests = self._tests_near(file) if self._is_near else self._tests_of_line(file, site, source)
         outcome: Literal["killed", "survived", "undecided"] = "survived"
         failed: tuple[str, ...] = ()
         if tests:
             self._write(file, site.applied(source))
             try:
-                answer = self._runner.run(Request(tests=tests, limit_s=_LATE * _MUTANT_S))
+                answer = self._runner.run(Request(tests=tests, limit_s=_LATE * _MUTANT_S, quick=self._quick))
             finally:
                 self._write(file, source)
             failed = answer.failed
             if answer.outcome != "passed":
-                outcome = "killed" if answer.outcome == "failed" else "undecided"
+                is_killed = answer.outcome == "failed" and self._passes_without(failed[0])
+                outcome = "killed" if is_killed else "undecided"
         row = Row(room=_room(file), file=file, flip=flip, outcome=outcome, test="".join(failed[:1]), tests=len(tests))
         self.rows.append(row)
         with self._rows.open("a", encoding="utf-8") as out:
             out.write(json.dumps(asdict(row)) + "\n")
         return row
+
+    def _tests_of_line(self, file: str, site: Site, source: bytes) -> tuple[str, ...]:
+        """The tests that execute a statement, as many as there is time for."""
+        baseline = self._baseline(_room(file))
+        noticing, first = self._noticing(file, site, source, baseline)
+        self._passing |= baseline.durations.keys() - baseline.failing
+        return slowest_last(sorted(noticing - baseline.failing), baseline.durations, within_s=_MUTANT_S, first=first)
+
+    def _tests_near(self, file: str) -> tuple[str, ...]:
+        """Files of the room's tests that import a module or are named like it."""
+        stem = Path(file).stem
+        named = (self.tree / "tests" / "unit" / Path(_room(file)).name).rglob(f"test_*{stem}*.py")
+        return tuple(sorted({*self._importing(file), *(str(path.relative_to(self.tree)) for path in named)}))
+
+    def _passes_without(self, test: str) -> bool:
+        """Whether a test passes without any mutant."""
+        if test not in self._passing:
+            answer = self._runner.run(Request(tests=(test,), limit_s=_LATE * _MUTANT_S))
+            self._passing |= {test} if answer.outcome == "passed" else set()
+        return test in self._passing
 
     def _noticing(self, file: str, site: Site, source: bytes, baseline: Baseline) -> tuple[set[str], set[str]]:
         """(Tests that execute the statement, those of them to begin with).
@@ -196,11 +223,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300, help="mutants, of all rooms or the chosen ones")
-    parser.add_argument("--room", action="append", default=[], help="only of this one, such as p2prl/net; may be given again")
+    parser.add_argument(
+        "--room", action="append", default=[], help="only of this one, such as p2prl/net; may be given again"
+    )
     parser.add_argument("--quick", action="store_true", help="leave out the tests that make test-fast leaves out")
+    parser.add_argument("--near", action="store_true", help="give a mutant only files of tests that import its module")
     parser.add_argument("--out", type=Path, required=True, help="folder to work in, and to go on from")
     given = parser.parse_args()
-    mutants = Mutants(given.out, quick=given.quick)
+    mutants = Mutants(given.out, quick=given.quick, near=given.near)
     try:
         drawn = mutants.drawn(given.seed, given.count, given.room)
         if not drawn:

@@ -111,6 +111,21 @@ def test_only_properties_that_do_not_hold_kill_a_mutant(tree: Path) -> None:
     assert outcomes["1:9: '10' becomes '20'"] == ("survived", 2)
 
 
+def test_near_a_mutant_are_the_files_of_tests_that_import_its_module(tree: Path) -> None:
+    (tree / "tests/unit/protocol/test_others.py").write_text("def test_nothing():\n    assert False\n")
+    (tree / "tests/unit/protocol/test_wrong_sizes.py").write_text(
+        "from protocol.sizes import is_even\n\ndef test_five():\n    assert is_even(5)\n"
+    )
+    mutants = Mutants(tree.parent, heavy=["msgspec"], near=True)
+    source = (tree / "protocol/sizes.py").read_bytes()
+    rows = {site.described(source): mutants.tried("protocol/sizes.py", site) for site in sites(source)}
+    mutants.close()
+    outcomes = {flip: (row.outcome, row.tests) for flip, row in rows.items() if row}
+    assert outcomes["5:17: '<' becomes '<='"] == ("killed", 2)
+    assert outcomes["13:19: '3' becomes '6'"] == ("undecided", 2), "a test that fails without it kills nothing"
+    assert not list(tree.parent.glob("*.coverage"))
+
+
 def test_lines_have_the_tests_that_execute_them(tree: Path) -> None:
     runner = Runner(tree, heavy=["msgspec"])
     recorded = tree.parent / "recorded"
