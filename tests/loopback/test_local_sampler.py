@@ -43,19 +43,18 @@ def steps(run: Path) -> int:
 def test_a_learner_trains_alone_and_starts_its_killed_sampler_again(run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
     with swarm.running():
-        learner = swarm.start("learner", "learn", str(run), "--updates", "4", "--sample", "cpu", "--json", *LISTEN)
-        wait_until(lambda: steps(run), seconds=240, what="an update")
-        sampler = sampler_of(learner)
-        assert sampler is not None
+        learner = swarm.start("learner", "learn", str(run), "--updates", "1", "--sample", "cpu", "--json", *LISTEN)
+        sampler = wait_until(lambda: sampler_of(learner), seconds=120, what="a sampler")
         assert sampler.nice() > psutil.Process(learner.process.pid).nice()
+        wait_until(lambda: listeners(sampler), seconds=120, what="the sampler's network")
         assert all(each.laddr.ip == "127.0.0.1" for each in listeners(sampler))
         sampler.kill()
         wait_until(lambda: "local sampler starts again" in learner.log, seconds=60, what="word of a new start")
         assert learner.wait(240) == 0, learner.log
         swarm.await_end(15.0)
-    assert steps(run) == 4
+    assert steps(run) == 1
     document = json.loads(next(line for line in reversed(learner.log.splitlines()) if line.startswith("{")))
-    assert document["step"] == 4
+    assert document["step"] == 1
     homes = list((tmp_path / "swarm" / "home").glob("seat-*/*/status.json"))
     assert len(homes) == 1, "a new start takes the seat of the one before"
 
