@@ -25,7 +25,7 @@ from p2prl_lab.bench.staleness.sweep import DEVELOPMENT_SEEDS
 from p2prl_lab.bench.training.environments import environment_by_name
 from p2prl_lab.bench.training.training_plan import TrainingPlan
 
-REPORTING = range(20, 30)
+REPORTING = range(30, 40)
 """Seeds that are reported, seen by no choice of a setting."""
 
 DEFAULT = "topr:sharpness=1+amsgrad"
