@@ -177,7 +177,9 @@ class Delivery:
             self._redelivered, self._has_more = len(unconfirmed), len(unconfirmed) == room
         if now >= self._catch_up_at and in_reach and run_known:
             self._catch_up_at = now + _CATCH_UP_S
-            if self._spool.has_delivered(created_before=now - _CATCH_UP_S):
+            # Who has lost a storage receipt gets another from a linked learner alone: nodes between take nothing twice.
+            is_unanswered = not self._is_linked and self._redelivered > 0
+            if is_unanswered or self._spool.has_delivered(created_before=now - _CATCH_UP_S):
                 messages.append(signals.AskLedger(self._spool.ledger_position[0]))
         return messages
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -111,26 +110,15 @@ def test_receipts_reach_a_volunteer_behind_a_seeder() -> None:
     assert receipts in heard
 
 
-def test_groups_of_volunteers_behind_a_seeder_are_judged_and_they_hear_of_it(tmp_path: Path) -> None:
+def test_no_group_is_lost_or_voided_while_the_only_relay_restarts(tmp_path: Path) -> None:
     swarm = RelayedSwarm(CONFIG, tiny_model("chain4", seed=1), tmp_path)
-    swarm.network.run_for(120.0)
-    sampled = swarm.sampled()
-    assert len(sampled) > 60
-    swarm.network.run_for(60.0)
-    states = swarm.sampled()
-    assert {states[each] for each in sampled} == {"verified"}
-
-
-@pytest.mark.parametrize("seed", [5, 6])
-def test_no_group_is_lost_or_voided_while_the_only_relay_restarts(tmp_path: Path, seed: int) -> None:
-    swarm = RelayedSwarm(replace(CONFIG, seed=seed), tiny_model("chain4", seed=1), tmp_path)
-    for _ in range(3):
-        swarm.network.run_for(60.0)
+    for _ in range(2):
+        swarm.network.run_for(40.0)
         before = set(swarm.sampled())
         swarm.restart_seeder(20.0)
         assert len(set(swarm.sampled()) - before) > 10, "they sample on without it"
     sampled = set(swarm.sampled())
-    swarm.network.run_for(120.0)
+    swarm.network.run_for(90.0)
     judged, states = swarm.judged(), swarm.sampled()
     assert sampled <= set(judged), "some never arrived"
     assert {judged[each] for each in sampled} <= {"verified", "used", "unused"}

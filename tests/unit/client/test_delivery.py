@@ -113,6 +113,16 @@ def test_a_learner_that_is_heard_over_others_gets_groups_again_and_its_ledger_is
     assert published(subject.due(NOW + 120, run_known=True)) == [b"group 0"], "at once"
 
 
+def test_what_a_learner_without_a_link_may_have_judged_is_looked_up_in_the_ledger(spool: Spool) -> None:
+    subject = delivery(spool)
+    add(spool, 0)
+    subject.hear_learner(ms(NOW + 60), NOW + 60)
+    assert subject.due(NOW + 60, run_known=True) == [signals.Publish(b"group 0"), signals.AskLedger(0)]
+    subject.on_storage_receipt(StorageReceipt((name(0),)))
+    subject.on_receipts(Receipts(0, (receipt(0),)), 0, b"")
+    assert subject.due(NOW + 71, run_known=True) == []
+
+
 def test_an_old_receipt_or_one_from_times_to_come_brings_no_learner_into_reach(spool: Spool) -> None:
     subject = delivery(spool)
     subject.hear_learner(ms(NOW - 60), NOW)
