@@ -82,10 +82,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(root).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: not _is_in_row(item.nodeid))
+    items.sort(key=lambda item: not _has_swarms(item.nodeid))
 
 
-_WARM_ROW = "swarms from the warm run"
+_SWARM_ROW, _WARM_ROW, _KERNEL_ROW = "swarms", "swarms from the warm run", "compiled kernels"
 
 _SWARMS = frozenset(
     (
@@ -96,6 +96,9 @@ _SWARMS = frozenset(
 """Tests of tests/loopback that start swarms of whole roles, in two rows with those of the warm run: more than two would
 starve each other. The other tests there need less of a core."""
 
+_KERNELS = ("p2prl.patches.kernel_choice", "p2prl_lab.testing.patch_properties", "p2prl_lab.bench.patch.benchmark")
+"""Modules by which a test runs the kernels that numba compiles."""
+
 _BEHIND_SWARMS = 3
 """Niceness of a worker that begins with other tests than swarms: those wait on each other under limits of time."""
 
@@ -104,17 +107,18 @@ _RANKED = pytest.StashKey[bool]()
 
 @functools.cache
 def _row(path: str) -> str:
-    """A row of swarms, or else the file. A row beside that of the warm run would make another one, for minutes."""
-    if not path.startswith("tests/loopback/"):
-        return path
-    if "warm_run: Path" in (Path(__file__).parents[1] / path).read_text():
+    """A file, or the row of files that one worker takes: each other worker would make the warm run again, which takes
+    minutes, or compile the kernels of patches again, which takes ten seconds."""
+    text = (Path(__file__).parents[1] / path).read_text()
+    if "warm_run: Path" in text:
         return _WARM_ROW
-    name = path.removeprefix("tests/loopback/test_").removesuffix(".py")
-    return "swarms" if name in _SWARMS else path
+    if any(f"{module} import" in text for module in _KERNELS):
+        return _KERNEL_ROW
+    return _SWARM_ROW if path.removeprefix("tests/loopback/test_").removesuffix(".py") in _SWARMS else path
 
 
-def _is_in_row(nodeid: str) -> bool:
-    return not _row(_path(nodeid)).startswith("tests/")
+def _has_swarms(nodeid: str) -> bool:
+    return _row(_path(nodeid)) in (_SWARM_ROW, _WARM_ROW)
 
 
 def _path(nodeid: str) -> str:
@@ -132,7 +136,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Called by pytest: at a worker's first test, step back behind the swarms if it is none of theirs."""
     if is_xdist_worker(item) and _RANKED not in item.config.stash:
         item.config.stash[_RANKED] = True
-        if not _is_in_row(item.nodeid):
+        if not _has_swarms(item.nodeid):
             os.nice(_BEHIND_SWARMS)
 
 
