@@ -39,7 +39,7 @@ def test_proofs_make_a_tree_one_by_one(tmp_path: Path) -> None:
         trees.note(REF, index, proof)
         assert trees.proof(REF, index) == proof
     path = tmp_path / (REF.root.hex() + TREE_SUFFIX)
-    assert path.stat().st_mode & 0o077 == 0, "for this user alone"
+    assert path.stat().st_mode & 0o7777 == 0o600, "for this user alone"
     known = path.read_bytes()
     same = sum(known[at : at + 32] == NODES[at : at + 32] for at in range(0, len(NODES), 32))
     assert (same, len(NODES) // 32) == (22, 24), "of 12 + 6 + 3 + 2 + 1 all but the last of three and the top"
