@@ -252,10 +252,11 @@ def _room(file: str) -> str:
 
 
 def _tests_of(room: str, tree: Path) -> tuple[str, ...]:
-    """The folder of the room's unit tests, and properties that import from it."""
+    """The folders of the room's own tests, and properties that import from it."""
     package = room.replace("/", ".")
-    own = tree / "tests" / "unit" / Path(room).name
-    first = [own] if room != "p2prl" else sorted((tree / "tests" / "unit").glob("test_*.py"))
+    name = Path(room).name
+    own = [tree / "tests" / "unit" / name, tree / "tests" / name]
+    first = own if room != "p2prl" else sorted((tree / "tests" / "unit").glob("test_*.py"))
     importing = re.compile(rf"^from (p2prl\.)?{re.escape(package)}[. ]", re.MULTILINE)
     properties = sorted((tree / "tests" / "property").glob("test_*.py"))
     found = [*first, *(path for path in properties if importing.search(path.read_text(encoding="utf-8")))]

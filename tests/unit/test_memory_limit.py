@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from p2prl import memory_limit
 
 MB = 1_000_000
 
@@ -51,3 +57,13 @@ def test_private_memory_grows_by_what_is_held() -> None:
     before, after = map(int, run("print(private_bytes()); held = bytearray(200 * MB); print(private_bytes())"))
     assert 0 < before < 500 * MB
     assert 195 * MB < after - before < 260 * MB
+
+
+def test_where_the_kernel_does_not_tell_nothing_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    for status in (tmp_path / "missing", tmp_path / "other"):
+        (tmp_path / "other").write_text("Name: python\nVmSize: 5 kB\n")
+        monkeypatch.setattr(memory_limit, "_STATUS", status)
+        assert memory_limit.private_bytes() == 0
+        memory_limit.limit_memory_growth(1)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
