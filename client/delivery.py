@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from p2prl.client.spool import Spool
 from p2prl.errors import IntegrityError, RemoteProtocolError
@@ -38,8 +38,9 @@ _PAGES = 1_024
 _EXPIRE_S = 10.0
 """How often the spool drops groups that are too old or too many."""
 
-_HEARD_S = 60.0
-"""A learner without a link is in reach this long after it signed a receipt: what brought it takes groups back."""
+_HEARD_S = 15.0
+"""A learner without a link is in reach this long after it signed a receipt: what brought it takes groups back. Not much
+longer: a volunteer that has lost its way to the learner must not wait for it."""
 
 _LAST_RECEIPTS_S = 5.0
 """How long a volunteer stays for the next receipt after the learner has ended the run."""
@@ -90,12 +91,13 @@ class Delivery:
         """Whether a learner is linked to this node, or was heard lately."""
         return self._is_linked or now - self._heard_at < _HEARD_S
 
-    def set_learner_linked(self, linked: bool) -> None:
-        """The links changed. When a learner comes into reach, groups are sent again at once."""
+    def set_links(self, peers: Mapping[str, int]) -> None:
+        """The linked peers by role. When a learner comes into reach, groups are sent again at once."""
+        linked = bool(peers.get("learner"))
         if linked and not self._is_linked:
             self._redeliver_at = 0.0
-        if linked != self._is_linked:
-            self._heard_at = -math.inf  # what it said over its own link says nothing about the other peers
+        if linked != self._is_linked or not any(peers.values()):
+            self._heard_at = -math.inf  # what it said over a link that is gone says nothing about other peers
         self._is_linked = linked
 
     def hear_learner(self, sent_ms: int, now: float) -> None:

@@ -251,7 +251,7 @@ class Volunteer:
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
                 case control.Status(peers=peers):
                     linked = self._progress.link(peers, self._clock.now())
-                    self._delivery.set_learner_linked(linked.get("learner", 0) > 0)
+                    self._delivery.set_links(linked)
                 case control.Warned(text=text):
                     self._on_notice(text)
                 case _:

@@ -3,9 +3,9 @@
     python -m p2prl_lab.relay_restarts --restarts 5 --away 20
 
 A learner, a seeder and volunteers as processes over real sockets, in a network of their own in which no packet passes
-between volunteers and learner: all that one says to the other goes over the seeder. It is killed, stays away, and comes
-back; then every group that was sampled until then must be credited. Linux with `ip`, `unshare` and `nft`, as root or
-where users may make namespaces.
+between two volunteers, nor between one and the learner: all that they say to each other goes over the seeder. It is
+killed, stays away, and comes back; then every group that was sampled until then must be judged, and its volunteer must
+hear so. Linux with `ip`, `unshare` and `nft`, as root or where users may make namespaces.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ table ip cut {
         type filter hook input priority 0;
         ip saddr 127.1.0.0/16 ip daddr 127.0.9.1 drop
         ip saddr 127.0.9.1 ip daddr 127.1.0.0/16 drop
+        ip saddr 127.0.0.1 ip daddr { 127.0.9.1, 127.1.0.0/16 } drop
+        ip saddr 127.1.0.0/16 ip daddr 127.1.0.0/16 drop
     }
 }
 """
