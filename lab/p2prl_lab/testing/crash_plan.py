@@ -46,7 +46,7 @@ class CrashPlan:
 
 @dataclass(slots=True)
 class CrashReport:
-    """Kills of a run, and its final audit."""
+    """Kills of a run, and its final audit. Many fields, because each is a figure of the report."""
 
     killed: list[str] = field(default_factory=list)
     slept: list[str] = field(default_factory=list)

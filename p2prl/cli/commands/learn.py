@@ -142,7 +142,7 @@ def learn_command(
 
         from p2prl.config.learner_disk import check_disk, disk_text
         from p2prl.config.new_run import open_run
-        from p2prl.config.roles import build_learner, learner_network
+        from p2prl.config.roles import build_learner
 
         folder = open_run(directory)
         folder = _overridden(folder, updates=updates, plan=plan)
@@ -161,27 +161,13 @@ def learn_command(
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
                 view.phase("starting the network")
-                listens = kept_listen(folder, tuple(options.listen or ()))
-                reach = options.reach(lan=lan, rereads_file=True)
-                config = learner_network(folder, listens, caps, peers=further, transport=options.transport, reach=reach)
-                network: NetworkPort = NetworkHandle(config, on_start=learner.introduce)
+                network = _network(folder, options, caps, learner, lan=lan, peers=further)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
                 around = WatchedPort(link.around(network), lambda _: report.tell_waiting(learner, link))
-
-                def on_up(addresses: tuple[str, ...]) -> None:
-                    _announce(link, learner, view, folder, addresses)
-                    if not learner.finished:
-                        sampler.start(link.local(addresses))
-
                 with device_failures_explained(), unrepeatable_explained(), sampler.ended_at_last():
-                    learner.run(around, on_up=on_up)
-            # The last version is published, and measured, after the last update.
-            document = {"run": str(directory), "step": learner.step, **report.newest, **learner.status()}
-            state = "finished" if learner.finished else "stopped"
-            ended = {"state": state, "plan": report.plan, "time": SystemClock().now()}
-            status = {"role": "learner", **document, **ended}
-            write_status(directory / "status.json", status)
+                    learner.run(around, on_up=partial(_announce, link, learner, view, folder, sampler))
+            document = report.end(learner)
     if as_json:
         emit(document)
     if interrupts.count:
@@ -216,10 +202,33 @@ def _show_link(folder: RunFolder, link: str) -> None:
     say(link, unwrapped=True)
 
 
+def _network(
+    folder: RunFolder,
+    options: NetworkOptions,
+    caps: UploadCaps,
+    learner: Learner,
+    *,
+    lan: bool,
+    peers: tuple[str, ...],
+) -> NetworkPort:
+    """Start the learner's network process; `peers` are dialed beside those it knows."""
+    from p2prl.config.roles import learner_network
+
+    listens = kept_listen(folder, tuple(options.listen or ()))
+    reach = options.reach(lan=lan, rereads_file=True)
+    config = learner_network(folder, listens, caps, peers=peers, transport=options.transport, reach=reach)
+    return NetworkHandle(config, on_start=learner.introduce)
+
+
 def _announce(
-    link: LearnerLink, learner: Learner, view: LiveView, folder: RunFolder, addresses: tuple[str, ...]
+    link: LearnerLink,
+    learner: Learner,
+    view: LiveView,
+    folder: RunFolder,
+    sampler: LocalSampler,
+    addresses: tuple[str, ...],
 ) -> None:
-    """The network is up at these addresses: show the link."""
+    """The network is up at these addresses: show the link, and let this machine join by it."""
     text = link.begin(addresses)
     if learner.finished:
         view.phase("all updates are done", "telling the volunteers")
@@ -230,6 +239,7 @@ def _announce(
         say(warning)
     say(f"Leaderboard:  p2prl board {shlex.quote(str(folder.directory))}")
     view.phase(WAITING, waiting_text({}, 0))
+    sampler.start(link.local(addresses))
 
 
 class _Report:
@@ -240,7 +250,7 @@ class _Report:
     ) -> None:
         self.newest: dict[str, object] = {}
         self._view = view
-        self._name = folder.manifest.name
+        self._directory, self._name = folder.directory, folder.manifest.name
         self._status_file = folder.directory / "status.json"
         self._needed = folder.settings.learner.groups_per_update
         self.plan = folder.settings.learner.parallel.name
@@ -264,3 +274,11 @@ class _Report:
             lambda: update_panel(self._name, metrics, planned=planned, first=first),
             lambda: update_line(self._name, metrics, planned=planned, first=first),
         )
+
+    def end(self, learner: Learner) -> dict[str, object]:
+        """Record how the learner ended, and return it: the last version is published and measured after its update."""
+        document = {"run": str(self._directory), "step": learner.step, **self.newest, **learner.status()}
+        state = "finished" if learner.finished else "stopped"
+        ended = {"state": state, "plan": self.plan, "time": SystemClock().now()}
+        write_status(self._status_file, {"role": "learner", **document, **ended})
+        return document
