@@ -32,7 +32,7 @@ DEFAULT = "topr:sharpness=1+amsgrad"
 """Begins the method that others are compared with."""
 
 POINT = ("update", "greedy", "pass_at_8", "entropy", "kl")
-"""What the summary keeps of an evaluation; of settings that were tried and not chosen, `TRIED_POINT`."""
+"""What the summary keeps of an evaluation; of methods that are neither reported nor named, `TRIED_POINT`."""
 
 TRIED_POINT = POINT[:2]
 """What a choice is made by."""
@@ -52,12 +52,13 @@ def main() -> None:
     options = parser.parse_args()
     rows, plan = ResultFile(options.out / "results.jsonl"), plan_of(options.task, options.updates)
     mine = [each for each in rows.settings() if each == Setting.of(options.task, each.method, each.delay, plan)]
+    named = options.methods.split(",") if options.methods else []
     if options.summary is not None:
         digest = hashlib.sha256((options.out / "results.jsonl").read_bytes()).hexdigest()
-        options.summary.write_text(as_text(summary_of(rows, mine, digest)), encoding="utf-8")
+        options.summary.write_text(as_text(summary_of(rows, mine, digest, named)), encoding="utf-8")
     seeds = range(options.seed, options.seed + options.seeds)
     shown = [each for each in mine if rows.of(each, seeds)]
-    methods = options.methods.split(",") if options.methods else methods_of(shown)
+    methods = named or methods_of(shown)
     laws = list(dict.fromkeys(each.delay for each in shown))
     print(as_markdown(rows_of(rows, options.task, methods, laws, plan, seeds)))
     print(comparisons_as_markdown(comparisons_of(rows, options.task, methods, laws, plan, seeds)))
@@ -82,9 +83,9 @@ def methods_of(shown: Iterable[Setting]) -> list[str]:
     return sorted({each.method for each in shown}, key=lambda method: (not method.startswith(DEFAULT), method))
 
 
-def summary_of(rows: ResultFile, settings: Sequence[Setting], digest: str) -> dict[str, Any]:
-    """Curves of every seed of these settings, to five digits."""
-    chosen = {setting.method for setting in settings if rows.of(setting, REPORTING)}
+def summary_of(rows: ResultFile, settings: Sequence[Setting], digest: str, named: Sequence[str]) -> dict[str, Any]:
+    """Curves of every seed of these settings, to five digits; whole ones of `named` methods and of reported ones."""
+    chosen = {setting.method for setting in settings if rows.of(setting, REPORTING)} | set(named)
     found = ((setting, rows.of(setting, [*DEVELOPMENT_SEEDS, *REPORTING])) for setting in settings)
     return {
         "rows_sha256": digest,

@@ -31,8 +31,10 @@ def plot_curves(
     columns = min(_COLUMNS, len(plans))
     lines = math.ceil(len(plans) / columns)
     figure, axes = pyplot.subplots(
-        lines, columns, figsize=(4.4 * columns + 2.2, 3.2 * lines), sharey=True, squeeze=False, constrained_layout=True
-    )
+        lines, columns,
+        figsize=(4.4 * columns + 2.2, 3.2 * lines + 0.2 * len(methods)),
+        sharey=True, squeeze=False, constrained_layout=True,
+    )  # fmt: skip
     colors = pyplot.get_cmap("tab10" if len(methods) <= 10 else "tab20").colors
     for axis in axes.flat[len(plans) :]:
         axis.set_visible(False)
@@ -61,8 +63,6 @@ def plot_curves(
     axes.flat[0].set_ylabel(f"{measure} reward on fresh prompts")
     # A method may be missing from some panels, so collect the legend from all of them.
     lines_by_method = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
-    figure.legend(
-        lines_by_method.values(), lines_by_method.keys(), loc="outside right upper", frameon=False, fontsize=8
-    )
+    figure.legend(lines_by_method.values(), lines_by_method.keys(), loc="outside lower left", frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
