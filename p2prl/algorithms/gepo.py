@@ -25,8 +25,9 @@ class GepoConfig:
     """Bounds of the weight P/Ê."""
 
     clip: float | None = None
-    """ε in (0, 1] of a PPO clip around 1, or None. None is the default because the weight is Q/Ê, not 1, on policy: a
-    clip around 1 then mutes likely positives and unlikely negatives and harms it even without delay."""
+    """ε in (0, 1] of a PPO clip around 1; None as in the paper's equation. The weight is Q/Ê, not 1, on policy, so a clip
+    mutes likely positives and unlikely negatives. A tight one is best where the policy keeps moving
+    (docs/benchmarks/staleness_moving.md)."""
     log_weight_bound: float = 5.0
     """Nats: |log w| is clamped here; no gradient outside."""
 
