@@ -83,7 +83,7 @@ class RelayedSwarm(Swarm):
 
     def sampled(self) -> dict[bytes, str]:
         """State of every group by the spools, by digest."""
-        found = {}
+        found: dict[bytes, str] = {}
         for number in range(CONFIG.volunteers):
             spool = self._directory / f"volunteer-{number}" / "spool.db"
             found |= dict(rows(spool, "SELECT digest, state FROM groups"))

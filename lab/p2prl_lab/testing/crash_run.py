@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from p2prl_lab.bench.trust.starved_time import StarvedTime, threads_of
 from p2prl_lab.testing.crash_plan import CrashPlan, CrashReport
 from p2prl_lab.testing.restless_owner import RestlessOwner
 from p2prl_lab.testing.run_audit import audit_run, record_everything, recorded_steps
+from p2prl_lab.testing.starved_time import StarvedTime, threads_of
 from p2prl_lab.testing.swarm_processes import (
     EXACTLY,
     LISTEN,

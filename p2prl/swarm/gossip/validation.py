@@ -11,7 +11,7 @@ from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
-from p2prl.protocol.membership import OwnersStatement
+from p2prl.protocol.membership_statements import OwnersStatement
 from p2prl.protocol.peer_messages import Introduction, Standby
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, check_group_size
 
