@@ -89,7 +89,11 @@ class Delivery:
 
     def learner_in_reach(self, now: float) -> bool:
         """Whether a learner is linked to this node, or was heard lately."""
-        return self._is_linked or now - self._heard_at < _HEARD_S
+        return self._is_linked or self.hears_learner(now)
+
+    def hears_learner(self, now: float) -> bool:
+        """Whether a learner without a link was heard lately."""
+        return now - self._heard_at < _HEARD_S
 
     def set_links(self, peers: Mapping[str, int]) -> None:
         """The linked peers by role. When a learner comes into reach, groups are sent again at once."""

@@ -77,6 +77,8 @@ class Progress:
     """Whether the owner's limits or commands let it do nothing now."""
     run: RunView = field(default_factory=RunView)
     """The run as seen from here."""
+    hears_learner: bool = False
+    """Whether receipts of a learner come that is not linked: peers pass them on, and groups back."""
 
 
 NO_STATUS = control.Status((), 0, 0, 0, 0, (-1, 0, 0), 0, 0)
@@ -140,6 +142,7 @@ class ProgressReporter:
         status: control.Status | None,
         publish_every: int = 0,
         resting: bool = False,
+        hears_learner: bool = False,
         final: bool = False,
     ) -> None:
         """Report, at most every `_REPORT_S` unless a rest begins or ends, or this is the final report. `publish_every`
@@ -179,6 +182,7 @@ class ProgressReporter:
                 files=network.files,
                 reach=network.reach,
                 resting=resting,
+                hears_learner=hears_learner,
                 run=self.run.view(now, publish_every=publish_every),
             )
         )

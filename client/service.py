@@ -348,6 +348,7 @@ class Volunteer:
             status=self._net.status,
             publish_every=0 if self.bootstrap.manifest is None else self.bootstrap.manifest.publish_every,
             resting=self.owner.order.rests,
+            hears_learner=self._delivery.hears_learner(self._clock.now()),
             final=final,
         )
 

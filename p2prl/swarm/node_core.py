@@ -173,6 +173,8 @@ class NodeCore:
         if self.gossip.answer_repeated(name, source, may_answer):
             return
         if self.config.role is not Role.LEARNER:
+            if self.gossip.kind_of_recent(name) is None:
+                self.gossip.keep_group(open_envelope(raw, now=now))
             self.gossip.spread_again(name, source=source)
             if self.gossip.kind_of_recent(name) is Kind.GROUP_HEADER:
                 self.groups.note(open_envelope(raw, now=now), source)

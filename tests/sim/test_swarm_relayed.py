@@ -14,6 +14,8 @@ import torch
 from p2prl.client.service import VolunteerConfig
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.net.storage.chain_blobs import WorkerBlobs
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
 from p2prl.scoreboard.ledger.mirror import MirroringPort
@@ -22,7 +24,9 @@ from p2prl.sim.hosts import identity_of
 from p2prl.sim.swarm import Swarm, SwarmConfig
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
-from p2prl_lab.testing.protocol_swarm import ProtocolSwarm
+from p2prl.swarm.gossip.forwarding import GossipConfig
+from p2prl.swarm.node_config import NodeConfig
+from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm, group_of
 from p2prl_lab.testing.swarm_processes import rows
 
 CONFIG = SwarmConfig(volunteers=3, updates=1_000, step_seconds=10.0, sample_seconds=5.0, seed=5)
@@ -108,6 +112,35 @@ def test_receipts_reach_a_volunteer_behind_a_seeder() -> None:
     heard = [event.opened.body for event in volunteer.arrived()]
     assert StorageReceipt((group,)) in heard
     assert receipts in heard
+
+
+class ReluctantSwarm(ProtocolSwarm):
+    """Its learner stores a group when it comes for the second time: before, it has no room."""
+
+    def _acknowledge(self, member: Member, group: Digest) -> None:
+        if [event.opened.digest for event in member.arrived()].count(group) > 1:
+            super()._acknowledge(member, group)
+
+
+@pytest.mark.parametrize("store_bytes", [GossipConfig().store_bytes, 1_000])
+def test_a_group_that_was_turned_away_reaches_the_learner_again_over_a_seeder(store_bytes: int) -> None:
+    network = VirtualNetwork(3)
+    swarm = ReluctantSwarm(network)
+    learner = swarm.add("learner", Role.LEARNER).peer
+    gossip = GossipConfig(store_bytes=store_bytes)
+    swarm.add("seeder", Role.SEEDER, bootstrap=("learner",), config=lambda role: NodeConfig(role=role, gossip=gossip))
+    network.partition(([learner], [identity_of("home").peer_id]), START, math.inf)
+    home = swarm.add("home", bootstrap=("seeder",))
+    network.run_for(30.0)
+    raw = seal(home.identity, group_of(7), run=swarm.run, now=network.now)
+    for _ in range(2):
+        network.node(home.peer).publish(raw, network.now)
+        network.wake(home.peer)
+        network.run_for(10.0)
+        swarm.deliver("home", 8)  # of two, the small store has room for one
+        network.run_for(10.0)
+    heard = [event.opened.body for event in home.arrived()]
+    assert StorageReceipt((envelope_digest(raw),)) in heard
 
 
 def test_no_group_is_lost_or_voided_while_the_only_relay_restarts(tmp_path: Path) -> None:

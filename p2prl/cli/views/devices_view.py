@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from p2prl.cli.views.quantities import rate_text, state_text, version_text
+from p2prl.cli.views.quantities import rate_text, reaches_learner, state_text, version_text
 from p2prl.cli.views.worker_screen import has_ended, hints_of
 from p2prl.errors import IdentityError
 from p2prl.plain_text import cleaned, counted
@@ -45,7 +45,7 @@ class DeviceRow:
             return str(self.status.get("state") or "ended") + f", exit code {self.exit_code}"
         if not self.status.get("state"):
             return self.phase
-        return state_text(str(self.status["state"]), self.status.get("peers", {}))
+        return state_text(str(self.status["state"]), in_reach=reaches_learner(self.status))
 
     @property
     def tokens_per_s(self) -> float:

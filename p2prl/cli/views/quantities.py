@@ -11,11 +11,16 @@ from p2prl.quantity_text import size_text
 _NONE = "–"
 
 
-def state_text(state: str, peers: Mapping[str, int]) -> str:
-    """A volunteer's state; says so when it samples without a learner among its peers."""
-    if state == "sampling" and not peers.get("learner"):
+def state_text(state: str, *, in_reach: bool) -> str:
+    """A volunteer's state; says so when it samples without a learner in reach."""
+    if state == "sampling" and not in_reach:
         return "sampling; learner unreachable, groups wait on disk"
     return state
+
+
+def reaches_learner(worker: Mapping[str, Any]) -> bool:
+    """Whether a volunteer of this status file has a link to the learner, or hears of it over others."""
+    return bool(worker.get("peers", {}).get("learner") or worker.get("hears_learner"))
 
 
 def version_text(version: int) -> str:

@@ -12,6 +12,7 @@ from p2prl.cli.views.quantities import (
     peers_text,
     rate_text,
     reach_text,
+    reaches_learner,
     received_text,
     reward_text,
     state_text,
@@ -77,7 +78,7 @@ def _state(worker: Mapping[str, Any], now: float) -> str:
     state = str(worker.get("state", ""))
     if worker.get("running"):
         if worker.get("role") == "volunteer" and "peers" in worker:
-            state = state_text(state, worker["peers"])
+            state = state_text(state, in_reach=reaches_learner(worker))
         return state or "starting"
     ago = f" {age_text(now - worker['time'])} ago" if "time" in worker else ""
     if state in ("stopped", "finished"):

@@ -77,7 +77,8 @@ def progress_line(progress: Progress, tokens_per_s: float) -> str:
 
 
 def _state(progress: Progress) -> str:
-    return state_text(progress.state, progress.peers)
+    in_reach = bool(progress.peers.get("learner")) or progress.hears_learner
+    return state_text(progress.state, in_reach=in_reach)
 
 
 def _waiting(progress: Progress) -> int:
@@ -105,6 +106,7 @@ def progress_document(progress: Progress) -> dict[str, object]:
         "weight_bytes_from_learner": progress.weight_bytes_from_learner,
         "weight_bytes_from_peers": progress.weight_bytes_from_peers,
         "weight_bytes_over_circuits": progress.weight_bytes_over_circuits,
+        "hears_learner": progress.hears_learner,
         "weight_bytes_sent": progress.weight_bytes_sent,
         "patch_bytes": progress.patch_bytes,
         "whole_bytes": progress.whole_bytes,

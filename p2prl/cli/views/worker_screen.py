@@ -15,7 +15,15 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from p2prl.cli.views.quantities import peers_text, rate_text, reach_text, received_text, reward_text, version_text
+from p2prl.cli.views.quantities import (
+    peers_text,
+    rate_text,
+    reach_text,
+    reaches_learner,
+    received_text,
+    reward_text,
+    version_text,
+)
 from p2prl.cli.views.receipt_advice import rejection_lines
 from p2prl.client.progress import SEARCHING
 from p2prl.errors import IdentityError
@@ -139,7 +147,7 @@ class WorkerScreen:
             return ""
 
     def _now_rows(self) -> Rows:
-        worker, peers = self._worker, self._worker.get("peers", {})
+        worker = self._worker
         state = cleaned(str(worker.get("state") or "starting"))
         if worker.get("resting") and state == "sampling":
             state = "coming to rest"
@@ -150,7 +158,7 @@ class WorkerScreen:
             ago = "" if since is None else f" for {age_text(self._now - since)}"
             text = f"no peer answers{ago}; sampling goes on and finished groups wait on disk"
             rows.append(("offline", Text(text, style="bold red")))
-        elif not peers.get("learner") and not worker.get("resting") and not has_ended(worker):
+        elif not reaches_learner(worker) and not worker.get("resting") and not has_ended(worker):
             rows.append(("learner", Text("unreachable; finished groups wait on disk", style="yellow")))
         freed = worker.get("resting") and worker.get("version", -1) < 0
         version = "none in memory while it rests" if freed else version_text(worker.get("version", -1))
@@ -267,7 +275,7 @@ def badge_of(worker: Mapping[str, Any]) -> tuple[str, str]:
         return "run ended", "green"
     if is_offline(worker):
         return "OFFLINE", "red"
-    if not worker.get("peers", {}).get("learner"):
+    if not reaches_learner(worker):
         return "online, no learner", "yellow"
     return "online", "green"
 

@@ -21,6 +21,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Offer, Push, Want
+from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore, ReceiptCache
@@ -209,11 +210,23 @@ class Gossip:
         for name in _digests_of(message.digests):
             if name in self._seen:
                 self._announcements.mark_known(source, name)
-                continue
-            if self._offers.add(name, source):
+                if self._may_be_turned_away(name):
+                    fresh.append(name)
+            elif self._offers.add(name, source):
                 fresh.append(name)
         if fresh:
             self.outbox.append((source, Want(tuple(fresh))))
+
+    def _may_be_turned_away(self, name: Digest) -> bool:
+        """Whether this is a learner's node, which accepted a group that the learner then had no room for: its author
+        sends it again, over whichever peers."""
+        is_group = self.kind_of_recent(name) in (None, *GROUP_KINDS) and not self._store.is_pinned(name)
+        return self._is_learner and is_group and not self._receipts.receipt_for(name)
+
+    def keep_group(self, opened: Opened) -> None:
+        """Keep a group that was pushed again and had made room for others, to pass it on."""
+        if opened.kind in GROUP_KINDS:
+            self._store.add(opened)
 
     def tell(self, name: Digest, news: Sequence[bytes], peer: PeerId, may_answer: MayAnswer) -> None:
         """Push envelopes that a peer seems to lack, of which the pinned one of this `name` is the last: the first time

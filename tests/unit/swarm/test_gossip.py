@@ -268,6 +268,29 @@ def test_only_kinds_bound_for_the_learner_are_repeated() -> None:
     assert drained(made) == []
 
 
+@pytest.mark.parametrize("store_bytes", [1 << 20, 1])
+def test_a_learner_asks_again_for_a_group_that_it_has_not_stored(store_bytes: int) -> None:
+    made = gossip({A: Role.SEEDER}, Role.LEARNER, store_bytes=store_bytes)
+    opened = group()
+    made.spread(opened, source=A)
+    drained(made)
+    made.on_offer(Offer((opened.digest,)), A)
+    assert drained(made) == [(A, Want((opened.digest,)))], "its author sends it again: it was turned away"
+    receipt = open_envelope(seal(KEY, StorageReceipt((opened.digest,)), run=bytes(32), now=1e9), now=None)
+    made.note_receipt(receipt)
+    made.on_offer(Offer((opened.digest,)), A)
+    assert drained(made) == []
+
+
+def test_nobody_else_asks_twice() -> None:
+    made = gossip({A: Role.SEEDER}, Role.SEEDER)
+    opened = group()
+    made.spread(opened, source=A)
+    drained(made)
+    made.on_offer(Offer((opened.digest,)), A)
+    assert drained(made) == []
+
+
 @pytest.mark.parametrize("names", [(b"short",), (bytes(33),), (bytes(32),) * (limits.MAX_DIGESTS_PER_MESSAGE + 1)])
 def test_malformed_digests_are_refused(names: tuple[bytes, ...]) -> None:
     made = gossip({A: Role.VOLUNTEER})

@@ -54,7 +54,9 @@ def test_volunteer_status_lines() -> None:
 
 
 def test_a_lost_learner_is_shown() -> None:
-    assert "learner unreachable, groups wait on disk" in shown({**VOLUNTEER, "peers": {"volunteer": 3}})
+    alone = {**VOLUNTEER, "peers": {"volunteer": 3}}
+    assert "learner unreachable, groups wait on disk" in shown(alone)
+    assert "unreachable" not in shown({**alone, "hears_learner": True})
 
 
 def test_groups_without_a_verdict_are_explained_at_the_end() -> None:

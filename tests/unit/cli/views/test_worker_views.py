@@ -116,8 +116,12 @@ def test_sampling_without_a_learner_looks_different() -> None:
     alone = replace(BUSY, peers={"volunteer": 2})
     assert "sampling; learner unreachable, groups wait on disk" in progress_line(alone, 9.0)
     assert "unreachable; finished groups wait on disk" in panel(alone, 9.0)
-    for text in (progress_line(BUSY, 9.0), panel(BUSY, 9.0)):
-        assert "unreachable" not in text
+    heard = replace(alone, hears_learner=True)
+    for each in (BUSY, heard):
+        assert "unreachable" not in progress_line(each, 9.0)
+        assert "unreachable" not in panel(each, 9.0)
+    assert "online, no learner" in panel(alone, 9.0)
+    assert "online, no learner" not in panel(heard, 9.0)
 
 
 def test_startup_phases_are_shown_until_the_first_group() -> None:
