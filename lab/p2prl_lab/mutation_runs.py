@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -41,6 +41,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Where to write the tests that execute each line; empty to stop at the first failure instead."""
     limit_s: float
     """Of all of them together."""
+    quick: bool = False
+    """Leave out tests that `tests/conftest.py` marks as slow."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +62,11 @@ class Runner:
     def __init__(self, tree: Path, *, heavy: Sequence[str] = HEAVY) -> None:
         """`heavy` are the modules that it imports once."""
         path = os.pathsep.join([str(tree), str(tree / "lab")])
+        # With CI hypothesis draws the same examples every time and keeps none, so a flip fares alike in each run.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, *heavy],
             cwd=tree,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": os.devnull},
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CI": "true"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -131,6 +134,7 @@ def _answered(request: Request) -> Answer:
     """Run the request in this process."""
     options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={_TEST_S}"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are among what was imported already
+    options += ["-m", "not slow"] if request.quick else []
     measured = None
     if request.coverage:
         top = Path.cwd()
@@ -196,9 +200,14 @@ def main(heavy: Sequence[str]) -> None:
         sys.stdout.buffer.flush()
 
 
-def slowest_last(tests: Sequence[str], durations: Mapping[str, float], *, within_s: float) -> tuple[str, ...]:
-    """Tests by their duration, the fastest first, as many as end within `within_s` together, but one at least."""
-    ordered = sorted(tests, key=lambda name: (durations.get(name, 0.0), name))
+def slowest_last(
+    tests: Sequence[str], durations: Mapping[str, float], *, within_s: float, first: Set[str] = frozenset()
+) -> tuple[str, ...]:
+    """Tests by their duration, the fastest first, as many as end within `within_s` together, but one at least.
+
+    Those of `first` come before the others.
+    """
+    ordered = sorted(tests, key=lambda name: (name not in first, durations.get(name, 0.0), name))
     taken: list[str] = []
     left_s = within_s
     for name in ordered:

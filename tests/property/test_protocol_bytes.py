@@ -165,6 +165,16 @@ def test_flipped_bit_is_refused(place: int, bit: int) -> None:
         open_envelope(bytes(raw), now=NOW)
 
 
+@given(link_messages, link_messages, st.integers(1, 10_000))
+def test_a_message_that_is_cut_short_is_no_message(first: Wire, second: Wire, cut: int) -> None:
+    whole, last = frames.pack(first), frames.pack(second)
+    kept = last[: max(1, len(last) - cut)]
+    arrived = frames.unpack(whole + kept)
+    assert next(arrived) == first
+    with pytest.raises(RemoteProtocolError, match="frame: truncated"):
+        next(arrived)
+
+
 def test_depth_is_bounded() -> None:
     for bomb in (b"\x91" * 200_000, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81" * 200_000):
         frame = struct.pack("<BI", Kind.OFFER, len(bomb)) + bomb

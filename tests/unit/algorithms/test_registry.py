@@ -11,6 +11,7 @@ import torch
 
 from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.aggregation import AggregationConfig
+from p2prl.algorithms.config_checks import require_between
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, LOSSES, build_loss, loss_by_name
 from p2prl.errors import ConfigError
 from tests.unit.algorithms.batches import random_batch
@@ -129,6 +130,53 @@ def test_out_of_range_value_names_field_and_range(name: str, option: str, value:
     with pytest.raises(ConfigError, match=option) as caught:
         build_loss(name, options={option: value})
     assert option in caught.value.remedy
+
+
+RANGES = {
+    "[0, 1]": "clip_low least_low negatives negative_low sharpness power",
+    "(0, 1]": "clip low share mask_low mask_high threshold",
+    "[0, 1)": "veto",
+    "[0, inf)": "kl_beta kl_switch kl_tau bound_nats penalty negative_high least_high",
+    "[1, inf)": "high",
+    "(0, 20]": "log_ratio_bound",
+    "(1.2, inf)": "delta",  # above 1 + clip_high
+    "(-inf, inf)": "cov_low",
+    "(1, inf]": "cov_high",  # above cov_low
+    "(-inf, 0]": "delta_v",
+    "(0, inf)": "clip_high cap budget nll_floor behavior_cap beta log_weight_bound log_clip_low log_clip_high"
+    " log_clip_dual tau_pos tau_neg power_pos power_neg decay_pos decay_neg",
+}
+"""Options by the interval in which they have a meaning: probabilities and shares, factors, divergences."""
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_the_range_of_every_option_is_that_of_its_meaning(name: str) -> None:
+    range_of = {option: interval for interval, options in RANGES.items() for option in options.split()}
+    config_type = loss_by_name(name).config_type
+    for field in fields(config_type):
+        if not isinstance(field.default, str):
+            with pytest.raises(ConfigError) as caught:
+                config_type(**{field.name: math.nan})
+            assert caught.value.remedy.endswith(f" within {range_of[field.name]}"), field.name
+
+
+@pytest.mark.parametrize(
+    ("open_low", "open_high", "interval"),
+    [(False, False, "[2, 3]"), (True, False, "(2, 3]"), (False, True, "[2, 3)"), (True, True, "(2, 3)")],
+)
+def test_a_bracket_takes_the_end_of_its_range_and_a_parenthesis_does_not(
+    open_low: bool, open_high: bool, interval: str
+) -> None:
+    def passes(value: float) -> bool:
+        try:
+            require_between("x", value, 2.0, 3.0, open_low=open_low, open_high=open_high)
+        except ConfigError as error:
+            return error.remedy != f"Set x within {interval}"
+        return True
+
+    assert [passes(value) for value in (1.9, 2.0, 2.1, 2.9, 3.0, 3.1)] == [
+        False, interval[0] == "[", True, True, interval[-1] == "]", False,
+    ]  # fmt: skip
 
 
 def test_a_value_of_the_wrong_type_is_refused() -> None:

@@ -55,6 +55,25 @@ def test_receipts_that_come_again_count_once() -> None:
     assert watch.view(60.0, publish_every=0).curve == ((3, 0.5),)
 
 
+def test_the_newest_thousand_batches_are_known_and_memory_holds_no_more() -> None:
+    watch = RunWatch(OWN)
+
+    def hear(numbers: range) -> None:
+        for number in numbers:
+            watch.on_receipts(receipts(0, (OWN, 1, number / 4096)), number.to_bytes(4, "big"), 1.0)
+
+    hear(range(1024))
+    curve = watch.view(2.0, publish_every=0).curve
+    hear(range(1024))
+    assert watch.view(2.0, publish_every=0).curve == curve, "a network that comes back repeats them"
+    hear(range(1024, 2048))
+    curve = watch.view(2.0, publish_every=0).curve
+    hear(range(1024, 2048))
+    assert watch.view(2.0, publish_every=0).curve == curve
+    hear(range(1))
+    assert watch.view(2.0, publish_every=0).curve != curve, "the oldest are forgotten"
+
+
 def test_the_curve_is_the_mean_of_credited_completions() -> None:
     watch = RunWatch(OWN)
     watch.on_receipts(receipts(3, (OWN, 1, 0.25), (OTHER, 1, 0.75)), b"a", 50.0)

@@ -75,6 +75,57 @@ def test_each_mutant_gets_the_tests_of_its_line(mutants: Mutants, tree: Path) ->
     again.close()
 
 
+PROPERTIES = """\
+import pytest
+from hypothesis import given, settings, strategies as st
+from protocol.sizes import LIMIT, is_even, is_small
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
+
+@given(st.integers(LIMIT, 99))
+def test_a_large_size(size):
+    assert not is_small(size)
+
+@given(st.sampled_from([8, 4]))
+def test_a_power_of_two(size):
+    assert is_even(size)
+
+@pytest.mark.slow
+def test_six():
+    assert is_even(6)
+"""
+
+
+def test_only_properties_that_do_not_hold_kill_a_mutant(tree: Path) -> None:
+    (tree / "tests/unit/protocol/test_sizes.py").write_text(PROPERTIES)
+    (tree / "pytest.ini").write_text("[pytest]\ntimeout = 60\nfilterwarnings = error\nmarkers = slow: left out\n")
+    mutants = Mutants(tree.parent, heavy=["msgspec", "hypothesis"], quick=True)
+    source = (tree / "protocol/sizes.py").read_bytes()
+    rows = {site.described(source): mutants.tried("protocol/sizes.py", site) for site in sites(source)}
+    mutants.close()
+    outcomes = {flip: (row.outcome, row.tests) for flip, row in rows.items() if row}
+    assert outcomes["9:19: '2' becomes '4'"] == ("survived", 1), "the slow test would fail"
+    assert outcomes["9:21: '==' becomes '!='"] == ("killed", 1)
+    assert outcomes["5:17: '<' becomes '<='"] == ("killed", 1)
+    assert outcomes["1:9: '10' becomes '20'"] == ("survived", 2)
+
+
+def test_near_a_mutant_are_the_files_of_tests_that_import_its_module(tree: Path) -> None:
+    (tree / "tests/unit/protocol/test_others.py").write_text("def test_nothing():\n    assert False\n")
+    (tree / "tests/unit/protocol/test_wrong_sizes.py").write_text(
+        "from protocol.sizes import is_even\n\ndef test_five():\n    assert is_even(5)\n"
+    )
+    mutants = Mutants(tree.parent, heavy=["msgspec"], near=True)
+    source = (tree / "protocol/sizes.py").read_bytes()
+    rows = {site.described(source): mutants.tried("protocol/sizes.py", site) for site in sites(source)}
+    mutants.close()
+    outcomes = {flip: (row.outcome, row.tests) for flip, row in rows.items() if row}
+    assert outcomes["5:17: '<' becomes '<='"] == ("killed", 2)
+    assert outcomes["13:19: '3' becomes '6'"] == ("undecided", 2), "a test that fails without it kills nothing"
+    assert not list(tree.parent.glob("*.coverage"))
+
+
 def test_lines_have_the_tests_that_execute_them(tree: Path) -> None:
     runner = Runner(tree, heavy=["msgspec"])
     recorded = tree.parent / "recorded"
@@ -96,3 +147,4 @@ def test_the_fastest_tests_run_first_and_the_slowest_not_at_all() -> None:
     assert slowest_last(["slow", "middle", "fast"], seconds, within_s=60.0) == ("fast", "middle", "slow")
     assert slowest_last(["slow", "middle", "fast"], seconds, within_s=10.0) == ("fast", "middle")
     assert slowest_last(["slow"], seconds, within_s=10.0) == ("slow",)
+    assert slowest_last(list(seconds), seconds, within_s=55.0, first={"slow"}) == ("slow", "fast")

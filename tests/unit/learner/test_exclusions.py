@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import pairwise
 
 from hypothesis import given
@@ -45,9 +46,26 @@ def test_each_exclusion_is_twice_as_long_as_the_one_before_up_to_a_week() -> Non
             exclusions.confirm(b"a", now)
         lengths.append(exclusions.excluded_until(b"a", now) - now)
         now += lengths[-1]
-    assert lengths[0] == FIRST_EXCLUSION_S
-    assert lengths[-1] == LONGEST_EXCLUSION_S
+    assert (timedelta(seconds=lengths[0]), timedelta(seconds=lengths[-1])) == (timedelta(hours=1), timedelta(weeks=1))
     assert all(after == min(2 * before, LONGEST_EXCLUSION_S) for before, after in pairwise(lengths))
+
+
+def test_an_exclusion_lengthens_the_next_for_four_weeks() -> None:
+    four_weeks_s = timedelta(weeks=4).total_seconds()
+    for pause_s, hours in ((four_weeks_s - 1, 2), (four_weeks_s, 1)):
+        exclusions = Exclusions([(b"a", NOW)] * CONFIRMED_FORGERIES)
+        later = NOW + FIRST_EXCLUSION_S + pause_s
+        for _ in range(CONFIRMED_FORGERIES):
+            exclusions.confirm(b"a", later)
+        assert exclusions.excluded_until(b"a", later) == later + timedelta(hours=hours).total_seconds()
+
+
+def test_a_forgery_is_known_for_a_day_whether_or_not_it_excluded() -> None:
+    day_s = timedelta(days=1).total_seconds()
+    for forgeries in (1, CONFIRMED_FORGERIES):
+        exclusions = Exclusions([(b"a", NOW)] * forgeries)
+        assert [exclusions.has_forged(b"a", NOW + after_s) for after_s in (0, day_s - 1, day_s)] == [True, True, False]
+        assert not exclusions.has_forged(b"b", NOW)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 1e5)), max_size=40))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,9 @@ def test_masks_remove_only_their_tokens_from_the_gradient() -> None:
 def test_each_bucket_describes_its_own_rollouts() -> None:
     policy, batch = rollouts()
     metrics = pipeline().estimate(policy, batch).metrics
-    assert len(BUCKETS) == len(STALENESS_EDGES)
+    assert [re.split(r"[-+]", name)[0] for name in BUCKETS] == [str(edge) for edge in STALENESS_EDGES]
+    lasts = [int(re.split("-", name)[-1]) for name in BUCKETS[:-1]]
+    assert [last + 1 for last in lasts] == list(STALENESS_EDGES[1:]), "no gap between the names of two buckets"
     seen = {key.split("/")[1] for key in metrics if key.startswith("stale/")}
     assert seen == {"all", "0", "5-16", "257+"}
     for bucket, group in (("0", 0), ("5-16", 1), ("257+", 2)):

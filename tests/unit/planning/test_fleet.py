@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.planning.bottleneck import advise
 from p2prl.planning.card_speeds import CARDS, decode_step_s, slots_that_fit
 from p2prl.planning.fleet import Fleet, MachineRow, PlannedLearner, PlannedRun, measured_speed, read_fleet
 from p2prl.planning.fleet_capacity import capacity_of_fleet
@@ -48,6 +49,28 @@ def test_the_arithmetic_of_given_figures(tmp_path: Path) -> None:
     sent_s = 1.06 * 3 * found.patch_bytes / 13e6
     assert row.machine.version_delay_s == pytest.approx(1.7 + 988_065_536 / 1058e6 + sent_s, rel=1e-3)
     assert found.patch_bytes == pytest.approx(988_065_536 / 223.2, rel=1e-4)
+
+
+def test_a_learners_card_predicts_what_was_not_measured() -> None:
+    """A replay is a forward pass, a third of training, so the replays of an update take a third of it."""
+    machines = (MachineRow(name="lab", tokens_per_s=1000.0),)
+    predicted = capacity_of_fleet(Fleet(learner=PlannedLearner(card="h100"), machines=machines), HERE).update
+    assert predicted.training_s > 0.0
+    assert predicted.replay_s == pytest.approx(predicted.training_s / 3)
+    for given in ({"update_s": 7.0}, {"replay_s": 0.25}):
+        learner = PlannedLearner(card="h100", **given)
+        found = capacity_of_fleet(Fleet(learner=learner, machines=machines), HERE).update
+        assert found.training_s == given.get("update_s", predicted.training_s)
+        groups = PlannedRun().groups_per_update
+        assert found.replay_s == groups * given["replay_s"] if "replay_s" in given else predicted.replay_s
+
+
+@pytest.mark.parametrize(("replay_s", "bottleneck"), [(0.5, "training"), (0.625, "training"), (0.626, "replay")])
+def test_replays_are_the_bottleneck_when_they_take_more_than_training(replay_s: float, bottleneck: str) -> None:
+    learner = PlannedLearner(update_s=10.0, replay_s=replay_s)  # sixteen of them an update
+    fleet = Fleet(learner=learner, machines=(MachineRow(name="lab", count=100, tokens_per_s=5000.0),))
+    assert fleet.run.groups_per_update == 16
+    assert advise(fleet, capacity_of_fleet(fleet, HERE), HERE).bottleneck == bottleneck
 
 
 def test_twelve_home_cards_of_12_gb_hold_no_7b_and_all_of_a_smaller_model() -> None:

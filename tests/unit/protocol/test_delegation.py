@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -83,8 +84,14 @@ def test_impossible_terms_are_refused_before_the_signature_counts(terms: dict[st
         draft.check()
 
 
-def test_the_longest_life_is_allowed() -> None:
+def test_the_longest_and_the_shortest_life_are_allowed() -> None:
     delegation(expires_ms=NOW + LONGEST_MS).check()
+    delegation(serial=1, not_before_ms=1, expires_ms=2).check()
+    delegation(serial=(1 << 53) - 2, expires_ms=(1 << 53) - 1).check()
+
+
+def test_a_day_of_owners_statements_has_24_hours() -> None:
+    assert timedelta(milliseconds=DAY_MS) == timedelta(days=1)
 
 
 def test_only_the_machine_sends_its_delegation_and_anybody_a_revocation() -> None:

@@ -19,6 +19,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.link_messages import Chunk, Have
 from p2prl.protocol.manifests import (
     NO_BASE,
+    RUN_FILE_NAMES,
     BlobRef,
     DataSet,
     Patch,
@@ -224,6 +225,7 @@ def replaced(**changes: object) -> dict[str, object]:
         replaced(licence="l" * (limits.MAX_TEXT_CHARS + 1)),
         replaced(learner=bytes(31)),
         replaced(parameters=0),
+        replaced(parameters=limits.MAX_WEIGHT_BYTES // 4 + 1, dtype="float32"),
         replaced(layout=b""),
         replaced(tokenizer=bytes(33)),
         replaced(dtype="int4"),
@@ -232,6 +234,8 @@ def replaced(**changes: object) -> dict[str, object]:
         replaced(files=(RunFile("config.json", REF),) * 2),
         replaced(files=(RunFile("config.json", BlobRef(limits.MAX_RUN_FILE_BYTES + 1, 4096, REF.tree)),)),
         replaced(tasks=()),
+        replaced(tasks=(TaskShare("", 1.0),)),
+        replaced(tasks=(TaskShare("t" * (limits.MAX_NAME_CHARS + 1), 1.0),)),
         replaced(tasks=(TaskShare("a", 1.0), TaskShare("a", 1.0))),
         replaced(tasks=(TaskShare("a\n", 1.0),)),
         replaced(tasks=(TaskShare("a", math.nan),)),
@@ -243,11 +247,13 @@ def replaced(**changes: object) -> dict[str, object]:
         replaced(sampling=Sampling(1.0, 8, limits.MAX_GROUP_SIZE + 1)),
         replaced(sampling=Sampling(1.0, 0, 4)),
         replaced(sampling=Sampling(1.0, limits.MAX_COMPLETION_TOKENS + 1, 4)),
-        replaced(sampling=Sampling(0.0, 8, 4)),
+        replaced(sampling=Sampling(0.0099, 8, 4)),
+        replaced(sampling=Sampling(100.1, 8, 4)),
         replaced(sampling=Sampling(math.nan, 8, 4)),
         replaced(staleness_bound=-1),
         replaced(staleness_bound=limits.MAX_STALENESS + 1),
         replaced(publish_every=0),
+        replaced(publish_every=limits.MAX_STALENESS + 1),
         replaced(data_sets=(DATA, DATA)),
         replaced(data_sets=(msgspec.structs.replace(DATA, task="other"),)),
         replaced(data_sets=(msgspec.structs.replace(DATA, rows=0),)),
@@ -260,6 +266,23 @@ def replaced(**changes: object) -> dict[str, object]:
 def test_impossible_run_manifests_are_refused(changes: dict[str, object]) -> None:
     RUN.check()
     with pytest.raises(RemoteProtocolError):
+        msgspec.structs.replace(RUN, **changes).check()
+
+
+def test_run_manifests_at_the_limits_pass() -> None:
+    text, name = "x" * limits.MAX_TEXT_CHARS, "n" * limits.MAX_NAME_CHARS
+    shares = [TaskShare("a", 1e-6), TaskShare(name, 1e6), *(TaskShare(f"task {n}", 1.0) for n in range(62))]
+    assert len(shares) == limits.MAX_TASKS
+    files = tuple(RunFile(each, sized(limits.MAX_RUN_FILE_BYTES)) for each in sorted(RUN_FILE_NAMES))
+    for changes in (
+        replaced(name=name, goal=text, base_model=text, licence=text, content_policy=text, reward=name, files=files),
+        replaced(name="n", goal="x", base_model="x", licence="x", content_policy="x", reward="n"),
+        replaced(tasks=tuple(shares), staleness_bound=limits.MAX_STALENESS, publish_every=limits.MAX_STALENESS),
+        replaced(parameters=1, staleness_bound=0, publish_every=1, sampling=Sampling(0.01, 1, 1)),
+        replaced(sampling=Sampling(100.0, limits.MAX_COMPLETION_TOKENS, limits.MAX_GROUP_SIZE)),
+        replaced(parameters=limits.MAX_WEIGHT_BYTES // 4, dtype="float32"),
+        replaced(prompt_frame=(text, text), turn_frame=(text, text)),
+    ):
         msgspec.structs.replace(RUN, **changes).check()
 
 

@@ -42,6 +42,10 @@ def test_fresh_final_head_counts_and_a_replayed_one_does_not() -> None:
     assert peer.hears(12, 6, finished=False, sent_at=NOW + 2 * MINUTE_S), "an older head changes nothing"
 
 
+def test_a_run_that_ends_before_its_first_update_has_ended() -> None:
+    assert Listener().hears(0, 0, finished=True)
+
+
 def test_order_of_heads_does_not_matter() -> None:
     heads = [(1, True, 0.0), (1, False, 0.01), (2, False, 0.02), (2, True, 0.02)]
     for order in itertools.permutations(heads):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,8 +40,9 @@ def test_standing_rises_with_good_groups_and_falls_with_bad_ones(passed: float, 
     assert Standing(passed, failed + 1.0).lower_bound <= standing
 
 
-def test_counts_halve_in_a_half_life() -> None:
-    standing = Standing(passed=40.0, failed=8.0, at=1000.0).after(1000.0 + HALF_LIFE_S, passed=1.0)
+def test_counts_halve_in_a_week() -> None:
+    week_s = timedelta(weeks=1).total_seconds()
+    standing = Standing(passed=40.0, failed=8.0, at=1000.0).after(1000.0 + week_s, passed=1.0)
     assert standing.passed == pytest.approx(21.0)
     assert standing.failed == pytest.approx(4.0)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
+from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.rollout_group import EngineClass
@@ -40,6 +43,18 @@ def test_the_oldest_groups_make_way(monkeypatch: pytest.MonkeyPatch) -> None:
         disputes.keep(each)
     assert list(disputes.groups_to_replay(disputed(*groups), NOW)) == groups[1:]
     assert list(disputes.groups_to_replay(disputed(*groups), NOW)) == [], "once"
+
+
+def test_groups_of_the_last_minutes_of_a_busy_run_are_kept_and_those_of_an_hour_are_not() -> None:
+    """Four groups a second, each of eight completions of 250 tokens at 6 bytes."""
+    disputes, one = Disputes(ME), group(0)
+    groups = [replace(one, raw=bytes(12_000), digest=digest("g", n.to_bytes(4, "big"))) for n in range(4 * 3600)]
+    for each in groups[: 4 * 600]:
+        disputes.keep(each)
+    assert list(disputes.groups_to_replay(disputed(*groups[:3]), NOW)) == groups[:3]
+    for each in groups[4 * 600 :]:
+        disputes.keep(each)
+    assert list(disputes.groups_to_replay(disputed(*groups[: 4 * 2400]), NOW)) == []
 
 
 def test_replays_for_disputes_have_a_budget_that_comes_back() -> None:

@@ -156,6 +156,10 @@ def test_a_full_file_takes_no_more_receipts(tmp_path: Path) -> None:
     ledger.close()
     assert slots > 3
     assert 120_000 <= path.stat().st_size < 150_000
+    for most, is_full in ((path.stat().st_size, True), (path.stat().st_size + 1, False), (None, False)):
+        ledger = opened(path, max_bytes=most)
+        assert ledger.is_full is is_full
+        ledger.close()
     assert board_of(path).people[ANN.public_key].verified_groups == slots * 50
 
 

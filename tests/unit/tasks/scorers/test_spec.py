@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -126,6 +127,41 @@ def test_largest_weights(weight: float) -> None:
     Reward(scorer="number", weight=weight)
     with pytest.raises(ConfigError, match="weight of number"):
         Reward(scorer="number", weight=weight * 1.001)
+
+
+PENALTY = LengthPenalty(max_tokens=200, cache_tokens=100)
+
+
+@pytest.mark.parametrize(
+    "legal",
+    [
+        {"max_tokens": 2, "cache_tokens": 1},
+        {"max_tokens": limits.MAX_COMPLETION_TOKENS},
+        {"cache_tokens": 1},
+        {"cache_tokens": 200},
+        {"weight": 1e-300},
+        {"weight": 100.0},
+    ],
+)
+def test_length_penalties_at_the_limits_pass(legal: dict[str, float]) -> None:
+    scoring = Scoring(rewards=(Reward(scorer="number"),), length_penalty=replace(PENALTY, **legal))  # type: ignore[arg-type]
+    assert parse_spec(scoring_spec(scoring)) == scoring
+
+
+@pytest.mark.parametrize(
+    "illegal",
+    [
+        {"max_tokens": 1, "cache_tokens": 1},
+        {"max_tokens": limits.MAX_COMPLETION_TOKENS + 1},
+        {"cache_tokens": 0},
+        {"cache_tokens": 201},
+        {"weight": 0.0},
+        {"weight": 100.1},
+    ],
+)
+def test_impossible_length_penalties_are_refused(illegal: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="length penalty's"):
+        replace(PENALTY, **illegal)  # type: ignore[arg-type]
 
 
 @given(st.integers(2, 4_096), st.integers(1, 4_096), st.integers(0, 5_000))
