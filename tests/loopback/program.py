@@ -24,6 +24,9 @@ from p2prl_lab.testing.swarm_processes import PATIENCE, Process
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "P2PRL_HOME": "/nonexistent/p2prl"}
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
+UNHURRIED = ("--threads", "1", "--slots", "1", "--share", "0.2")
+"""Of a volunteer whose groups matter, and not their number: learner and validators check each of them, also those that
+it makes while no learner runs."""
 SETTINGS = preset_by_name("chain4").settings_text()
 
 

@@ -32,6 +32,7 @@ from p2prl.protocol.link_messages import Hello, Push
 from tests.loopback.program import (
     ENVIRONMENT,
     LISTEN,
+    UNHURRIED,
     RunningRole,
     eventually,
     live_learner,
@@ -127,7 +128,7 @@ def test_a_wrong_clock_is_reported_and_loses_nothing(live: tuple[Path, RunningRo
     link, home = (folder / "link").read_text().strip(), tmp_path / "home"
     fast = patched_python(tmp_path / "fast", CLOCK_AHEAD)
     log = tmp_path / "fast.log"
-    with running(log, "join", link, "--home", home, *LISTEN, "--threads", 1, "--slots", 1, patched=fast) as role:
+    with running(log, "join", link, "--home", home, *LISTEN, *UNHURRIED, patched=fast) as role:
         eventually(lambda: "this machine's clock is" in role.said())
         (told,) = [line for line in role.said().splitlines() if "clock is" in line]
         assert "300 s ahead of its peers'" in told
@@ -137,7 +138,7 @@ def test_a_wrong_clock_is_reported_and_loses_nothing(live: tuple[Path, RunningRo
         assert "Traceback" not in role.said()
     states = spool_states(home)
     assert set(states) == {"generated"}, "refused as too early, and kept"
-    with running(tmp_path / "right.log", "join", link, "--home", home, *LISTEN, "--threads", 1) as role:
+    with running(tmp_path / "right.log", "join", link, "--home", home, *LISTEN, *UNHURRIED) as role:
         eventually(lambda: volunteer_status(home).get("groups", {}).get("verified", 0) > 0)
         assert role.stop() == 130
         assert "clock is" not in role.said()
@@ -161,13 +162,13 @@ def test_poisoned_weights_come_from_another_peer(live: tuple[Path, RunningRole],
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         at = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
-    arguments = ("join", link, "--home", liars_home, "--listen", at, "--threads", 1)
+    arguments = ("join", link, "--home", liars_home, "--listen", at, *UNHURRIED)
     with running(tmp_path / "liar.log", *arguments, patched=poison) as liar:
         eventually(lambda: sum(volunteer_status(liars_home).get("groups", {}).values()) > 0)
         shown = json.loads(p2prl("key", "show", "--home", liars_home, "--json").stdout)
         name = shown["seats"]["seat-1"]
         both = JoinLink(link.name, link.run, (*link.bootstrap, f"{at}/p2p/{name}"))
-        with running(tmp_path / "victim.log", "join", both, "--home", home, *LISTEN, "--threads", 1) as victim:
+        with running(tmp_path / "victim.log", "join", both, "--home", home, *LISTEN, *UNHURRIED) as victim:
             eventually(lambda: f"ignoring peer {name[-8:]}" in victim.said())
             eventually(lambda: volunteer_status(home).get("groups", {}).get("verified", 0) > 0)
             assert victim.stop() == 130

@@ -16,8 +16,12 @@ import pytest
 
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, wait_until
+from tests.loopback.program import UNHURRIED
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
+
+UPDATES = 24
+"""More than are done before a rank is killed."""
 
 _ENDS_WITHIN_S = 10.0
 """What users are promised once a rank is gone."""
@@ -25,7 +29,7 @@ _ENDS_WITHIN_S = 10.0
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of an untrained model with a checkpoint every five updates."""
+    """A run of an untrained model with small updates, and a checkpoint after every five."""
     made = tiny_model("chain4", seed=1)
     made.model.save_pretrained(tmp_path / "base")
     made.tokenizer.save_pretrained(tmp_path / "base")
@@ -34,8 +38,13 @@ def run(tmp_path: Path) -> Path:
     assert result.returncode == 0, result.stderr
     settings = tmp_path / "run" / "run.toml"
     text = settings.read_text()
-    assert "\ncheckpoint_every = 10 " in text
-    settings.write_text(text.replace("\ncheckpoint_every = 10 ", "\ncheckpoint_every = 5 "))
+    for before, after in (
+        ("checkpoint_every = 10 ", "checkpoint_every = 5 "),
+        ("groups_per_update = 16 ", "groups_per_update = 4 "),
+    ):
+        assert f"\n{before}" in text
+        text = text.replace(f"\n{before}", f"\n{after}")
+    settings.write_text(text)
     return tmp_path / "run"
 
 
@@ -59,12 +68,12 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
     before = set(meeting_folders())
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
     with swarm.running():
-        learner = swarm.start("learner", "learn", str(run), "--updates", "14", "--ranks", "2", *LISTEN)
+        learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), "--ranks", "2", *LISTEN)
         link = wait_until(
             lambda: (run / "link").exists() and (run / "link").read_text().strip(), seconds=120, what="a link"
         )
         home = tmp_path / "home"
-        swarm.start("volunteer", "join", link, "--threads", "1", *LISTEN, home=home)
+        swarm.start("volunteer", "join", link, *UNHURRIED, *LISTEN, home=home)
         wait_until(lambda: len(steps(run)) >= 7, seconds=240, what="seven updates")
 
         other = follower(learner)
@@ -82,7 +91,7 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
         assert not set(meeting_folders()) - before
 
         # The next start goes on by another plan, and the one after that alone.
-        learner = swarm.start("staged", "learn", str(run), "--updates", "14", "--plan", "pp2", *LISTEN)
+        learner = swarm.start("staged", "learn", str(run), "--updates", str(UPDATES), "--plan", "pp2", *LISTEN)
         wait_until(lambda: follower(learner), seconds=120, what="a second rank")
         reached = len(steps(run))
         wait_until(lambda: len(steps(run)) > reached, seconds=240, what="an update after the kill")
@@ -96,7 +105,7 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
 
         wait_until(lambda: not set(meeting_folders()) - before, seconds=10, what="an empty temporary folder")
 
-        alone = swarm.start("alone", "learn", str(run), "--updates", "14", *LISTEN)
+        alone = swarm.start("alone", "learn", str(run), "--updates", str(UPDATES), *LISTEN)
         assert alone.wait(240) == 0
         assert "another plan of ranks than before" in alone.log
-    assert steps(run) == list(range(1, 15))
+    assert steps(run) == list(range(1, UPDATES + 1))
