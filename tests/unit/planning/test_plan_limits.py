@@ -87,4 +87,4 @@ def test_a_simulated_queue_is_bounded() -> None:
         ({"machines": (replace(machine, share_of_time=0.5, session_s=math.inf),)}, "session_s"),
     ):
         with pytest.raises(ConfigError, match=name):
-            replace(config, **wrong)  # type: ignore[arg-type]
+            replace(config, **wrong)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import NO_BASE, BlobRef, Patch, PolicyManifest, blob_of
@@ -19,9 +20,9 @@ LEARNER = Identity(b"l" * 16)
 WEIGHTS = blob_of(bytes(5_000), 4096)
 
 
-def digest_of(version: int) -> bytes:
+def digest_of(version: int) -> Digest:
     """Digest of a version's weights."""
-    return bytes([version]) * 32
+    return Digest(bytes([version]) * 32)
 
 
 def patch_of(version: int) -> BlobRef:
