@@ -4,14 +4,16 @@ A state machine over the spool. It reads no clock and sends nothing: each call t
 messages to send.
 
 A group is published once when it is sampled. The learner answers with a storage receipt, then, after checking it, with
-a receipt. A group without a storage receipt is sent again while a learner is in reach. A receipt that did not arrive by
-gossip is read from the ledger.
+a receipt. A group without a storage receipt is sent again while a learner is in reach: linked, or heard of over peers
+that pass its receipts on, as a seeder does for homes that reach nobody else. A receipt that did not arrive by gossip is
+read from the ledger.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from p2prl.client.spool import Spool
 from p2prl.errors import IntegrityError, RemoteProtocolError
@@ -35,6 +37,10 @@ _PAGES = 1_024
 
 _EXPIRE_S = 10.0
 """How often the spool drops groups that are too old or too many."""
+
+_HEARD_S = 15.0
+"""A learner without a link is in reach this long after it signed a receipt: what brought it takes groups back. Not much
+longer: a volunteer that has lost its way to the learner must not wait for it."""
 
 _LAST_RECEIPTS_S = 5.0
 """How long a volunteer stays for the next receipt after the learner has ended the run."""
@@ -67,7 +73,9 @@ class Delivery:
         self._redeliver_s = redeliver_s
         self._on_judged = on_judged
         self._on_notice = on_notice
-        self._learner_in_reach = False
+        self._is_linked = False
+        self._heard_at = -math.inf
+        """When the learner signed the newest receipt that came without a link to it."""
         self._redeliver_at = 0.0
         self._redelivered = 0
         """Groups of the last redelivery that have no storage receipt yet."""
@@ -79,16 +87,27 @@ class Delivery:
         self._expire_at = 0.0
         self._end = _EndWait()
 
-    @property
-    def learner_in_reach(self) -> bool:
-        """Whether a learner is linked to this node."""
-        return self._learner_in_reach
+    def learner_in_reach(self, now: float) -> bool:
+        """Whether a learner is linked to this node, or was heard lately."""
+        return self._is_linked or now - self._heard_at < _HEARD_S
 
-    def set_learner_in_reach(self, in_reach: bool) -> None:
-        """The links changed. When a learner comes into reach, groups are sent again at once."""
-        if in_reach and not self._learner_in_reach:
+    def set_links(self, peers: Mapping[str, int]) -> None:
+        """The linked peers by role. When a learner comes into reach, groups are sent again at once."""
+        linked = bool(peers.get("learner"))
+        if linked and not self._is_linked:
             self._redeliver_at = 0.0
-        self._learner_in_reach = in_reach
+        if linked != self._is_linked or not any(peers.values()):
+            self._heard_at = -math.inf  # what it said over a link that is gone says nothing about other peers
+        self._is_linked = linked
+
+    def hear_learner(self, sent_ms: int, now: float) -> None:
+        """A receipt for anybody has come, signed by the learner at `sent_ms`, Unix milliseconds."""
+        if self._is_linked:
+            return
+        was_in_reach = self.learner_in_reach(now)
+        self._heard_at = max(self._heard_at, min(sent_ms / 1000, now))
+        if not was_in_reach and self.learner_in_reach(now):
+            self._redeliver_at = 0.0
 
     def announce(self, raw: bytes, body: bytes) -> list[control.ToNetwork]:
         """Messages that publish a group just stored. `body` is empty when the envelope holds the group."""
@@ -151,15 +170,18 @@ class Delivery:
         if now >= self._expire_at:  # also without a learner in reach: that is when a disk fills up
             self._expire_at = now + _EXPIRE_S
             self._spool.expire(now=now)
-        if now >= self._redeliver_at and self._learner_in_reach:
+        in_reach = self.learner_in_reach(now)
+        if now >= self._redeliver_at and in_reach:
             self._redeliver_at = now + self._redeliver_s
             room = max(0, _MAX_REDELIVERED - self._spool.count_delivered())
             unconfirmed = self._spool.undelivered(room, created_before=now - self._redeliver_s)
             messages += [signals.Publish(raw) for raw in unconfirmed]
             self._redelivered, self._has_more = len(unconfirmed), len(unconfirmed) == room
-        if now >= self._catch_up_at and self._learner_in_reach and run_known:
+        if now >= self._catch_up_at and in_reach and run_known:
             self._catch_up_at = now + _CATCH_UP_S
-            if self._spool.has_delivered(created_before=now - _CATCH_UP_S):
+            # Who has lost a storage receipt gets another from a linked learner alone: nodes between take nothing twice.
+            is_unanswered = not self._is_linked and self._redelivered > 0
+            if is_unanswered or self._spool.has_delivered(created_before=now - _CATCH_UP_S):
                 messages.append(signals.AskLedger(self._spool.ledger_position[0]))
         return messages
 
@@ -176,7 +198,7 @@ class Delivery:
             self._end = _EndWait()
             return False
         outstanding = self._spool.count_outstanding()
-        settling = self._learner_in_reach and self._spool.count_delivered() > 0
+        settling = self.learner_in_reach(now) and self._spool.count_delivered() > 0
         waited_s = self._end.waited_s(outstanding, now)
         return not outstanding or waited_s > (_SETTLING_S if settling else _LAST_RECEIPTS_S)
 

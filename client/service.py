@@ -192,7 +192,7 @@ class Volunteer:
         return self._agent.next_action(
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(self._clock.now()),
-            learner_in_reach=self._delivery.learner_in_reach,
+            learner_in_reach=self._delivery.learner_in_reach(self._clock.now()),
             busy=prepared.sampler.in_flight / prepared.work.group_size,
             room=prepared.sampler.room // prepared.work.group_size,
             oldest_step=self._progress.announced_step - manifest.staleness_bound,
@@ -251,7 +251,7 @@ class Volunteer:
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
                 case control.Status(peers=peers):
                     linked = self._progress.link(peers, self._clock.now())
-                    self._delivery.set_learner_in_reach(linked.get("learner", 0) > 0)
+                    self._delivery.set_links(linked)
                 case control.Warned(text=text):
                     self._on_notice(text)
                 case _:
@@ -260,6 +260,8 @@ class Volunteer:
         self._agent.run_finished(self._run_end.is_over(self._clock.now()))
 
     def _on_envelope(self, opened: Opened, raw: bytes) -> None:
+        if opened.kind in (Kind.STORAGE_RECEIPT, Kind.RECEIPTS):
+            self._delivery.hear_learner(opened.sent_ms, self._clock.now())
         if opened.kind is Kind.STORAGE_RECEIPT:
             self._delivery.on_storage_receipt(body_of(opened, StorageReceipt))
         elif opened.kind is Kind.RECEIPTS:

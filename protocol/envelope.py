@@ -26,7 +26,7 @@ from p2prl.protocol.ledger_messages import (
     VerdictChecks,
 )
 from p2prl.protocol.manifests import PolicyManifest, RunManifest
-from p2prl.protocol.membership import Membership
+from p2prl.protocol.membership_statements import Membership
 from p2prl.protocol.peer_messages import Introduction, PeerRecord, Standby
 from p2prl.protocol.policy_head import PolicyHead
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup

@@ -15,7 +15,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
 from p2prl.protocol.envelope import Opened, open_envelope
 from p2prl.protocol.kinds import Kind
-from p2prl.protocol.membership import OwnersStatement
+from p2prl.protocol.membership_statements import OwnersStatement
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 GENESIS = Digest(bytes(DIGEST_BYTES))

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
+from p2prl.config.new_run import RunFolder, open_run
 from p2prl.config.run_data import folder_data
-from p2prl.config.run_settings import RunFolder, open_run
 from p2prl.errors import ConfigError
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.evaluation.pass_evaluation import EvaluationSet, evaluation_sets

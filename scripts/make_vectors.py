@@ -64,7 +64,7 @@ from p2prl.protocol.manifests import (
     layout_digest,
     tree_of,
 )
-from p2prl.protocol.membership import invite_text, sign_membership, sign_team_name
+from p2prl.protocol.membership_statements import invite_text, sign_membership, sign_team_name
 from p2prl.protocol.peer_messages import Introduction, PeerRecord, Standby
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup

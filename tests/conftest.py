@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -72,7 +73,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Called by pytest: mark the slow tests, and leave those of vLLM to the environment that has it."""
+    """Called by pytest: mark the slow tests, leave those of vLLM to the environment that has it, and swarms first."""
     if importlib.util.find_spec("vllm") is None:
         elsewhere = [item for item in items if item.get_closest_marker("vllm")]
         config.hook.pytest_deselected(items=elsewhere)
@@ -81,18 +82,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.relative_to(root).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not _has_swarms(item.nodeid))
 
 
-_ROWS = {
-    "by_hand": "swarms from the warm run",
-    "crashes": "swarms from the warm run",
-    "own_ledger": "swarms from the warm run",
-    "warm_run": "swarms from the warm run",
-    **dict.fromkeys(("bad_input", "bad_peers", "base", "data_task", "demo", "owner_controls"), "swarms"),
-    "many_neighbors": "swarms",  # a thousand greetings in one moment need half a core at least: after the other row
-}
-"""Tests of tests/loopback that start swarms of whole roles, and their row: several rows would make a warm run each, and
-more than two would starve each other. The other tests there load no model and need little of a core."""
+_SWARM_ROW, _WARM_ROW, _KERNEL_ROW = "swarms", "swarms from the warm run", "compiled kernels"
+
+_SWARMS = frozenset(
+    (
+        *("bad_input", "bad_peers", "base", "data_task", "demo", "owner_controls"),
+        "many_neighbors",  # a thousand greetings in one moment need half a core at least: after the other row
+    )
+)
+"""Tests of tests/loopback that start swarms of whole roles, in two rows with those of the warm run: more than two would
+starve each other. The other tests there need less of a core."""
+
+_KERNELS = ("p2prl.patches.kernel_choice", "p2prl_lab.testing.patch_properties", "p2prl_lab.bench.patch.benchmark")
+"""Modules by which a test runs the kernels that numba compiles."""
 
 _BEHIND_SWARMS = 3
 """Niceness of a worker that begins with other tests than swarms: those wait on each other under limits of time."""
@@ -100,24 +105,38 @@ _BEHIND_SWARMS = 3
 _RANKED = pytest.StashKey[bool]()
 
 
-def _row(nodeid: str) -> str:
-    """A row of swarms, or else the file."""
-    path = nodeid.partition("::")[0]
-    return _ROWS.get(path.removeprefix("tests/loopback/test_").removesuffix(".py"), path)
+@functools.cache
+def _row(path: str) -> str:
+    """A file, or the row of files that one worker takes: each other worker would make the warm run again, which takes
+    minutes, or compile the kernels of patches again, which takes ten seconds."""
+    text = (Path(__file__).parents[1] / path).read_text()
+    if "warm_run: Path" in text:
+        return _WARM_ROW
+    if any(f"{module} import" in text for module in _KERNELS):
+        return _KERNEL_ROW
+    return _SWARM_ROW if path.removeprefix("tests/loopback/test_").removesuffix(".py") in _SWARMS else path
+
+
+def _has_swarms(nodeid: str) -> bool:
+    return _row(_path(nodeid)) in (_SWARM_ROW, _WARM_ROW)
+
+
+def _path(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 class _SwarmsInRows(LoadScopeScheduling):  # type: ignore[misc]
     """Two workers begin with a row of swarms each, as these wait much of their time; the rest is dealt out by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return _row(nodeid)
+        return _row(_path(nodeid))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Called by pytest: at a worker's first test, step back behind the swarms if it is none of theirs."""
     if is_xdist_worker(item) and _RANKED not in item.config.stash:
         item.config.stash[_RANKED] = True
-        if _row(item.nodeid) not in _ROWS.values():
+        if not _has_swarms(item.nodeid):
             os.nice(_BEHIND_SWARMS)
 
 

@@ -23,8 +23,8 @@ import psutil
 import torch
 from transformers import GPT2LMHeadModel
 
+from p2prl.config.new_run import init_run
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import init_run
 from p2prl.config.worker_folder import read_status
 from p2prl.controls.control_socket import ask
 from p2prl.controls.limits import Limits
@@ -32,7 +32,7 @@ from p2prl.controls.live_controls import LiveControls
 from p2prl.controls.messages import PauseRequest, Request, ResumeRequest, StopRequest
 from p2prl.controls.rules import Order, Readings
 from p2prl.controls.sensors import own_memory
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, wait_until
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from p2prl.config.new_run import init_run
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import init_run
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.address_scan import Document, Place, board_documents, strange_places
 from p2prl_lab.testing.swarm_processes import RoleProcess, SwarmProcesses, status_of, wait_until

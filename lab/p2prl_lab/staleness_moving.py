@@ -25,14 +25,17 @@ from p2prl_lab.bench.staleness.sweep import DEVELOPMENT_SEEDS
 from p2prl_lab.bench.training.environments import environment_by_name
 from p2prl_lab.bench.training.training_plan import TrainingPlan
 
-REPORTING = range(20, 30)
+REPORTING = range(30, 40)
 """Seeds that are reported, seen by no choice of a setting."""
 
 DEFAULT = "topr:sharpness=1+amsgrad"
 """Begins the method that others are compared with."""
 
 POINT = ("update", "greedy", "pass_at_8", "entropy", "kl")
-"""What the summary keeps of an evaluation."""
+"""What the summary keeps of an evaluation; of settings that were tried and not chosen, `TRIED_POINT`."""
+
+TRIED_POINT = POINT[:2]
+"""What a choice is made by."""
 
 
 def main() -> None:
@@ -81,14 +84,19 @@ def methods_of(shown: Iterable[Setting]) -> list[str]:
 
 def summary_of(rows: ResultFile, settings: Sequence[Setting], digest: str) -> dict[str, Any]:
     """Curves of every seed of these settings, to five digits."""
+    chosen = {setting.method for setting in settings if rows.of(setting, REPORTING)}
+    found = ((setting, rows.of(setting, [*DEVELOPMENT_SEEDS, *REPORTING])) for setting in settings)
     return {
         "rows_sha256": digest,
-        "point": list(POINT),
-        "runs": [_run(setting, rows.of(setting, [*DEVELOPMENT_SEEDS, *REPORTING])) for setting in settings],
+        "runs": [
+            _run(setting, results, POINT if setting.method in chosen else TRIED_POINT)
+            for setting, results in found
+            if results
+        ],
     }
 
 
-def _run(setting: Setting, found: Sequence[SeedResult]) -> dict[str, Any]:
+def _run(setting: Setting, found: Sequence[SeedResult], point: Sequence[str]) -> dict[str, Any]:
     return {
         "task": setting.task,
         "method": setting.method,
@@ -96,7 +104,8 @@ def _run(setting: Setting, found: Sequence[SeedResult]) -> dict[str, Any]:
         "updates": setting.updates,
         "torch": sorted({each.torch for each in found}),
         "seeds": [each.seed for each in found],
-        "curves": [[[_rounded(getattr(e, name)) for name in POINT] for e in each.evaluations] for each in found],
+        "point": list(point),
+        "curves": [[[_rounded(getattr(e, name)) for name in point] for e in each.evaluations] for each in found],
     }
 
 

@@ -72,6 +72,13 @@ Home = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest.")]
 BenchDevice = Annotated[str, typer.Option("--device", help="A torch device, or auto.")]
+BatchGroups = Annotated[int, typer.Option("--groups", help="Groups of the batch.")]
+BatchCompletions = Annotated[int, typer.Option("--completions", help="Completions of a group.")]
+BatchTokens = Annotated[int, typer.Option("--tokens", help="Tokens of the longest completion.")]
+MicroBatchTokens = Annotated[
+    int, typer.Option("--micro-batch-tokens", help="Most tokens of a part of the batch; 0 takes a quarter of it.")
+]
+Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Keep only the inputs of layers.")]
 Engine = Annotated[
     str,
     typer.Option(

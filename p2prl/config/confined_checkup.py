@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from p2prl.confinement.role import confine_calls, confine_files
+from p2prl.confinement.role_confinement import confine_calls, confine_files
 
 
 def main(own: Path, device: str) -> None:

@@ -10,9 +10,9 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_data import folder_data
-from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.learner.training.memory_model import TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
 from p2prl.models.hardware.device import free_memory

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from p2prl.config.run_settings import RunFolder
+from p2prl.config.new_run import RunFolder
 from p2prl.errors import ConfigError
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan

@@ -23,7 +23,7 @@ from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol.delegation import Delegation, Revocation, parse_statement, statement_text
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.membership import (
+from p2prl.protocol.membership_statements import (
     Membership,
     TeamName,
     invite_text,

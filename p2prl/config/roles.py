@@ -15,9 +15,9 @@ from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker, remember_run
+from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.own_replay import MakeTools, refused_group_replay
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
-from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.confinement.children import Launch
 from p2prl.errors import P2PRLError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.run_data import RunData, folder_data
-from p2prl.config.run_settings import RunFolder, run_file_blobs
 from p2prl.learner.journal.kept_rollouts import KeptRollouts
 from p2prl.learner.rollouts import RolloutReader
 from p2prl.models.groups.group_work import GroupWork

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from p2prl.config.prompt_record import PromptRecord, prompt_record
 from p2prl.errors import ConfigError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.tokenizer.prompt_rendering import PromptRenderer, chat_template
 from p2prl.models.tokenizer.text_codec import TextCodec
@@ -17,8 +17,9 @@ from p2prl.plain_text import counted
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import DataSet, blob_of, chunk_bytes_for
 from p2prl.tasks.data.data_plan import HELD_OUT_ROWS_FILE, PROMPTS_FILE, ROWS_FILE, SCORER_FILE, DataPlan
+from p2prl.tasks.data.held_out_rows import refuse_overlap
 from p2prl.tasks.data.packed_data import file_blob
-from p2prl.tasks.data.packing import DataPacker, PackedData, refuse_overlap
+from p2prl.tasks.data.packing import DataPacker, PackedData
 from p2prl.tasks.data.split_packer import PromptRoom
 from p2prl.tasks.scorers.build import RowCheck
 from p2prl.tasks.task_registry import task_by_name

@@ -17,7 +17,7 @@ import typing
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
-from p2prl.config.run_settings import RunSettings
+from p2prl.config.new_run import RunSettings
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 

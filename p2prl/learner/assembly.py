@@ -31,11 +31,11 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.standby_orders import StandbyOrders
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.live_forecast import Forecaster
-from p2prl.learner.timing.pacing import SAMPLING_SHARE, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
 from p2prl.learner.timing.stages import InlineStage, Stage, ThreadStage
 from p2prl.learner.timing.standby import StandbyChoice
 from p2prl.learner.timing.training_stage import TrainingStage
+from p2prl.learner.timing.update_schedule import SAMPLING_SHARE, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.training.checkpoints import newest_checkpoint_step
 from p2prl.learner.training.local_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
@@ -173,7 +173,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         pacing=pacing,
         standby=standby,
         publisher=_publisher(parts, storage, sender, publish_stage),
-        shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock),
+        shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock, parts.on_notice),
     )
 
 

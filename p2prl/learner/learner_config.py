@@ -53,7 +53,7 @@ class LearnerConfig:
         for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):
             require(name, value := getattr(self, name), value >= 1, "1 or more")
         require("updates", self.updates, self.updates >= 0, "0 or more")
-        widest = widest_band_ulp(FP32)  # the run's own word type may allow less (`config.run_settings.open_run`)
+        widest = widest_band_ulp(FP32)  # the run's own word type may allow less (`config.new_run.open_run`)
         require("dead_band_ulp", self.dead_band_ulp, 0 <= self.dead_band_ulp <= widest, f"within 0..{widest}")
         # Below 1 an update's worth would never be ready, and the learner would wait forever.
         require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")

@@ -20,8 +20,8 @@ from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.standby_orders import StandbyOrders
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.timing.pacing import Action, Pacing
 from p2prl.learner.timing.training_stage import Activity, Work
+from p2prl.learner.timing.update_schedule import Action, Pacing
 from p2prl.learner.update import Training
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.swarm import signals
@@ -159,7 +159,7 @@ class Learner:
             action = Action.COLLECT
         idle = action is Action.COLLECT and not self._checks.is_due(self.step)
         self._read(wait_s if idle else 0.0)
-        self._checks.evaluate(idle=idle and not self._training.stage.busy and not self._checks.has_unsettled)
+        self._checks.evaluate(idle=idle and not self._training.stage.busy and not self._checks.unsettled_groups)
         if self._checks.start(step=self.step):
             self._send_head()
         self._finish_checks()  # before the action: an update may train on these groups
@@ -170,7 +170,9 @@ class Learner:
         elif is_waiting:
             self._training.stage.waits_for(Activity.PUBLISH)
         elif action is Action.COLLECT:
-            self._training.stage.waits_for(Activity.WAIT_REPLAY if self._checks.has_unsettled else Activity.WAIT_GROUPS)
+            self._training.stage.waits_for(
+                Activity.WAIT_REPLAY if self._checks.unsettled_groups else Activity.WAIT_GROUPS
+            )
         self._finish_jobs()  # last: a stage without a thread has done by now what this turn began
         self._publisher.heads.renew()
         self._standby.send_due()

@@ -9,6 +9,7 @@ from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.journal.groups import GroupTable
 from p2prl.learner.signing_sender import SigningSender
+from p2prl.plain_text import counted
 from p2prl.protocol.kinds import Role
 
 _QUIET_S = 6.0
@@ -21,8 +22,8 @@ _LONGEST_S = 15.0
 """Longest stay after the checks of the groups that were stored, even if groups keep arriving."""
 
 _LONGEST_CHECKS_S = 300.0
-"""Longest time for those checks. What is left stays in the journal, unsettled: a swarm that outran training for hours
-can have left hours of replays."""
+"""Longest time for those checks, and for the groups that arrive meanwhile. What is left stays in the journal for a
+learner that is started again: a swarm that outran training for hours can have left hours of replays."""
 
 _RETURN_S = 60.0
 """How long after its start the learner waits for volunteers that have not come back. A learner that resumes can end the
@@ -40,12 +41,19 @@ class Shutdown:
     """Keeps a finished learner reachable until volunteers are back and the groups in flight have their receipts."""
 
     def __init__(
-        self, inbox: Inbox, checks: GroupChecks, sender: SigningSender, groups: GroupTable, clock: Clock
+        self,
+        inbox: Inbox,
+        checks: GroupChecks,
+        sender: SigningSender,
+        groups: GroupTable,
+        clock: Clock,
+        on_notice: Callable[[str], None],
     ) -> None:
         self._inbox = inbox
         self._checks = checks
         self._sender = sender
         self._clock = clock
+        self._on_notice = on_notice
         self._started_at = clock.now()
         self._expected = groups.peers_since(self._started_at - _RECENT_S)
 
@@ -53,7 +61,7 @@ class Shutdown:
         """Tell everyone that the run has ended at `step`.
 
         Returns when no group has arrived for `_QUIET_S` and no volunteer is missing, or at once when `is_stopped`. The
-        last version is evaluated meanwhile.
+        last version is evaluated meanwhile. Groups that are left without a receipt are told of.
         """
         self._announce(step)
         in_time = self._check_all(step, is_stopped)
@@ -70,11 +78,17 @@ class Shutdown:
             if now - announced_at >= _REPEAT_S:
                 announced_at = now
                 self._announce(step)
-            if self._checks.has_unsettled and self._checks.settle_next(step=step):
+            if self._checks.unsettled_groups and self._checks.settle_next(step=step):
                 self._announce(step)
                 quiet_since = now
-        if in_time:  # groups that arrived faster than they were settled must not stay without a receipt
-            self._check_all(step, is_stopped, read=False)
+        # Groups that arrived faster than they were settled must not stay without a receipt. When there was no time for
+        # all, these may be a few of the last seconds, from volunteers that went on delivering, or hours of replays.
+        self._check_all(step, is_stopped, read=False, longest_s=_LONGEST_CHECKS_S if in_time else _LONGEST_S)
+        if (left := self._checks.unsettled_groups) and not is_stopped():
+            self._on_notice(
+                f"{counted(left, 'delivered group')} could not be checked in time. The same command checks them, and"
+                " gives their volunteers credit, whenever it runs again."
+            )
 
     def _are_volunteers_missing(self, now: float) -> bool:
         """Whether fewer volunteers are linked than were at work before this start, and may still come back."""
@@ -82,13 +96,20 @@ class Shutdown:
         linked = 0 if status is None else dict(status.peers).get(Role.VOLUNTEER.name.lower(), 0)
         return linked < self._expected and now - self._started_at < _RETURN_S
 
-    def _check_all(self, step: int, is_stopped: Callable[[], bool], *, read: bool = True) -> bool:
+    def _check_all(
+        self,
+        step: int,
+        is_stopped: Callable[[], bool],
+        *,
+        read: bool = True,
+        longest_s: float = _LONGEST_CHECKS_S,
+    ) -> bool:
         """Check the stored groups and issue their receipts; with `read`, messages are answered in between.
 
         False when there was no time for all.
         """
         began = self._clock.now()
-        while not is_stopped() and self._clock.now() - began < _LONGEST_CHECKS_S:
+        while not is_stopped() and self._clock.now() - began < longest_s:
             if read:
                 self._inbox.read(0.0, step=step, finished=True)
             if not self._checks.settle_next(step=step):

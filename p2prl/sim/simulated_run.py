@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.membership import Membership
+from p2prl.protocol.membership_statements import Membership
 from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.peers.config import ConnectionsConfig

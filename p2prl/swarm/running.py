@@ -20,7 +20,7 @@ from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.ledger_messages import Receipts, VerdictChecks
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.membership import OwnersStatement
+from p2prl.protocol.membership_statements import OwnersStatement
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS

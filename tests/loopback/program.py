@@ -14,10 +14,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from p2prl.config.new_run import init_run
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import init_run
 from p2prl.config.worker_folder import read_status
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.forked_roles import run_fork, start_fork
 from p2prl_lab.testing.swarm_processes import PATIENCE, Process

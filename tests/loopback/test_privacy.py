@@ -40,6 +40,9 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 LEARNER, HOME, VALIDATOR, SEEDER, BOARD = (f"127.0.0.{number}" for number in range(1, 6))
 """Each role has an IPv4 address of its own, but for a volunteer that has IPv6 alone."""
 
+WORK = ("--threads", "1", "--slots", "1", "--share", "0.2")
+"""Of a volunteer: its groups matter here, not their number, and learner and validator check each of them."""
+
 _NAMED_S = 12.0
 """A link may name a peer ten seconds after it was linked, and the learner looks every five seconds at the latest."""
 
@@ -82,8 +85,8 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=150, what="a link")
         link4, link6 = over(link, 4), over(link, 6)
         folder_board = swarm.start("folder-board", "board", str(run), "--port", "0")
-        home = swarm.start("home", "join", link4, "--threads", "1", *at(HOME), home=homes["home"])
-        home6 = swarm.start("home6", "join", link6, "--threads", "1", *at("::1"), home=homes["home6"])
+        home = swarm.start("home", "join", link4, *WORK, *at(HOME), home=homes["home"])
+        home6 = swarm.start("home6", "join", link6, *WORK, *at("::1"), home=homes["home6"])
         validator = swarm.start("validator", "validate", link4, "--rate", "1", *at(VALIDATOR), home=homes["validator"])
         for name in ("home", "home6"):
             wait_until(partial(verified, homes[name]), seconds=150, what=f"a verified group of {name}")
@@ -149,7 +152,7 @@ def test_who_starts_again_without_public_is_named_nowhere(tmp_path: Path) -> Non
     with swarm.running():
         swarm.start("learner", "learn", str(run), "--updates", "0", *at(LEARNER))
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=150, what="a link")
-        public = swarm.start("public", "join", link, "--threads", "1", "--public", *at(HOME), home=home)
+        public = swarm.start("public", "join", link, *WORK, "--public", *at(HOME), home=home)
         peer = wait_until(lambda: status_of(home).get("peer"), seconds=150, what="the volunteer's id")
         wait_until(lambda: peer in named_in((run / "link").read_text()), seconds=150, what="a link with the volunteer")
         of_public_days = (run / "link").read_text()
@@ -169,7 +172,7 @@ def test_who_starts_again_without_public_is_named_nowhere(tmp_path: Path) -> Non
         done = verified(home)
         before = {name: len(role.log) for name, role in swarm.roles.items()}
         wait_until(lambda: not places_that_name(), seconds=60, what="links without a volunteer that is gone")
-        again = swarm.start("again", "join", link, "--threads", "1", *at(HOME), home=home)
+        again = swarm.start("again", "join", link, *WORK, *at(HOME), home=home)
         while verified(home) <= done:  # from its start on, whether its new record has been read or not
             assert places_that_name() == []
         assert status_of(home)["peer"] == peer, "the key is the same"

@@ -17,7 +17,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipts, VerdictChecks
-from p2prl.protocol.membership import sign_membership, sign_team_name
+from p2prl.protocol.membership_statements import sign_membership, sign_team_name
 from p2prl.protocol.wire_codec import decode
 from p2prl.sim import simulated_run
 from p2prl.sim.hosts import identity_of

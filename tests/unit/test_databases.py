@@ -17,7 +17,7 @@ ROWS = 40_000
 CONFINED = """
 import sys
 from pathlib import Path
-from p2prl.confinement.role import confine_calls, confine_files
+from p2prl.confinement.role_confinement import confine_calls, confine_files
 from p2prl.databases import open_database
 own = Path(sys.argv[1])
 protection = confine_calls(confine_files(own))

@@ -27,7 +27,7 @@ from typing import Any
 
 from p2prl.confinement.compute_only import confine_to_computing
 from p2prl.confinement.linux import HIDDEN_NAME
-from p2prl.confinement.role import MEMORY_FACTOR, confine_calls, confine_files, confine_network
+from p2prl.confinement.role_confinement import MEMORY_FACTOR, confine_calls, confine_files, confine_network
 from p2prl.models.tokenizer.process import MEMORY_BYTES
 from p2prl.tasks.sandbox.pool import ScorerPool, TaskScoring
 from p2prl.tasks.task import Score

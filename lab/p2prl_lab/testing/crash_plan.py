@@ -55,6 +55,8 @@ class CrashReport:
     """What the volunteers that were killed or put to sleep were doing, by their status files."""
     resumes_checked: int = 0
     orphans_ended_s: list[float] = field(default_factory=list)
+    left_at_end: int = 0
+    """Groups that the learner stored and had no time to check before it ended the run; it is started again for them."""
     learner_back_s: float = 0.0
     """From the moment the restarted learner listened to the first group that reached it."""
     audit: RunAudit | None = None
@@ -82,6 +84,7 @@ class CrashReport:
             "versions": audit.versions,
             "policies_reproduced": audit.policies_reproduced,
             "groups": audit.groups,
+            "left_at_end": self.left_at_end,
             "verified": audit.verified,
             "expired": audit.expired,
             "rejected": audit.rejected,

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from p2prl_lab.bench.trust.starved_time import StarvedTime, threads_of
 from p2prl_lab.testing.crash_plan import CrashPlan, CrashReport
 from p2prl_lab.testing.restless_owner import RestlessOwner
 from p2prl_lab.testing.run_audit import audit_run, record_everything, recorded_steps
+from p2prl_lab.testing.starved_time import StarvedTime, threads_of
 from p2prl_lab.testing.swarm_processes import (
     EXACTLY,
     LISTEN,
@@ -49,6 +49,9 @@ _STORM = "storm"
 
 _TEMPORARY = (7, 75)
 """Exit codes after which a service starts a worker again: no peer answered, a process failed (docs/cli.md)."""
+
+_MOST_LAST_STARTS = 3
+"""A learner that has ended the run is started again this often, at most, for groups that it had no time to check."""
 
 _UPDATES_AFTER = 10
 """Updates after the last kill, at least."""
@@ -265,9 +268,22 @@ class CrashRun:
             elif role is not learner:
                 code = self._exit_code(role, 60)
                 assert code == 9, f"{role.name}: {code}\n{role.log[-2000:]}"
+        self._check_the_last(learner)
         self._wait(lambda: not self._swarm.survivors(), seconds=15, what="an end of every process", patience=EXACTLY)
         left = [folder for folder in self._folders if folder.exists()]
         assert not left, f"left behind: {left}"
+
+    def _check_the_last(self, learner: RoleProcess) -> None:
+        """Groups that the learner had no time to check are told of, and checked when it is started again."""
+        self.report.left_at_end = _waiting(self._run)
+        for _ in range(_MOST_LAST_STARTS):
+            if not (left := _waiting(self._run)):
+                return
+            told = f"{left:,} delivered group"
+            assert told in learner.log, f"the learner does not tell of {left} groups:\n{learner.log[-2000:]}"
+            self._say(f"{left} groups are not checked: the learner is started again")
+            self._swarm.start_again(learner)
+            assert self._exit_code(learner, self._plan.finish_s) == 0, learner.log[-3000:]
 
     def _check_resumes(self, learner: RoleProcess) -> None:
         """Every restarted learner that logged its step resumed at the one after the last batch begun."""
@@ -335,6 +351,10 @@ def _last_line(log: str) -> dict[str, int]:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
+
+
+def _waiting(run: Path) -> int:
+    return int(rows(run / "journal.db", "SELECT COUNT(*) FROM groups WHERE state = 'stored'")[0][0])
 
 
 def _groups(run: Path) -> int:

@@ -23,7 +23,7 @@ from p2prl_lab.bench.staleness.staleness_distributions import StalenessDistribut
 from p2prl_lab.testing.delayed_port import DelayedPort
 
 if TYPE_CHECKING:
-    from p2prl.config.run_settings import RunFolder
+    from p2prl.config.new_run import RunFolder
 
 _PROGRAM = "p2prl_lab.testing.delayed_learner"
 

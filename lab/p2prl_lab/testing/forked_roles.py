@@ -89,8 +89,9 @@ def start_fork(
     *,
     file_limit: int | None = None,
     first: Path | None = None,
+    module: str = "p2prl",
 ) -> ForkedRole:
-    """Run `p2prl ARGUMENTS…` in a fork.
+    """Run `p2prl ARGUMENTS…`, or `python -m MODULE ARGUMENTS…`, in a fork.
 
     `output` and `errors` are descriptors for what it prints, both to `output` if `errors` is None. `file_limit` is the
     largest file it may write, bytes. `first` is a program to run before, which may replace parts of modules.
@@ -103,6 +104,7 @@ def start_fork(
         "cwd": os.getcwd(),
         "file_limit": file_limit,
         "first": str(first or ""),
+        "module": module,
     }
     socket.send_fds(line, [json.dumps(request).encode()], [output, output if errors is None else errors])
     return ForkedRole(line, int(_receive(line)["pid"]), tuple(arguments))
@@ -220,9 +222,9 @@ def _become(request: dict[str, Any], output: int, errors: int) -> NoReturn:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], request["file_limit"]))
         if request["first"]:
             runpy.run_path(request["first"])
-        sys.argv = ["p2prl", *request["argv"]]
+        sys.argv = [request["module"], *request["argv"]]
         try:
-            runpy.run_module("p2prl", run_name="__main__", alter_sys=True)
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)

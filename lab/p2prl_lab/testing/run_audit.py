@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from p2prl.config.run_settings import RunFolder, open_run
+from p2prl.config.new_run import RunFolder, open_run
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.training.checkpoints import complete_checkpoints
 from p2prl.learner.training.local_engine import make_trainer

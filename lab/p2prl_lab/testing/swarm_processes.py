@@ -185,8 +185,8 @@ class SwarmProcesses:
         self, python: str, module: str, arguments: tuple[str, ...], environment: dict[str, str], log_path: Path
     ) -> Process:
         with log_path.open("ab") as log:
-            if self.forks and (python, module) == (sys.executable, "p2prl"):
-                return start_fork(arguments, environment, log.fileno())
+            if self.forks and python == sys.executable:
+                return start_fork(arguments, environment, log.fileno(), module=module)
             return subprocess.Popen(
                 [python, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,

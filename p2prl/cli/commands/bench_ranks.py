@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from p2prl.cli.benchmark import Benchmark, listed, print_table
-from p2prl.cli.options import AsJson, Seed
+from p2prl.cli.options import (
+    AsJson,
+    BatchCompletions,
+    BatchGroups,
+    BatchTokens,
+    Checkpointing,
+    MicroBatchTokens,
+    Seed,
+)
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 
@@ -20,13 +28,11 @@ def bench_ranks(
     model: Annotated[str, typer.Option("--model", help="29m, 123m, 494m, 1544m or 7615m parameters.")] = "29m",
     vocabulary: Annotated[int, typer.Option("--vocabulary", help="Words of the model.")] = 151_936,
     loss: Annotated[str, typer.Option("--loss", help="The loss.")] = "topr",
-    groups: Annotated[int, typer.Option("--groups", help="Groups of the batch.")] = 4,
-    completions: Annotated[int, typer.Option("--completions", help="Completions of a group.")] = 4,
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the longest completion.")] = 64,
-    micro_batch_tokens: Annotated[
-        int, typer.Option("--micro-batch-tokens", help="Most tokens of a part of the batch; 0 takes a quarter of it.")
-    ] = 0,
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Keep only the inputs of layers.")] = False,
+    groups: BatchGroups = 4,
+    completions: BatchCompletions = 4,
+    tokens: BatchTokens = 64,
+    micro_batch_tokens: MicroBatchTokens = 0,
+    checkpointing: Checkpointing = False,
     updates: Annotated[int, typer.Option("--updates", help="Updates of each plan; the median time counts.")] = 3,
     threads: Annotated[int, typer.Option("--threads", help="CPU threads of each rank.")] = 1,
     compare: Annotated[

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from p2prl.cli.benchmark import Benchmark, listed, print_table
-from p2prl.cli.options import AsJson, BenchDevice, Seed
+from p2prl.cli.options import (
+    AsJson,
+    BatchCompletions,
+    BatchGroups,
+    BatchTokens,
+    BenchDevice,
+    Checkpointing,
+    MicroBatchTokens,
+    Seed,
+)
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 
@@ -19,17 +28,15 @@ def bench_step(
     model: Annotated[
         str, typer.Option("--model", help="29m, 123m, 494m, 1544m or 7615m parameters, vocabulary 151,936.")
     ] = "29m",
-    groups: Annotated[int, typer.Option("--groups", help="Groups of the batch.")] = 2,
-    completions: Annotated[int, typer.Option("--completions", help="Completions of a group.")] = 4,
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the longest completion.")] = 64,
-    micro_batch_tokens: Annotated[
-        int, typer.Option("--micro-batch-tokens", help="Most tokens of a part of the batch; 0 takes a quarter of it.")
-    ] = 0,
+    groups: BatchGroups = 2,
+    completions: BatchCompletions = 4,
+    tokens: BatchTokens = 64,
+    micro_batch_tokens: MicroBatchTokens = 0,
     precision: Annotated[
         str, typer.Option("--precision", help="As in run.toml: auto, fp32, bf16, bf16_stochastic or bf16_kahan.")
     ] = "fp32",
     states: Annotated[str, typer.Option("--optimizer-states", help="full or 8bit.")] = "full",
-    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Keep only the inputs of layers.")] = False,
+    checkpointing: Checkpointing = False,
     plain: Annotated[bool, typer.Option(help="Compare with a plain step, which must fit.")] = True,
     repeats: Annotated[int, typer.Option("--repeats", help="Steps of each kind; the median counts.")] = 3,
     threads: Annotated[int, typer.Option("--threads", help="CPU threads.")] = 1,

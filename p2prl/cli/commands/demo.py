@@ -19,12 +19,12 @@ from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.cli.views.quantities import downloads_line, received_text, version_text
 from p2prl.config.presets import preset_by_name
 from p2prl.json_lines import read_json_lines
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.plain_text import counted
 from p2prl.quantity_text import size_text
 
 if TYPE_CHECKING:
-    from p2prl.config.run_settings import RunFolder
+    from p2prl.config.new_run import RunFolder
 
 
 def demo(
@@ -47,7 +47,7 @@ def demo(
 
         from p2prl.cli.commands.demo_result import demo_summary, plot_run
         from p2prl.cli.commands.measure_checkpoint import evaluate_checkpoint
-        from p2prl.config.run_settings import open_run
+        from p2prl.config.new_run import open_run
         from p2prl.models.hardware.device import use_threads
     use_threads(1)  # a model this small gains nothing from more threads
     directory = out or _free_directory(Path("runs"), "demo")
@@ -102,7 +102,7 @@ _WATCH_S = 0.5
 
 
 def _make_run(directory: Path, seed: int, updates: int, *, quiet: bool) -> RunFolder:
-    from p2prl.config.run_settings import init_run
+    from p2prl.config.new_run import init_run
 
     preset = preset_by_name("chain4")
     plan = RunPlan(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.cli.commands.demo_processes import RoleProcess
-from p2prl.config.run_settings import RunFolder
+from p2prl.config.new_run import RunFolder
 from p2prl.json_lines import read_json_lines
 from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.identity import peer_id_of

@@ -50,7 +50,7 @@ def eval_(
         on_progress("importing torch", 0.0)
 
         from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
-        from p2prl.config.run_settings import open_run
+        from p2prl.config.new_run import open_run
         from p2prl.models.hardware.device import use_threads
 
         folder = open_run(run)

@@ -35,7 +35,7 @@ from p2prl.scoreboard.ledger_dump import write_dump
 
 if TYPE_CHECKING:
     from p2prl.cli.commands.export_push import HubRepository
-    from p2prl.config.run_settings import RunFolder
+    from p2prl.config.new_run import RunFolder
     from p2prl.models.export.model_directory import OpenedExport, WrittenModel
 
 
@@ -74,7 +74,7 @@ def export(
     with progress_bar("exporting", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
-        from p2prl.config.run_settings import open_run
+        from p2prl.config.new_run import open_run
         from p2prl.models.export.model_directory import write_model
 
         opened_run = open_run(run)
@@ -151,7 +151,7 @@ def _open(run: RunFolder, step: str, dtype: str, *, scratch: Path) -> tuple[int,
     """Open the chosen checkpoint; if a running learner deletes it meanwhile, the one that is newest then.
 
     What has to be computed for it is kept in `scratch`: the run's own disk may be full, or read-only."""
-    from p2prl.config.run_settings import run_file_blobs
+    from p2prl.config.new_run import run_file_blobs
     from p2prl.models.export.model_directory import open_export
 
     files = {file.name: data for file, data in run_file_blobs(run)}

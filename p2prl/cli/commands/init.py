@@ -41,9 +41,9 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
     with progress_bar("creating the run", quiet=options.as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
-        from p2prl.config.init_checks import PROBE_GROUPS, InitChecks
+        from p2prl.config.learnable_checks import PROBE_GROUPS, InitChecks
         from p2prl.config.learner_disk import disk_text
-        from p2prl.config.run_settings import describe, init_run
+        from p2prl.config.new_run import describe, init_run
         from p2prl.models.hardware.device import use_threads
 
         if plan.model is None:

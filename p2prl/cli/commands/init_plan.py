@@ -10,7 +10,7 @@ from p2prl.cli.commands.init_options import InitOptions
 from p2prl.config.data_options import DataOptions, data_plans, task_shares
 from p2prl.config.presets import preset_by_name
 from p2prl.errors import ConfigError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import TaskShare
 from p2prl.tasks.data.data_plan import DataPlan

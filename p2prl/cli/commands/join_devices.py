@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -48,6 +49,9 @@ _REPEATED_S = 60.0
 
 _ENDS = (0, RUN_FINISHED, INTERRUPTED)
 """Exit codes that nobody has to be told of."""
+
+_BESIDE_NICENESS = 10
+"""Of a worker beside other work: as `nice` gives it to a program."""
 
 
 def one_device(context: typer.Context, device: str, *, home: Path | None, events: bool, as_json: bool) -> str:
@@ -170,12 +174,18 @@ class DeviceGroup:
         home: Path,
         *,
         on_event: Callable[[Mapping[str, object]], None],
+        beside: str = "",
     ) -> None:
-        """`program` is a worker's command without `--device`; `on_event` gets each event with its `device` added."""
+        """`program` is a worker's command without `--device`; `on_event` gets each event with its `device` added.
+
+        `beside` names the one worker of a program that does other work too: it is named in all that it says, and
+        leaves the processor to that work.
+        """
         self._program = program
         self._devices = devices
         self._home = home
         self._on_event = on_event
+        self._beside = beside
         self._lock = threading.Lock()
         self._said: dict[str, tuple[DeviceWorker, float]] = {}
         self._readers: list[threading.Thread] = []
@@ -207,8 +217,14 @@ class DeviceGroup:
             text=True,
             errors="replace",
             process_group=0,
-            preexec_fn=die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=self._begin,
         )
+
+    def _begin(self) -> None:
+        if sys.platform == "linux":
+            die_with_parent()
+        if self._beside:
+            os.nice(_BESIDE_NICENESS)
 
     def interrupt(self) -> None:
         """Pass one Ctrl-C on to every worker."""
@@ -293,7 +309,8 @@ class DeviceGroup:
                 self._said[text] = (worker, now)
             if other is not worker and now - at < _REPEATED_S:
                 continue
-            say(text if worker is self.workers[0] else f"{worker.name}: {text}")
+            say(text if worker is self.workers[0] and not self._beside else f"{self._beside or worker.name}: {text}")
         with suppress(subprocess.TimeoutExpired):
             if (code := worker.process.wait(_END_S[1])) not in _ENDS:
-                say(f"The worker of {worker.name} has ended with exit code {code}; the others go on.")
+                others = "the rest goes" if self._beside else "the others go"
+                say(f"The worker of {self._beside or worker.name} has ended with exit code {code}; {others} on.")

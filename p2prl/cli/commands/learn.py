@@ -14,6 +14,7 @@ import typer
 
 from p2prl.cli import crash_log
 from p2prl.cli.commands.learn_link import LearnerLink, WatchedPort, kept_listen
+from p2prl.cli.commands.learn_sampler import LocalSampler
 from p2prl.cli.commands.learn_trackers import check_tracker, tracker
 from p2prl.cli.device_errors import device_failures_explained, unrepeatable_explained
 from p2prl.cli.interrupts import Interrupts
@@ -35,7 +36,7 @@ from p2prl.net.transports.transport_registry import TRANSPORTS
 from p2prl.plain_text import counted
 
 if TYPE_CHECKING:
-    from p2prl.config.run_settings import RunFolder
+    from p2prl.config.new_run import RunFolder
     from p2prl.learner.assembly import Judges
     from p2prl.learner.service import Learner
     from p2prl.net.process.bridge import NetworkPort
@@ -72,6 +73,14 @@ def make_learn(
                 help="A peer to dial first and to name in the link: for a learner that nobody can dial. Default: none.",
             ),
         ] = None,
+        sample: Annotated[
+            str,
+            typer.Option(
+                "--sample",
+                metavar="DEVICE",
+                help="Also sample for the run, on this device: cpu, cuda:1. It yields to training. Default: none.",
+            ),
+        ] = "",
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.
@@ -86,6 +95,7 @@ def make_learn(
             plan=chosen_plan(ranks, plan),
             track=track,
             via=tuple(via or ()),
+            sample=sample,
             as_json=as_json,
             wrap_network=wrap_network,
             judges=judges,
@@ -106,14 +116,19 @@ def learn_command(
     plan: str | None = None,
     track: str = "none",
     via: tuple[str, ...] = (),
+    sample: str = "",
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
     judges: Judges | None = None,
 ) -> None:
-    """Train the run in `directory`; `updates` and `plan` override run.toml's, 0 updates for no end."""
+    """Train the run in `directory`; `updates` and `plan` override run.toml's, 0 updates for no end.
+
+    `sample` is the device of a volunteer beside the learner; empty for none.
+    """
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
     check_tracker(track)
+    sampler = LocalSampler(sample)
     for address in via:
         split_peer(address)
     further = (*via, *further_peers(options.peers))
@@ -126,8 +141,8 @@ def learn_command(
         view.phase("importing torch")
 
         from p2prl.config.learner_disk import check_disk, disk_text
+        from p2prl.config.new_run import open_run
         from p2prl.config.roles import build_learner, learner_network
-        from p2prl.config.run_settings import open_run
 
         folder = open_run(directory)
         folder = _overridden(folder, updates=updates, plan=plan)
@@ -153,8 +168,14 @@ def learn_command(
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
                 around = WatchedPort(link.around(network), lambda _: report.tell_waiting(learner, link))
-                with device_failures_explained(), unrepeatable_explained():
-                    learner.run(around, on_up=partial(_announce, link, learner, view, folder))
+
+                def on_up(addresses: tuple[str, ...]) -> None:
+                    _announce(link, learner, view, folder, addresses)
+                    if not learner.finished:
+                        sampler.start(link.local(addresses))
+
+                with device_failures_explained(), unrepeatable_explained(), sampler.ended_at_last():
+                    learner.run(around, on_up=on_up)
             # The last version is published, and measured, after the last update.
             document = {"run": str(directory), "step": learner.step, **report.newest, **learner.status()}
             state = "finished" if learner.finished else "stopped"

@@ -14,7 +14,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.join_link import as_wide, needs_zone, peers_of, reach_of
 
 if TYPE_CHECKING:
-    from p2prl.config.run_settings import RunFolder
+    from p2prl.config.new_run import RunFolder
     from p2prl.net.process.bridge import NetworkPort
 
 
@@ -57,6 +57,11 @@ class LearnerLink:
         self._write()
         self._note_shown()
         return self.text
+
+    def local(self, addresses: tuple[str, ...]) -> str:
+        """The link for this machine alone, where some of the `addresses` that it listens at are its own."""
+        own = tuple(each for each in addresses if reach_of(each) == "machine")
+        return str(self._folder.link(own or addresses))
 
     def reach_warning(self) -> str:
         """See `reach_warning`."""

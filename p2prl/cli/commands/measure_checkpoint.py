@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2prl.config.new_run import RunFolder
 from p2prl.config.run_data import folder_data
-from p2prl.config.run_settings import RunFolder
 from p2prl.errors import ConfigError
 from p2prl.models.base_model.local_base import load_policy
 from p2prl.models.engines.transformers.policy_model import PolicyModel

@@ -22,10 +22,10 @@ _HEADING = (
 
 if TYPE_CHECKING:
     from p2prl.planning.activation import Activation
-    from p2prl.planning.advice import Advice
+    from p2prl.planning.bottleneck import Advice
     from p2prl.planning.fleet import Fleet
     from p2prl.planning.fleet_capacity import FleetCapacity, RowCapacity
-    from p2prl.planning.forecast import Forecast
+    from p2prl.planning.utilization_forecast import Forecast
 
 
 def plan(
@@ -48,10 +48,10 @@ def plan(
     Contacts nobody, and needs no card.
     """
     from p2prl.planning.activation import activation_of
-    from p2prl.planning.advice import advise
+    from p2prl.planning.bottleneck import advise
     from p2prl.planning.fleet import read_fleet
     from p2prl.planning.fleet_capacity import capacity_of_fleet
-    from p2prl.planning.forecast import forecast
+    from p2prl.planning.utilization_forecast import forecast
 
     began = time.monotonic()
     planned = read_fleet(fleet)

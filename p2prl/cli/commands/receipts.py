@@ -29,9 +29,9 @@ from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError, MachineError
 from p2prl.protocol.join_link import is_link
 from p2prl.scoreboard.group_record import GroupRecord, record_of
+from p2prl.scoreboard.ledger.escrow import ESCROW_GROUPS
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.known_run import open_run_manifest
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
 from p2prl.scoreboard.ledger_dump import all_entries
 
 receipts_app = typer.Typer(no_args_is_help=True, help="Why your groups earned what they earned.")

@@ -21,7 +21,7 @@ from p2prl.client.spool import GIVEN_UP
 from p2prl.config.own_replay import agreement, find_policy, read_own_group, replay_group
 from p2prl.config.own_runs import OwnRun, find_group, find_run, spools_of
 from p2prl.config.worker_folder import default_home
-from p2prl.confinement.role import Protection, confine_calls, confine_files
+from p2prl.confinement.role_confinement import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.errors import MachineError
 from p2prl.models.tokenizer.confined import tokenizer_program

@@ -55,8 +55,8 @@ def rollouts(
         with progress_bar("reading", quiet=as_json) as on_progress:
             on_progress("importing torch", 0.0)
 
+            from p2prl.config.new_run import open_run
             from p2prl.config.rollout_reading import open_rollouts
-            from p2prl.config.run_settings import open_run
             from p2prl.learner.rollouts import Wanted
 
             with open_rollouts(open_run(run), kept, on_notice=say) as reader:

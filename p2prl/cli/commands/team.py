@@ -28,7 +28,7 @@ from p2prl.config.worker_folder import default_home
 from p2prl.errors import IdentityError
 from p2prl.net.storage.key_file import create_identity, load_identity, load_or_create_identity
 from p2prl.protocol.identity import ENTROPY_BYTES, Identity, peer_id_of
-from p2prl.protocol.membership import (
+from p2prl.protocol.membership_statements import (
     MEMBERSHIP_PREFIX,
     Membership,
     TeamName,

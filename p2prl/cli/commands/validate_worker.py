@@ -29,7 +29,7 @@ from p2prl.net.process.handle import NetworkHandle
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS
+from p2prl.scoreboard.ledger.escrow import ESCROW_VERDICTS
 from p2prl.validator.own_ledger import FILE_NAME as OWN_LEDGER
 from p2prl.validator.own_ledger import OwnLedger
 

@@ -25,7 +25,7 @@ from p2prl.cli.views.console import say
 from p2prl.config.named_link import named_link
 from p2prl.config.network_options import peer_network
 from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_folder, default_home
-from p2prl.confinement.role import Protection, confine_calls, confine_files
+from p2prl.confinement.role_confinement import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.desktop import desktop_program

@@ -23,7 +23,7 @@ from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
+from p2prl.scoreboard.ledger.escrow import ESCROW_GROUPS
 from p2prl.time_text import age_text
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

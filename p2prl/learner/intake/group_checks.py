@@ -80,9 +80,9 @@ class GroupChecks:
         return {} if self._evaluations is None else self._evaluations.figures
 
     @property
-    def has_unsettled(self) -> bool:
-        """Whether a stored group waits for its receipt."""
-        return bool(len(self._backlog))
+    def unsettled_groups(self) -> int:
+        """Stored groups that wait for their receipt."""
+        return len(self._backlog)
 
     def is_due(self, step: int) -> bool:
         """Whether `start` would find work at `step`."""

@@ -14,9 +14,9 @@ from p2prl.clock import Clock
 from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.envelope import Opened, body_of, open_envelope
-from p2prl.protocol.membership import Membership
+from p2prl.protocol.membership_statements import Membership
 from p2prl.protocol.ownership import Ownership
-from p2prl.protocol.teams import Teams
+from p2prl.protocol.team_membership import Teams
 
 MAX_WAITING = 4_096
 """Delegations of machines without work yet, over all keys, and as many memberships: 4 MB. The one that came longest ago

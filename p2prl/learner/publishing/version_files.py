@@ -25,7 +25,7 @@ from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError, LocalProtocolError, MachineError
 from p2prl.learner.published_policies import PublishedPolicies
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.net.storage.redo_records import redo_record
+from p2prl.net.storage.redo_encoding import redo_record
 from p2prl.net.storage.weight_names import WeightNames
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.dead_band import hold_back

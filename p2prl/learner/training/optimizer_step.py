@@ -23,18 +23,14 @@ from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, Rollout
 from p2prl.learner.training.memory_config import OptimizerStates, Precision
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.out_of_memory import LESS_MEMORY, with_smaller_micro_batches
 from p2prl.learner.training.policy_gradient import backpropagate
 from p2prl.learner.training.trainer_checkpoint import TrainerNumbers, load_numbers
 from p2prl.learner.training.training_group import TrainingGroup, longest_row, rollouts_of, rows_of
 from p2prl.learner.training.update_engine import UpdateEngine
 from p2prl.learner.training.value_head import TokenValues
 from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.hardware.failures import is_out_of_memory, release_memory
-
-_LESS_MEMORY = (
-    'Set checkpointing = "on" in [learner.memory] of run.toml, free some memory, or train on a larger device; the run'
-    " resumes before this update."
-)
+from p2prl.models.hardware.failures import is_out_of_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +95,7 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             # Some weights may have moved, so only the checkpoint and the journal can repeat this step.
-            raise MachineError(f"memory ran out in the optimizer at update {self.step}", remedy=_LESS_MEMORY) from error
+            raise MachineError(f"memory ran out in the optimizer at update {self.step}", remedy=LESS_MEMORY) from error
         self.step += 1
         self.notices = (*notices, *estimate.notices)
         return _metrics(rollouts, policy_logprobs_BGT) | {
@@ -119,26 +115,21 @@ class Trainer:
         When memory runs out, it begins again with half the tokens in a micro-batch, and so do all later steps.
         `notices` gets messages for the user.
         """
-        while True:
-            rule = self._rules.at(self.step)
-            before = self._loss.state()
-            try:
-                return self._gradient_by(groups, rule)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                if rule.tokens <= longest_row(groups):
-                    raise MachineError(
-                        f"memory ran out at update {self.step} with a single completion", remedy=_LESS_MEMORY
-                    ) from error
-            # Outside of the handler, whose traceback holds the tensors of the failed attempt.
+        before = self._loss.state()
+
+        def forget() -> None:
             self._loss.restore(before)
             self._engine.forget()
-            release_memory()
-            rule = rule.halved(used=longest_row(groups) * len(groups) * len(groups[0].completions))
-            self._rules.change(rule, from_step=self.step)
-            if notices is not None:
-                notices.append(f"memory ran out; micro-batches have up to {rule.tokens:,} tokens from now on")
+
+        return with_smaller_micro_batches(
+            lambda rule: self._gradient_by(groups, rule),
+            forget,
+            self._rules,
+            step=self.step,
+            longest=longest_row(groups),
+            rows=len(groups) * len(groups[0].completions),
+            notices=notices,
+        )
 
     def _gradient_by(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> tuple[Rollouts, Tensor, Estimate]:
         rows = rows_of(groups)

@@ -18,7 +18,7 @@ def _confine(own: Path, sockets: Path) -> Guard | None:
 
     Goes on in a child of the process that called it, which guards the child.
     """
-    from p2prl.confinement.role import confine_network
+    from p2prl.confinement.role_confinement import confine_network
     from p2prl.net.transports.hivemind import daemon_config, daemon_folder
 
     daemon_folder.make_in(sockets)

@@ -23,7 +23,7 @@ from p2prl.errors import IntegrityError
 from p2prl.net.process import control
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER
 from p2prl.net.storage.chain_state import ChainState
-from p2prl.net.storage.redo_records import redo_record
+from p2prl.net.storage.redo_encoding import redo_record
 from p2prl.net.storage.store_files import StoreFiles
 from p2prl.net.storage.tree_files import TreeFiles
 from p2prl.net.storage.weight_names import WeightNames

@@ -25,7 +25,7 @@ import numpy as np
 
 from p2prl.errors import IntegrityError, RemoteProtocolError, StaleWorkError
 from p2prl.net.storage.chain_state import ChainState, Inverse, read_state
-from p2prl.net.storage.redo_records import changes_of
+from p2prl.net.storage.redo_encoding import changes_of
 from p2prl.patches.decode import decode_segment, decode_unchecked
 from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.kernels import Kernels

@@ -21,7 +21,7 @@ from p2prl.disk_full import write_error
 from p2prl.errors import IntegrityError
 from p2prl.net.storage.chain_reader import REDO_FILE, STATE_FILE, WEIGHTS_FILE, ChainReader, framed
 from p2prl.net.storage.chain_state import ChainState, Inverse, write_state
-from p2prl.net.storage.redo_records import changes_of, redo_record
+from p2prl.net.storage.redo_encoding import changes_of, redo_record
 from p2prl.net.storage.store_files import StoreFiles
 from p2prl.patches.kernel_choice import kernels_for
 from p2prl.patches.stream_format import MAGIC, PREAMBLE, segment_spans, words_digest

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from p2prl.errors import IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
-from p2prl.protocol.membership import TeamName, invite_text
+from p2prl.protocol.membership_statements import TeamName, invite_text
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.documents.activity_view import team_activity, team_window_work
 from p2prl.scoreboard.documents.api_views import require_run, run_document

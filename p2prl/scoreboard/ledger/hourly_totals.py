@@ -7,13 +7,12 @@ exclusion forfeits later. A property test holds them to each other.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS
+from p2prl.scoreboard.ledger.escrow import ESCROW_GROUPS, Escrow
 
 HOUR_MS = 3_600_000
 """Milliseconds of an hour, the finest time that a board keeps: a run of one evening has a curve of several points."""
@@ -50,24 +49,24 @@ class HourlyTotals:
         """Sums over all hours of work that counts for teams: by team, then by owner."""
         self._machines: dict[bytes, dict[_Place, Work]] = {}
         """By machine: what `forget` takes back."""
-        self._escrow: dict[tuple[bytes, bytes], deque[tuple[_Place, int]]] = {}
-        """By owner and machine, the newest credited groups and their tokens: those that an exclusion forfeits."""
+        self._escrow: Escrow[tuple[bytes, bytes], tuple[_Place, int]] = Escrow(ESCROW_GROUPS)
+        """By owner and machine, where the newest credited groups count, and their tokens."""
 
     def credit(self, owner: bytes, machine: bytes, sent_ms: int, tokens: int, team: bytes | None = None) -> None:
         """Count a credited group, for the team that its owner was in."""
         place = _Place(owner, sent_ms // HOUR_MS, team)
-        self._escrow.setdefault((owner, machine), deque(maxlen=ESCROW_GROUPS)).append((place, tokens))
+        self._escrow.add((owner, machine), (place, tokens))
         self._add(place, machine, tokens, 1)
 
     def forfeit(self, owner: bytes, machine: bytes) -> None:
         """Take back the tokens in escrow; the groups stay, as in the contributor's row."""
-        for place, tokens in self._escrow.pop((owner, machine), ()):
+        for place, tokens in self._escrow.empty((owner, machine)):
             self._add(place, machine, -tokens, 0)
 
     def forget(self, machine: bytes) -> None:
         """Take back everything of a machine, whose receipts are to be counted again."""
         for place, work in self._machines.pop(machine, {}).items():
-            self._escrow.pop((place.owner, machine), None)
+            self._escrow.empty((place.owner, machine))
             self._sum(place, -work.tokens, -work.groups)
 
     def state(self) -> Hours:

@@ -12,13 +12,6 @@ from dataclasses import dataclass, field
 
 from p2prl.protocol.standing import Standing
 
-ESCROW_GROUPS = 32
-"""Credited groups of a contributor that stay in escrow. Who cheats in one of q groups loses 32 when it is found."""
-
-ESCROW_VERDICTS = 8
-"""Passed verdicts of a validator that stay in escrow. Every verdict is checked, so few are enough: who lies in one of
-eight earns nothing."""
-
 NO_STANDING = Standing()
 """Of a validator without checked verdicts."""
 

@@ -3,17 +3,16 @@
 The rules, in the order they apply (docs/leaderboard.md states them for readers):
 
 * Every group has one state. The first receipt of a group counts; a later one is ignored and counted as ignored.
-* The tokens of a machine's newest 32 credited groups are in escrow: the first group that is rejected because the key is
-excluded forfeits them.
+* The newest credited groups of a machine are in escrow, and so are a validator's newest paid verdicts (`escrow`).
 * A verdict counts once per (validator, group), only for a group that has a receipt, and never for one's own work. A
 verdict that precedes its receipt waits for it, so the order in which the two reach the ledger does not matter.
 * A verdict earns tokens when the learner's check of it passes, or when a third validator confirms it against the
-learner; those of the newest eight are in escrow, and a failed check voids them. `verdict_totals` has the rules.
+learner. `verdict_totals` has the rules.
 * A receipt counts for the owner of its machine when the learner signed it, and a verdict for that of its machine when
 the learner signed its check, whenever the delegation or the revocation that says so reaches the ledger
 (`owner_totals`). A verdict on work of one's own owner, or of an owner in one's own team, earns nothing.
 * A membership counts for receipts and checks that the learner signs after those before it in the ledger; what a team
-has is not changed by a later one (`p2prl.protocol.teams`).
+has is not changed by a later one (`p2prl.protocol.team_membership`).
 * An invalid line (an impossible number, an unknown state) is ignored and counted, never an error: one bad line from
 one peer must not take down every board of the run.
 """
@@ -29,8 +28,8 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
-from p2prl.protocol.membership import Membership, TeamName
-from p2prl.protocol.teams import Teams
+from p2prl.protocol.membership_statements import Membership, TeamName
+from p2prl.protocol.team_membership import Teams
 from p2prl.scoreboard.ledger.hourly_totals import Hours, Work
 from p2prl.scoreboard.ledger.leaderboard_totals import Person, Step, Validator, credit_of
 from p2prl.scoreboard.ledger.marks import RunMarks

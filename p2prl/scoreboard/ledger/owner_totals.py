@@ -1,7 +1,7 @@
 """Totals of contributors by owner: one row of the board for all machines of a person; and of owners by team.
 
 A receipt counts for the owner of its machine at the time at which the learner signed it (`p2prl.protocol.ownership`),
-and for the team that this owner was in then (`p2prl.protocol.teams`).
+and for the team that this owner was in then (`p2prl.protocol.team_membership`).
 A delegation or a revocation may reach the ledger later than receipts it decides about; the machine's receipts are then
 counted again from a compact record. So the totals depend on the ledger alone, and their sum on the receipts alone.
 """
@@ -18,9 +18,10 @@ from p2prl.protocol.digests import DIGEST_BYTES, digest
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.protocol.teams import Teams
+from p2prl.protocol.team_membership import Teams
+from p2prl.scoreboard.ledger.escrow import forfeited, with_credited_tokens
 from p2prl.scoreboard.ledger.hourly_totals import HourlyTotals
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, Person
+from p2prl.scoreboard.ledger.leaderboard_totals import Person
 from p2prl.scoreboard.ledger.marks import OWN_GROUPS, own_marks, passed
 
 OTHER_REASON = "other"
@@ -180,33 +181,17 @@ def _added(before: Person | None, receipt: CountedReceipt) -> Person:
     if receipt.state == ReceiptState.REJECTED:
         counts = {**person.rejected, reason: person.rejected.get(reason, 0) + 1}
         person = replace(person, rejected=dict(sorted(counts.items())))
-        return _forfeited(person) if reason == RejectionReason.EXCLUDED else person
+        return forfeited(person) if reason == RejectionReason.EXCLUDED else person
     if receipt.state == ReceiptState.EXPIRED:
         counts = {**person.expired, reason: person.expired.get(reason, 0) + 1}
         return replace(person, expired=dict(sorted(counts.items())))
     verified = receipt.state == ReceiptState.VERIFIED
-    escrow = (*person.escrow, receipt.tokens)[-ESCROW_GROUPS:]
     return replace(
-        person,
+        with_credited_tokens(person, receipt.tokens),
         verified_groups=person.verified_groups + verified,
         sampled_groups=person.sampled_groups + (not verified),
         completions=person.completions + receipt.completions,
-        tokens=person.tokens + receipt.tokens,
-        escrow=escrow,
-        escrow_tokens=sum(escrow),
         reward_micros=person.reward_micros + receipt.reward_micros,
-    )
-
-
-def _forfeited(machine: Person) -> Person:
-    """The totals of a machine whose key is excluded: it loses what is in escrow."""
-    lost = machine.escrow_tokens
-    return replace(
-        machine,
-        tokens=machine.tokens - lost,
-        escrow=(),
-        escrow_tokens=0,
-        forfeited_tokens=machine.forfeited_tokens + lost,
     )
 
 

@@ -2,7 +2,7 @@
 
 A verdict on a group of one's own owner, or of an owner in one's own team, earns nothing. Statements about owners may
 reach the ledger after the check, so each verdict's pay is kept in a compact record, and a statement counts again those
-that it can concern. A membership concerns later checks alone (`p2prl.protocol.teams`).
+that it can concern. A membership concerns later checks alone (`p2prl.protocol.team_membership`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from p2prl.protocol.ownership import Ownership
-from p2prl.protocol.teams import Teams
+from p2prl.protocol.team_membership import Teams
 
 _COLUMNS = 3
 """When the check was signed, Unix milliseconds; tokens; whether they are paid."""

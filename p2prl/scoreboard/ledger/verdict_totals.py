@@ -3,8 +3,7 @@
 The learner checks each verdict against its own replay and signs the outcome (`VerdictCheck`):
 
 * agreed: the verdict earns the lesser of its own tokens and the check's, unless the validator and the sampler have the
-  same owner, or owners of one team, when the check is signed (`verdict_pay`). The tokens stay in escrow until
-  `ESCROW_VERDICTS` further verdicts of the validator have passed.
+  same owner, or owners of one team, when the check is signed (`verdict_pay`). It is in `escrow` for a while.
 * failed: what is in escrow is void.
 * unclear: nothing either way.
 * contradicted: learner and validator have both replayed the group and disagree. A third validator decides: of the
@@ -18,7 +17,6 @@ A verdict without a check earns nothing. Everybody with the ledger computes the 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,8 +24,9 @@ from p2prl.protocol.digests import DIGEST_BYTES, digest
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import CheckOutcome, Verdict, VerdictCheck
 from p2prl.protocol.ownership import Ownership
-from p2prl.protocol.teams import Teams
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS, Validator
+from p2prl.protocol.team_membership import Teams
+from p2prl.scoreboard.ledger.escrow import ESCROW_VERDICTS, Escrow
+from p2prl.scoreboard.ledger.leaderboard_totals import Validator
 from p2prl.scoreboard.ledger.receipt_totals import MAX_GROUP_TOKENS, CountedGroup
 from p2prl.scoreboard.ledger.validator_shares import Change, ValidatorShares
 from p2prl.scoreboard.ledger.verdict_pay import PayRecord, VerdictPay
@@ -62,7 +61,7 @@ class VerdictTotals:
         self._teams = teams
         self._pay = VerdictPay(ownership, teams)
         self._shares = ValidatorShares(ownership)
-        self._escrow: dict[bytes, deque[PayRecord]] = {}
+        self._escrow: Escrow[bytes, PayRecord] = Escrow(ESCROW_VERDICTS)
         """By validator, the newest verdicts that passed their check."""
         self.learner_ms = 0
         """The learner's newest signature, Unix milliseconds."""
@@ -84,9 +83,7 @@ class VerdictTotals:
 
     def by_owner(self) -> dict[bytes, dict[bytes, Validator]]:
         """The validators' totals by owner, then by machine."""
-        return self._shares.rows(
-            self.validators, lambda machine: list(map(self._pay.paid, self._escrow.get(machine, ())))
-        )
+        return self._shares.rows(self.validators, lambda machine: list(map(self._pay.paid, self._escrow.held(machine))))
 
     def on_learner_time(self, sent_ms: int) -> None:
         """The learner signed an entry at this time: what is counted from now on counts as of then."""
@@ -181,12 +178,12 @@ class VerdictTotals:
 
     def _pass(self, validator: bytes, group: bytes, tokens: int, at_ms: int) -> None:
         record = self._pay.earn(validator, self._groups[group].peer, at_ms, tokens)
-        self._escrow.setdefault(validator, deque(maxlen=ESCROW_VERDICTS)).append(record)
+        self._escrow.add(validator, record)
         self._change(validator, at_ms, Change(tokens=self._pay.paid(record)[1]))
         self._set_standing(validator, at_ms, passed=1.0)
 
     def _fail(self, validator: bytes, at_ms: int) -> None:
-        for record in self._escrow.pop(validator, ()):
+        for record in self._escrow.empty(validator):
             earned_ms, paid = self._pay.paid(record)
             self._pay.void(record)
             self._change(validator, earned_ms, Change(tokens=-paid))
@@ -201,7 +198,7 @@ class VerdictTotals:
     def _change(self, validator: bytes, at_ms: int, change: Change) -> None:
         """Count a change of a validator's totals, for its owner at a time."""
         before = self.validators.get(validator) or Validator(last_ms=change.verdict_ms)
-        escrow = tuple(self._pay.paid(record)[1] for record in self._escrow.get(validator, ()))
+        escrow = tuple(self._pay.paid(record)[1] for record in self._escrow.held(validator))
         self.validators[validator] = replace(change.added_to(before), escrow=escrow)
         self._shares.add(validator, at_ms, change)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from p2prl.protocol.membership import OwnersStatement
+from p2prl.protocol.membership_statements import OwnersStatement
 
 PERIOD_S = 600.0
 """How often they are sent: four statements of 300 bytes in ten minutes cost nothing, and a lost one delays credit to

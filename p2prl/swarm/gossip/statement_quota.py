@@ -13,7 +13,7 @@ from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.limits import MAX_DELEGATES_PER_OWNER
-from p2prl.protocol.membership import Membership, OwnersStatement
+from p2prl.protocol.membership_statements import Membership, OwnersStatement
 
 WINDOW_S = 300.0
 """The counts begin anew this often: twice between two sendings of an honest machine."""

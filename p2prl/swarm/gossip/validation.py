@@ -11,7 +11,7 @@ from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
-from p2prl.protocol.membership import OwnersStatement
+from p2prl.protocol.membership_statements import OwnersStatement
 from p2prl.protocol.peer_messages import Introduction, Standby
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, check_group_size
 
@@ -19,8 +19,8 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.RUN_MANIFEST: frozenset(),
     Kind.POLICY_MANIFEST: frozenset(Role),
     Kind.ROLLOUT_GROUP: frozenset({Role.LEARNER, Role.VALIDATOR}),
-    Kind.STORAGE_RECEIPT: frozenset({Role.VOLUNTEER}),
-    Kind.RECEIPTS: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD}),
+    Kind.STORAGE_RECEIPT: frozenset({Role.VOLUNTEER, Role.SEEDER}),
+    Kind.RECEIPTS: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD, Role.SEEDER}),
     Kind.VERDICT: frozenset({Role.LEARNER, Role.VALIDATOR, Role.BOARD}),
     Kind.VERDICT_CHECKS: frozenset({Role.VALIDATOR, Role.BOARD}),
     Kind.LEDGER_HEAD: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD, Role.SEEDER}),
@@ -35,7 +35,8 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.STANDBY: frozenset({Role.VOLUNTEER}),
 }
 """Roles a message kind is meant for. Peer records live in the directory, run manifests are asked for by digest, and an
-introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger."""
+introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger. Seeders get
+receipts to pass them on: some homes reach nobody but a seeder, which carries their groups to the learner."""
 
 PUSHED_BY_AUTHOR: dict[Kind, frozenset[Role]] = {
     **AUDIENCE,

@@ -23,11 +23,11 @@ from p2prl.tasks.data.data_plan import (
     DataPlan,
 )
 from p2prl.tasks.data.data_source import DataSource, open_source
+from p2prl.tasks.data.held_out_rows import is_held_out
 from p2prl.tasks.data.packed_data import Row
-from p2prl.tasks.data.prompts import CUT, Prompt, normal_text
-from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker, number_of
+from p2prl.tasks.data.prompts import CUT, Prompt
+from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker
 from p2prl.tasks.scorers.answer_text import marked_answer
-from p2prl.tasks.scorers.row_sources import is_generated
 
 _MORE_ROOM = "Choose a smaller --max-new-tokens, or a model with a longer context."
 _BATCH_ROWS = 256
@@ -147,11 +147,8 @@ class DataPacker:
         return [self.training] if self.held_out is None else [self.training, self.held_out]
 
     def _split_of(self, row: CheckedRow) -> SplitPacker:
-        """The split of a row: by the hash of its prompt, so that equal prompts are on the same side."""
-        share = self.plan.eval_split
-        if self.held_out is None or not share:
-            return self.training
-        return self.held_out if number_of(normal_text(row.prompt)) < share * 2.0**64 else self.training
+        held_out = self.held_out
+        return self.training if held_out is None or not is_held_out(row.prompt, self.plan.eval_split) else held_out
 
     def _advance(
         self, source: DataSource, row: CheckedRow, on_progress: Callable[[str, float], None], most_bytes: int
@@ -264,24 +261,3 @@ def _shorter(longest: int, room: PromptRoom) -> str:
         remedies.append("leave such rows out with --drop-long")
     text = ", or ".join(remedies)
     return f"{text[0].upper()}{text[1:]}." if text else _MORE_ROOM
-
-
-def overlap_remedy(held_out: Path | None) -> str:
-    """What to do about rows of `held_out` that are trained on."""
-    if held_out is None or not is_generated(str(held_out)):
-        return "Remove it from one of the files: an evaluation on trained prompts measures memory."
-    # Row n of reasoning-gym follows from seed + n: seeds 1 and 2 share all rows but one.
-    return "Hold out rows with --eval-split; or give --eval a seed that is larger by the number of rows to train on."
-
-
-def refuse_overlap(packers: Sequence[DataPacker]) -> None:
-    """`ConfigError` when a held-out prompt of any data set is trained on by any of them."""
-    for plan, held_out in ((packer.plan, packer.held_out) for packer in packers if packer.held_out is not None):
-        for training in (packer.training for packer in packers):
-            count, row, match = held_out.overlap(training)
-            if count:
-                more = f", and {count - 1:,} more like it" if count > 1 else ""
-                raise ConfigError(
-                    f"{row}: this evaluation prompt is also trained on: {match}{more}",
-                    remedy=overlap_remedy(plan.held_out),
-                )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.config.new_run import init_run
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import init_run
 from p2prl.learner.journal.journal import Journal
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
 
 

@@ -29,7 +29,7 @@ from p2prl.cli.views.volunteer_view import progress_document
 from p2prl.client.progress import Progress
 from p2prl.client.seeder import Seeding
 from p2prl.clock import SystemClock
-from p2prl.config.run_settings import RunFolder, open_run
+from p2prl.config.new_run import RunFolder, open_run
 from p2prl.errors import IntegrityError
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.signing_sender import SigningSender

@@ -71,7 +71,7 @@ def test_a_forecast_imports_no_torch(fleet: Path) -> None:
         f"    run_app(app, program='p2prl', arguments=['plan', '--fleet', {str(fleet)!r}, '--updates', '8'])\n"
         "except SystemExit as ended:\n"
         "    assert not ended.code, ended.code\n"
-        "assert 'p2prl.planning.forecast' in sys.modules\n"
+        "assert 'p2prl.planning.utilization_forecast' in sys.modules\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     assert outcomes([program]) == [""]

@@ -60,7 +60,7 @@ def test_nothing_is_sent_again_without_a_learner(spool: Spool) -> None:
     subject = delivery(spool)
     add(spool, 0)
     assert subject.due(NOW + 60, run_known=True) == []
-    subject.set_learner_in_reach(True)
+    subject.set_links({"learner": 1})
     assert published(subject.due(NOW + 60, run_known=True)) == [b"group 0"]
     assert subject.due(NOW + 61, run_known=True) == [], "not before the next period"
     assert published(subject.due(NOW + 66, run_known=True)) == [b"group 0"]
@@ -68,7 +68,7 @@ def test_nothing_is_sent_again_without_a_learner(spool: Spool) -> None:
 
 def test_a_long_backlog_is_sent_in_portions_as_receipts_arrive(spool: Spool) -> None:
     subject = delivery(spool)
-    subject.set_learner_in_reach(True)
+    subject.set_links({"learner": 1})
     add(spool, *range(40))
     now, sent = NOW + 60, 0
     for portion in (16, 16, 8):
@@ -84,19 +84,71 @@ def test_a_long_backlog_is_sent_in_portions_as_receipts_arrive(spool: Spool) -> 
 
 def test_a_learner_that_comes_back_gets_groups_at_once(spool: Spool) -> None:
     subject = delivery(spool)
-    subject.set_learner_in_reach(True)
+    subject.set_links({"learner": 1})
     add(spool, 0)
     assert len(subject.due(NOW + 60, run_known=True)) == 1
-    subject.set_learner_in_reach(True)
+    subject.set_links({"learner": 1})
     assert subject.due(NOW + 61, run_known=True) == []
-    subject.set_learner_in_reach(False)
-    subject.set_learner_in_reach(True)
+    subject.set_links({"volunteer": 2})
+    subject.set_links({"learner": 1})
     assert len(subject.due(NOW + 61, run_known=True)) == 1
+
+
+def ms(now: float) -> int:
+    return int(now * 1000)
+
+
+def test_a_learner_that_is_heard_over_others_gets_groups_again_and_its_ledger_is_read(spool: Spool) -> None:
+    subject = delivery(spool)
+    add(spool, 0, 1)
+    subject.on_storage_receipt(StorageReceipt((name(1),)))
+    assert subject.due(NOW + 60, run_known=True) == []
+    subject.hear_learner(ms(NOW + 59), NOW + 60)
+    assert subject.due(NOW + 60, run_known=True) == [signals.Publish(b"group 0"), signals.AskLedger(0)]
+    assert published(subject.due(NOW + 66, run_known=True)) == [b"group 0"]
+    assert subject.learner_in_reach(NOW + 73)
+    assert not subject.learner_in_reach(NOW + 74)
+    assert subject.due(NOW + 120, run_known=True) == []
+    subject.hear_learner(ms(NOW + 120), NOW + 120)
+    assert published(subject.due(NOW + 120, run_known=True)) == [b"group 0"], "at once"
+
+
+def test_what_a_learner_without_a_link_may_have_judged_is_looked_up_in_the_ledger(spool: Spool) -> None:
+    subject = delivery(spool)
+    add(spool, 0)
+    subject.hear_learner(ms(NOW + 60), NOW + 60)
+    assert subject.due(NOW + 60, run_known=True) == [signals.Publish(b"group 0"), signals.AskLedger(0)]
+    subject.on_storage_receipt(StorageReceipt((name(0),)))
+    subject.on_receipts(Receipts(0, (receipt(0),)), 0, b"")
+    assert subject.due(NOW + 71, run_known=True) == []
+
+
+def test_an_old_receipt_or_one_from_times_to_come_brings_no_learner_into_reach(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.hear_learner(ms(NOW - 15), NOW)
+    assert not subject.learner_in_reach(NOW)
+    subject.hear_learner(ms(NOW + 1_000), NOW)
+    assert subject.learner_in_reach(NOW + 14)
+    assert not subject.learner_in_reach(NOW + 15)
+
+
+def test_what_a_linked_learner_said_does_not_keep_it_in_reach_when_its_link_is_lost(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.hear_learner(ms(NOW), NOW)
+    subject.set_links({"learner": 1})
+    subject.hear_learner(ms(NOW + 1), NOW + 1)
+    subject.set_links({"volunteer": 2})
+    assert not subject.learner_in_reach(NOW + 1), "a volunteer never waits for a learner that is away"
+    subject.hear_learner(ms(NOW + 2), NOW + 2)
+    subject.set_links({"seeder": 1, "volunteer": 0})
+    assert subject.learner_in_reach(NOW + 2)
+    subject.set_links({"seeder": 0})
+    assert not subject.learner_in_reach(NOW + 2), "nor for one that it has no way to"
 
 
 def test_an_overdue_receipt_is_queried_from_the_ledger(spool: Spool) -> None:
     subject = delivery(spool)
-    subject.set_learner_in_reach(True)
+    subject.set_links({"learner": 1})
     add(spool, 0)
     subject.on_storage_receipt(StorageReceipt((name(0),)))
     assert subject.due(NOW + 5, run_known=True) == []
@@ -130,7 +182,7 @@ def test_waits_for_the_last_receipts_and_longer_while_the_learner_holds_groups(s
     add(spool, 0, 1)
     assert not subject.is_over(NOW, run_ended=True)
     assert subject.is_over(NOW + 6, run_ended=True)
-    subject.set_learner_in_reach(True)
+    subject.set_links({"learner": 1})
     subject.on_storage_receipt(StorageReceipt((name(0),)))
     assert not subject.is_over(NOW + 6, run_ended=True)
     subject.on_receipts(Receipts(0, (receipt(0),)), 0, b"")
@@ -184,7 +236,7 @@ def test_a_false_page_that_was_read_before_a_restart_is_read_over(spool: Spool) 
 
 def test_groups_sampled_in_times_to_come_are_delivered_now(spool: Spool) -> None:
     subject = delivery(spool)
-    subject.set_learner_in_reach(True)
+    subject.set_links({"learner": 1})
     add(spool, 0, now=NOW + 30 * 86_400)
     add(spool, 1, now=NOW - 60)
     assert published(subject.due(NOW, run_known=True)) == [b"group 1"]

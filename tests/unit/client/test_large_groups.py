@@ -203,7 +203,7 @@ def test_large_groups_are_handed_over_with_their_body_and_again_when_wanted(path
     spool.add(digest, raw, version=0, slot=1, tokens=1, reward=0.0, now=NOW, body=body)
     assert delivery.announce(raw, body) == [signals.HoldGroup(digest, body), signals.Publish(raw)]
     assert delivery.announce(b"small", b"") == [signals.Publish(b"small")]
-    delivery.set_learner_in_reach(True)
+    delivery.set_links({"learner": 1})
     assert signals.Publish(raw) in delivery.due(NOW + 60, run_known=True), "only the header is announced again"
     assert delivery.on_body_wanted(digest) == [signals.HoldGroup(digest, body)]
     spool.mark_stored([digest])

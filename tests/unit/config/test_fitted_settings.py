@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from p2prl.config.model_size_settings import fitted_settings, learning_rate_for
+from p2prl.config.new_run import RunSettings
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import RunSettings
 from p2prl.config.toml_tables import parse
 
 SETTINGS = preset_by_name("chain4").settings_text()

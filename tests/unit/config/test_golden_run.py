@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2prl.config.new_run import init_run
 from p2prl.config.roles import prepare_sampling
-from p2prl.config.run_settings import init_run
 from p2prl.errors import MachineError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.engines.registry import ChosenEngine
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 
@@ -22,7 +22,7 @@ PLAN = RunPlan(name="golden", goal="test", task="chain4", model=None, temperatur
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("p2prl.config.run_settings.warm_start", lambda *_, **__: None)
+    monkeypatch.setattr("p2prl.config.new_run.warm_start", lambda *_, **__: None)
     stages: list[tuple[str, float]] = []
     init_run(tmp_path / "golden", PLAN, settings="", on_progress=lambda *stage: stages.append(stage))
     assert [share for stage, share in stages if "self-test" in stage] == [0.0, 0.5, 1.0]
@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def told_by_join(run: Path) -> list[str]:
-    from p2prl.config.run_settings import open_run
+    from p2prl.config.new_run import open_run
 
     folder = open_run(run)
     files = {file.name: run / "files" / file.name for file in folder.manifest.files}

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from p2prl.config.learner_memory import plan_learner_memory
+from p2prl.config.new_run import RunFolder, init_run, open_run
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner
-from p2prl.config.run_settings import RunFolder, init_run, open_run
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.models.small_models.tiny_models import tiny_model

@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
 from p2prl.config.learner_memory import plan_learner_memory
+from p2prl.config.new_run import RunFolder, init_run, open_run, run_file_blobs
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import RunFolder, init_run, open_run, run_file_blobs
 from p2prl.errors import ConfigError, IntegrityError, MachineError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.local_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer

@@ -34,7 +34,7 @@ from p2prl.config.machine_limits import (
 from p2prl.config.owner_limits import remember_limits
 from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.config.worker_folder import claim_worker_folder
-from p2prl.confinement.role import Protection
+from p2prl.confinement.role_confinement import Protection
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.engines.registry import ChosenEngine
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES

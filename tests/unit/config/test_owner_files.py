@@ -27,7 +27,7 @@ from p2prl.config.owner_files import (
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.protocol.delegation import DAY_MS, Revocation, sign_delegation, sign_revocation
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.membership import sign_membership, sign_team_name
+from p2prl.protocol.membership_statements import sign_membership, sign_team_name
 
 OWNER, MACHINE, OTHER, TEAM = (Identity(bytes([n]) * 16) for n in range(1, 5))
 NOW = 1_800_000_000_000

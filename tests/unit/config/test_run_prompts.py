@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 
 from p2prl.config.data_options import DataOptions, data_plans
 from p2prl.config.learner_memory import plan_learner_memory
+from p2prl.config.new_run import RunFolder, init_run
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_prompts import make_prompts
-from p2prl.config.run_settings import RunFolder, init_run
 from p2prl.errors import ConfigError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.protocol.manifests import TaskShare

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.config.new_run import RunSettings
 from p2prl.config.presets import PRESETS, preset_by_name
-from p2prl.config.run_settings import RunSettings
 from p2prl.config.toml_tables import MOST_FILE_BYTES, parse, read_toml
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import Sampling

@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import json, socket, sys, threading
 from pathlib import Path
-from p2prl.confinement.role import confine_calls, confine_files
+from p2prl.confinement.role_confinement import confine_calls, confine_files
 from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.messages import Answer
 

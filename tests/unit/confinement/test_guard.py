@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not is_possible(), reason="this system lets nobo
 START = """
 import os, socket, sys, threading, time, ctypes, struct
 from pathlib import Path
-from p2prl.confinement.role import confine_network
+from p2prl.confinement.role_confinement import confine_network
 own, sockets, other = map(Path, sys.argv[1:4])
 victim, port = map(int, sys.argv[4:])
 guard = confine_network(own, sockets, (Path("/bin/sleep"),))

@@ -34,7 +34,7 @@ PROGRAM = """
 import ctypes, json, os, sys
 from pathlib import Path
 from p2prl.confinement.compute_only import confine_to_computing
-from p2prl.confinement.role import confine_files, confine_network
+from p2prl.confinement.role_confinement import confine_files, confine_network
 own, closed, library = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 
 def reaches(step):

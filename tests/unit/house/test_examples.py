@@ -13,12 +13,12 @@ import torch
 
 from p2prl.algorithms import LOSSES, RolloutBatch
 from p2prl.algorithms.reward_shaping import RewardConfig
-from p2prl.config import run_settings
+from p2prl.config import new_run
 from p2prl.config.loss_table import LossConfig
+from p2prl.config.new_run import RunFolder, init_run
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import prepare_replay, prepare_sampling
-from p2prl.config.run_settings import RunFolder, init_run
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.engines.registry import ENGINES, ChosenEngine
@@ -99,7 +99,7 @@ def test_the_loss_may_train_groups_on_probation() -> None:
 @pytest.fixture
 def run(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run on the example's task, with the small model the task brings."""
-    monkeypatch.setattr(run_settings, "WarmstartConfig", lambda: WarmstartConfig(steps=30, batch=32, warmup_steps=2))
+    monkeypatch.setattr(new_run, "WarmstartConfig", lambda: WarmstartConfig(steps=30, batch=32, warmup_steps=2))
     preset = preset_by_name("chain4", task="reverse5")
     plan = RunPlan(
         name="digits",

@@ -147,4 +147,4 @@ def test_the_fastest_tests_run_first_and_the_slowest_not_at_all() -> None:
     assert slowest_last(["slow", "middle", "fast"], seconds, within_s=60.0) == ("fast", "middle", "slow")
     assert slowest_last(["slow", "middle", "fast"], seconds, within_s=10.0) == ("fast", "middle")
     assert slowest_last(["slow"], seconds, within_s=10.0) == ("slow",)
-    assert slowest_last([*seconds], seconds, within_s=55.0, first={"slow"}) == ("slow", "fast")
+    assert slowest_last(list(seconds), seconds, within_s=55.0, first={"slow"}) == ("slow", "fast")

@@ -18,7 +18,7 @@ from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.service import Learner
-from p2prl.learner.timing.pacing import Action
+from p2prl.learner.timing.update_schedule import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan

@@ -14,7 +14,7 @@ from p2prl.learner.intake.admission import Admission, DecodedGroups, Outcome
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler

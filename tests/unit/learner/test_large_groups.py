@@ -338,7 +338,7 @@ def test_the_largest_group_from_spool_to_journal(tmp_path: Path) -> None:
     learner = LearnerIntake(tmp_path / "run", ports["LEARNER"])
     spool = Spool(tmp_path / "spool.db", SpoolConfig())
     delivery = Delivery(spool, author=VOLUNTEER.public_key, run=RUN, redeliver_s=5.0, on_judged=lambda *_: None)
-    delivery.set_learner_in_reach(True)
+    delivery.set_links({"learner": 1})
     group = group_with(1, completions=limits.MAX_GROUP_SIZE, tokens=limits.MAX_COMPLETION_TOKENS)
     raw, body = sealed(group)
     name = envelope_digest(raw)

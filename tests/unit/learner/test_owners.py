@@ -19,7 +19,7 @@ from p2prl.protocol.envelope import Opened, open_envelope, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipts
-from p2prl.protocol.membership import Membership, OwnersStatement, sign_membership, sign_team_name
+from p2prl.protocol.membership_statements import Membership, OwnersStatement, sign_membership, sign_team_name
 from p2prl.protocol.standing import Standing
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.swarm import signals

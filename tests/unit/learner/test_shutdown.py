@@ -18,6 +18,7 @@ class Swarm:
         self.replay_s = replay_s
         self.arriving: list[float] = []
         self.heads: list[bool] = []
+        self.notices: list[str] = []
         self.reads = 0
         self.recent_peers = 0
         self.returns_at = float("inf")
@@ -28,8 +29,8 @@ class Swarm:
         return self.time
 
     @property
-    def has_unsettled(self) -> bool:
-        return self.waiting > 0
+    def unsettled_groups(self) -> int:
+        return self.waiting
 
     def settle_next(self, *, step: int) -> bool:
         if not self.waiting:
@@ -77,7 +78,7 @@ class Swarm:
     def end(self, stop_at: float = float("inf"), *, ran_s: float = 0.0) -> float:
         """Shut down `ran_s` after the start; returns the seconds it took."""
         part = cast(Any, self)
-        shutdown = Shutdown(part, part, part, part, part)
+        shutdown = Shutdown(part, part, part, part, part, self.notices.append)
         self.time += ran_s
         began = self.time
         shutdown.announce_end(step=7, is_stopped=lambda: self.time - began >= stop_at)
@@ -88,6 +89,7 @@ def test_what_is_stored_is_checked_and_messages_are_answered_in_between() -> Non
     swarm = Swarm(waiting=40, replay_s=2.0)
     assert swarm.end() == pytest.approx(80.0 + 6.0, abs=0.5)
     assert swarm.waiting == 0
+    assert not swarm.notices
     assert swarm.reads > 40
     assert len(swarm.heads) > 40
     assert all(swarm.heads)
@@ -95,8 +97,17 @@ def test_what_is_stored_is_checked_and_messages_are_answered_in_between() -> Non
 
 def test_hours_of_replays_are_left_in_the_journal() -> None:
     swarm = Swarm(waiting=100_000, replay_s=1.0)
-    assert 300.0 <= swarm.end() <= 300.0 + 15.0 + 3.0
+    assert 300.0 <= swarm.end() <= 300.0 + 15.0 + 15.0 + 3.0
     assert swarm.waiting > 99_000
+    assert [notice.split(" group")[0] for notice in swarm.notices] == [f"{swarm.waiting:,} delivered"]
+
+
+def test_volunteers_that_deliver_all_the_time_leave_nothing_unsettled() -> None:
+    swarm = Swarm(waiting=16, replay_s=0.1)
+    swarm.arriving = [swarm.time + 0.1 * n for n in range(1, 10_000)]
+    assert 300.0 <= swarm.end() <= 300.0 + 15.0 + 15.0 + 3.0
+    assert swarm.waiting == 0
+    assert swarm.arriving, "they would arrive without end"
 
 
 def test_a_group_that_arrives_late_is_settled_and_waited_for() -> None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from p2prl.confinement.role import confine_calls, confine_files
+from p2prl.confinement.role_confinement import confine_calls, confine_files
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
 
 

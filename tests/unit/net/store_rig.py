@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from p2prl.net.storage.redo_records import redo_record
+from p2prl.net.storage.redo_encoding import redo_record
 from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.encode import encode_segment

@@ -10,7 +10,7 @@ import pytest
 
 from p2prl.errors import IntegrityError, StaleWorkError
 from p2prl.net.storage.chain_reader import ChainReader
-from p2prl.net.storage.redo_records import changes_of, redo_record
+from p2prl.net.storage.redo_encoding import changes_of, redo_record
 from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches import stream_format

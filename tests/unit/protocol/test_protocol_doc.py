@@ -20,7 +20,7 @@ from p2prl.protocol.ledger_chain import LedgerEntry
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.lora_spec import LoraSpec
-from p2prl.protocol.membership import TeamName
+from p2prl.protocol.membership_statements import TeamName
 from p2prl.protocol.rejection_reasons import FAULTS, RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass
 from p2prl.protocol.wire_codec import Wire

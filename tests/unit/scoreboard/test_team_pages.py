@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.protocol.membership import TeamName
+from p2prl.protocol.membership_statements import TeamName
 from p2prl.quantity_text import credit
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger_dump import verify_dump

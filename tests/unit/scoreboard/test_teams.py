@@ -15,14 +15,14 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.delegation import DAY_MS, Delegation, Revocation, sign_delegation
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState, VerdictCheck
-from p2prl.protocol.membership import Membership, TeamName, parse_invite, sign_membership, sign_team_name
+from p2prl.protocol.membership_statements import Membership, TeamName, parse_invite, sign_membership, sign_team_name
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.protocol.teams import Teams
+from p2prl.protocol.team_membership import Teams
 from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
+from p2prl.scoreboard.ledger.escrow import ESCROW_GROUPS, ESCROW_VERDICTS
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS, team_and_owner
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_GROUPS, ESCROW_VERDICTS
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold, team_totals
 from p2prl.scoreboard.ledger.owner_totals import CREDITED, CountedReceipt, OwnerTotals, reason_place
 from p2prl.scoreboard.ledger.receipt_totals import CountedGroup

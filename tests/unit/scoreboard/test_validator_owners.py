@@ -13,9 +13,9 @@ from p2prl.protocol.delegation import DAY_MS, Delegation, Revocation, sign_deleg
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, VerdictCheck
 from p2prl.protocol.ownership import Ownership
-from p2prl.protocol.teams import Teams
+from p2prl.protocol.team_membership import Teams
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
-from p2prl.scoreboard.ledger.leaderboard_totals import ESCROW_VERDICTS
+from p2prl.scoreboard.ledger.escrow import ESCROW_VERDICTS
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.scoreboard.ledger.receipt_totals import CountedGroup
 from p2prl.scoreboard.ledger.validator_shares import merged

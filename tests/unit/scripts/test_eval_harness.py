@@ -10,9 +10,9 @@ import torch
 from transformers import AutoTokenizer
 
 from p2prl.config.data_options import DataOptions, data_plans
+from p2prl.config.new_run import RunFolder, init_run
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import RunFolder, init_run
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import BOS, EOS
 from p2prl.tasks.data.packed_data import PackedPrompts
 from scripts.eval_harness import write_tasks

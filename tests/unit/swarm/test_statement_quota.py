@@ -13,7 +13,7 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello, Push
-from p2prl.protocol.membership import OwnersStatement
+from p2prl.protocol.membership_statements import OwnersStatement
 from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import EnvelopeArrived

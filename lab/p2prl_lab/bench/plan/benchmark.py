@@ -17,7 +17,7 @@ from typing import Any
 from p2prl.learner.service import Learner
 from p2prl.learner.timing.capacity import Demand, SamplingMachine, capacity_of
 from p2prl.models.small_models.tiny_models import tiny_model
-from p2prl.planning.forecast import forecast
+from p2prl.planning.utilization_forecast import forecast
 from p2prl.sim.swarm import Swarm, SwarmConfig
 
 _GROUPS = 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -130,6 +131,7 @@ class Method:
         return factor
 
 
+@cache
 def parse_method(text: str, *, max_completion_tokens: int) -> Method:
     """Parse a method; ConfigError on an unknown loss, option or addition."""
     body, *added = text.strip().split("+")

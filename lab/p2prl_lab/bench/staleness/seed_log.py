@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, median
 
 import torch
@@ -60,7 +61,7 @@ class SeedResult:
         """Best sampled reward of an evaluation."""
         return max(evaluation.sampled for evaluation in self.evaluations)
 
-    @property
+    @cached_property
     def collapsed_at(self) -> int | None:
         """See `collapse.collapsed_at`; None for a run that did not collapse."""
         return collapsed_at(self.evaluations)

@@ -109,7 +109,7 @@ class _Line:
         return False
 
 
-_MOST_STEPS = 6
+_MOST_STEPS = 8
 """Most doublings, or halvings, of a rate or a clip."""
 
 

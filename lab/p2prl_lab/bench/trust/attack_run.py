@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 
 from p2prl.errors import require
-from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler

@@ -30,7 +30,7 @@ _ROUNDS = 4
 OUTAGES = {"outage of 10 minutes": 600.0, "outage of 1 hour": 3_600.0, "outage of 8 hours": 8 * 3_600.0}
 """Seconds in which the learner gets only what trickles through."""
 
-TRICKLES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)
+TRICKLES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.5)
 """Shares of the groups that gossip carries meanwhile."""
 
 EVENTS: tuple[tuple[str, float], ...] = (

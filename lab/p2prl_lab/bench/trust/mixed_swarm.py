@@ -87,6 +87,8 @@ class MixedConfig:
     seeds: int = 3
     sybil_seeds: int = 1
     """Seeds whose runs with sybils are done too."""
+    unchecked_seeds: int = 3
+    """Seeds whose runs without checks are done too."""
     evaluation_prompts: int = 8_192
     warm_steps: int = 600
 
@@ -97,6 +99,7 @@ class MixedConfig:
         require("updates", self.updates, 1 <= self.updates <= 10_000, "1 to 10,000")
         require("seeds", self.seeds, 1 <= self.seeds <= 64, "1 to 64")
         require("sybil_seeds", self.sybil_seeds, 0 <= self.sybil_seeds <= self.seeds, "0 to seeds")
+        require("unchecked_seeds", self.unchecked_seeds, 0 <= self.unchecked_seeds <= 64, "0 to 64")
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +186,8 @@ def run_mixed(config: MixedConfig, out: Path, *, on_progress: Callable[[str, flo
     for seed in range(config.first_seed, config.first_seed + config.seeds):
         warm: LoadedModel | None = None
         reference: float | None = None
-        for name, checks in _cases(with_sybils=seed < config.first_seed + config.sybil_seeds):
+        number = seed - config.first_seed
+        for name, checks in _cases(with_sybils=number < config.sybil_seeds, unchecked=number < config.unchecked_seeds):
             setting = _setting(config, name, checks)
             if file.missing(setting, [seed]):
                 warm = warm or _warm_policy(seed, config.warm_steps)
@@ -193,12 +197,12 @@ def run_mixed(config: MixedConfig, out: Path, *, on_progress: Callable[[str, flo
             yield row
 
 
-def _cases(*, with_sybils: bool) -> Iterator[tuple[str, bool]]:
+def _cases(*, with_sybils: bool, unchecked: bool) -> Iterator[tuple[str, bool]]:
     """(scenario, checks) of the runs of a seed; all honest is the first."""
     for name, scenario in SCENARIOS.items():
         if scenario.sybils is None or with_sybils:
             yield name, True
-        if scenario.cheats or (scenario.sybils is not None and with_sybils):
+        if unchecked and (scenario.cheats or (scenario.sybils is not None and with_sybils)):
             yield name, False
 
 

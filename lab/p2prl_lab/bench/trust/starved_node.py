@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from p2prl.clock import SystemClock
+from p2prl.errors import MachineError
 from p2prl.net.process import control
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.storage.disk_blobs import DiskBlobStore
@@ -35,15 +36,16 @@ from p2prl.swarm.relay.config import RelayConfig
 from p2prl_lab.bench.trust.bare_nodes import POLL_S, START_S, address_of, start_node
 from p2prl_lab.bench.trust.free_keys import ASK_S, free_keys
 from p2prl_lab.bench.trust.starvation import ENTRY, MBIT_BYTES_S, StarvedRow
-from p2prl_lab.bench.trust.starved_time import Tasks, granted_share, threads_of
 
 _VOLUNTEERS = 4
 _CHUNK_BYTES = 64 * 1024
-_LEAST_GRANTED = 0.5
-"""Of the processor time that the node asks for: with less, the processor and not the uplink is what it lacks."""
+_LEAST_IDLE = 0.1
+"""Of the machine's processor time: with less, a processor and not the uplink may be what the node lacks."""
 
 _LEAST_ASKED = 0.5
 """Questions that the keys must have sent, of those planned: a flood that this machine slows down shows nothing."""
+
+_QUIETER = "Run it again when other programs use less of this machine; finished rows are kept."
 
 _LEDGER_HEIGHT = 100_000
 
@@ -114,11 +116,6 @@ class AskedNode:
             self.network.send(signals.Publish(raw))
         self.network.send(signals.SetLedgerHeight(_LEDGER_HEIGHT))
 
-    def threads(self) -> Tasks:
-        """What its threads, and those of its daemon, have run and waited."""
-        process = psutil.Process(self.network.pid)
-        return threads_of(each.pid for each in (process, *process.children(recursive=True)))
-
     def volunteer(self, number: int) -> _Volunteer:
         """An honest peer that downloads the version from this node."""
         config, host = NodeConfig(role=Role.VOLUNTEER), f"127.1.{number}.1"
@@ -170,18 +167,19 @@ def starved_node_row(plan: SocketPlan) -> StarvedRow:
         until = time.monotonic() + START_S
         while sum(each.received[-1][1] for each in volunteers) == 0:
             passing(1.0)
-            assert time.monotonic() < until, "no volunteer gets weights"
+            if time.monotonic() > until:
+                raise MachineError(f"no volunteer got weights within {START_S:.0f} s", remedy=_QUIETER)
         quiet = passing(plan.quiet_s)
         keys.begin()
-        ran = node.threads()
+        psutil.cpu_times_percent()
         flooded = passing(plan.lasts_s)
-        granted = granted_share(ran, node.threads(), plan.lasts_s)
+        idle = psutil.cpu_times_percent().idle / 100  # since the call before
         sent = keys.end()
         asked = plan.keys * plan.lasts_s / ASK_S
-        assert sent["turns"] >= _LEAST_ASKED * asked, f"only {sent['turns']} of {asked:.0f} questions were sent"
-        assert granted >= _LEAST_GRANTED, (
-            f"other programs left the node {granted:.0%} of the processor time it asked for"
-        )
+        if sent["turns"] < _LEAST_ASKED * asked:
+            raise MachineError(f"only {sent['turns']} of {asked:.0f} questions were sent", remedy=_QUIETER)
+        if idle < _LEAST_IDLE:
+            raise MachineError(f"the processors were idle for {idle:.0%} of the flood", remedy=_QUIETER)
         passing(plan.recovery_s)
         after = passing(plan.after_s)
         passing(3.0)  # for the last report

@@ -13,7 +13,7 @@ from p2prl.protocol.delegation import parse_statement, sign_delegation, sign_rev
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import RunManifest
-from p2prl.protocol.membership import (
+from p2prl.protocol.membership_statements import (
     invite_text,
     membership_text,
     parse_invite,

@@ -21,7 +21,7 @@ from p2prl.protocol.ledger_chain import LEDGER_KINDS, OWNERS_STATEMENTS, append
 from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.protocol.link_messages import LINK_MESSAGES
 from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of
-from p2prl.protocol.membership import OwnersStatement, sign_membership, sign_team_name
+from p2prl.protocol.membership_statements import OwnersStatement, sign_membership, sign_team_name
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, largest_group_bytes

@@ -16,7 +16,7 @@ from p2prl.cli.commands.worker_start import WorkerRequest, WorkerStart
 from p2prl.cli.views.console import LiveView
 from p2prl.cli.views.volunteer_view import EventLines
 from p2prl.config.worker_folder import claim_worker_folder
-from p2prl.confinement.role import Protection
+from p2prl.confinement.role_confinement import Protection
 from p2prl.models.engines.registry import ChosenEngine
 from p2prl.models.engines.start_stages import tell_stage
 from p2prl.protocol.digests import Digest

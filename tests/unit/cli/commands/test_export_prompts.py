@@ -11,8 +11,8 @@ from blake3 import blake3
 from transformers import AutoTokenizer
 
 from p2prl.cli.views.model_card import model_card
+from p2prl.config.new_run import RunFolder
 from p2prl.config.prompt_record import read_prompt_record
-from p2prl.config.run_settings import RunFolder
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import TaskShare
 from p2prl.tasks.data.packed_data import PackedPrompts

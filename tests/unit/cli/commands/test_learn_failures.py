@@ -11,10 +11,10 @@ import pytest
 
 from p2prl.cli.commands.learn import learn_command
 from p2prl.cli.options import NetworkOptions
+from p2prl.config.new_run import init_run
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import init_run
 from p2prl.errors import ConfigError, DeviceFailedError, P2PRLError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.service import Learner
 from p2prl.models.small_models.tiny_models import tiny_model
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p2prl.config.new_run import RunFolder, open_run, run_file_blobs
 from p2prl.config.run_data import folder_data
-from p2prl.config.run_settings import RunFolder, open_run, run_file_blobs
 from p2prl.errors import ConfigError
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.journal.journal import Journal

@@ -10,7 +10,7 @@ from p2prl.config.owner_files import load_memberships, load_team_name
 from p2prl.errors import ConfigError, IdentityError
 from p2prl.net.storage.key_file import load_identity
 from p2prl.protocol.identity import peer_id_of
-from p2prl.protocol.membership import TeamName, invite_text, parse_invite, parse_membership
+from p2prl.protocol.membership_statements import TeamName, invite_text, parse_invite, parse_membership
 from p2prl_lab.testing.sample_ledgers import identity
 from tests.unit.cli.commands.test_key_owner import delegated, node_of, refusal
 from tests.unit.cli.invocation import invoke, json_of

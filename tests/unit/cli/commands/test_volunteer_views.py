@@ -17,7 +17,7 @@ from p2prl.config.owner_files import save_memberships
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.ledger_messages import ReceiptState
-from p2prl.protocol.membership import sign_membership, sign_team_name
+from p2prl.protocol.membership_statements import sign_membership, sign_team_name
 from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
 from scripts.worker_screens import SAMPLING

@@ -57,7 +57,7 @@ def test_nothing_of_an_honest_volunteer_is_voided(event: str, trickle: float) ->
 
 
 def test_the_bill_covers_what_happens_to_volunteers() -> None:
-    assert {trickle for event, trickle in EVENTS if event in OUTAGES} == {0.0, 0.01, 0.05, 0.1, 0.2, 0.5}
+    assert {trickle for event, trickle in EVENTS if event in OUTAGES} == {0.0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.5}
     assert sorted(OUTAGES.values()) == [600.0, 3_600.0, 28_800.0]
     assert [event for event, _ in EVENTS[-3:]] == [
         "sleep of 8 hours", "kill -9 at 50 points", "restart of the only relay",

@@ -14,8 +14,8 @@ from torch import Tensor
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES
 from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.config.new_run import RunSettings
 from p2prl.config.presets import PRESETS, preset_by_name
-from p2prl.config.run_settings import RunSettings
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig

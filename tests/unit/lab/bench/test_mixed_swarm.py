@@ -78,6 +78,8 @@ def test_each_seed_is_compared_with_its_own_honest_run_and_done_once(
     assert {row.reward_of_all_honest for row in rows if row.seed == 1} == {0.81}
     assert list(run_mixed(config, tmp_path, on_progress=lambda *_: None)) == rows
     assert len(done) == len(rows), "kept"
+    fewer = run_mixed(replace(config, sybil_seeds=0, unchecked_seeds=1), tmp_path, on_progress=lambda *_: None)
+    assert [(row.scenario, row.checks, row.seed) for row in fewer] == [*of_seeds[0], *of_seeds[1][:2]]
     (unchecked,) = [each for each in summarize(rows) if each.scenario == "mixed cheats" and not each.checks]
     assert (unchecked.seeds, unchecked.difference, unchecked.standard_error) == (2, -0.12, 0.0)
 

@@ -190,7 +190,7 @@ def test_clips_are_scaled_by_what_they_are() -> None:
     assert (of("gepo", -1), of("gepo", -2), of("gepo", 1)) == ("gepo:clip=0.8", "gepo:clip=0.4", None)
     assert of("grpo:clip_high=4", 1) is None
     assert of("reinforce", 1) is None
-    assert of("tis", 7) is None
+    assert of("tis", 9) is None
     assert of("tis+lr=0.1", 0) == "tis+lr=0.1"
     for loss in (name for name in BUILTIN_LOSSES if name not in ("ppo", "dpo", "reinforce")):
         assert of(loss, 1) or of(loss, -1), loss

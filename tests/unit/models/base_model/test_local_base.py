@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from p2prl.errors import ConfigError, MachineError
-from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.models.base_model.local_base import flatten_local_base
 from p2prl.models.run_files.export import export_run_files
 from p2prl.models.small_models.tiny_models import tiny_model

@@ -124,7 +124,7 @@ def test_the_card_passes_the_checkup_of_doctor_and_join() -> None:
 _CONFINED = """
 import sys
 from pathlib import Path
-from p2prl.confinement.role import confine_calls, confine_files
+from p2prl.confinement.role_confinement import confine_calls, confine_files
 protection = confine_files(Path(sys.argv[1]))
 from p2prl.models.hardware.device import open_device
 open_device(sys.argv[2])

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.export.model_directory import OpenedExport, open_export, write_model
 from p2prl.models.run_files.export import export_run_files

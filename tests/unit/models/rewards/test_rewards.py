@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.rewards.run_reward import JudgedSteps, RunReward, token_rewards
 from p2prl.models.tokenizer.text_codec import TextCodec

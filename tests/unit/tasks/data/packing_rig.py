@@ -15,8 +15,9 @@ from p2prl.tasks.data.data_plan import (
     ROWS_FILE,
     DataPlan,
 )
+from p2prl.tasks.data.held_out_rows import refuse_overlap
 from p2prl.tasks.data.packed_data import PackedPrompts, PackedRows
-from p2prl.tasks.data.packing import DataPacker, PackedData, refuse_overlap
+from p2prl.tasks.data.packing import DataPacker, PackedData
 from p2prl.tasks.data.prompts import Prompt
 from p2prl.tasks.data.split_packer import PromptRoom
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
 from p2prl.tasks.data.data_plan import ROWS_FILE, DataPlan
+from p2prl.tasks.data.held_out_rows import overlap_remedy, refuse_overlap
 from p2prl.tasks.data.packed_data import MAX_ROW_BYTES, file_blob, row_record
-from p2prl.tasks.data.packing import DataPacker, overlap_remedy, refuse_overlap
+from p2prl.tasks.data.packing import DataPacker
 from p2prl.tasks.data.split_packer import PromptRoom
 from tests.unit.tasks.data.packing_rig import (
     ROOMY,

@@ -128,11 +128,20 @@ def core_of(sampler: VllmSampler) -> Any:
     return engine._engine.engine_core.engine_core
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[VllmSampler]:
+    with pytest.MonkeyPatch.context() as patched:
+        made = build(patched)
+        yield made
+        made.sleep()
+
+
 @pytest.fixture
-def sampler(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmSampler]:
-    made = build(monkeypatch)
-    yield made
-    made.sleep()
+def sampler(engine: VllmSampler) -> VllmSampler:
+    """The engine with version 0 and nothing in flight."""
+    engine.cancel()
+    engine.swap(engine.stage(WEIGHTS[0], 0))
+    return engine
 
 
 def check(asked: list[GenerationRequest], made: list[Generation], version: int = 0) -> None:
@@ -194,18 +203,6 @@ def test_a_prompt_in_flight_belongs_to_the_new_policy(sampler: VllmSampler) -> N
     check(asked, made, version=1)
 
 
-def test_preempted_requests_go_on_at_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    token_bytes = 2 * 2 * 32 * 4  # keys and values of two layers, one head of 32
-    small = build(monkeypatch, 2 * LAYOUT.size_bytes + 16 * 32 * token_bytes)
-    try:
-        asked = requests(SEQUENCES, new=70, stop_ids=frozenset())
-        made = sample_all(small, asked)
-        assert core_of(small).model_executor.preempted > 0
-        check(asked, made)
-    finally:
-        small.sleep()
-
-
 def test_steps_in_flight_are_finished_before_memory_is_freed(sampler: VllmSampler) -> None:
     sampler.submit(requests(SEQUENCES))
     for _ in range(4):
@@ -218,3 +215,17 @@ def test_steps_in_flight_are_finished_before_memory_is_freed(sampler: VllmSample
     assert not core_of(sampler).batch_queue
     asked = requests(2)
     check(asked, sample_all(sampler, asked))
+
+
+def test_preempted_requests_go_on_at_their_positions(engine: VllmSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Last, as one engine at a time fits a process."""
+    engine.sleep()
+    token_bytes = 2 * 2 * 32 * 4  # keys and values of two layers, one head of 32
+    small = build(monkeypatch, 2 * LAYOUT.size_bytes + 16 * 32 * token_bytes)
+    try:
+        asked = requests(SEQUENCES, new=70, stop_ids=frozenset())
+        made = sample_all(small, asked)
+        assert core_of(small).model_executor.preempted > 0
+        check(asked, made)
+    finally:
+        small.sleep()

@@ -270,6 +270,37 @@ def test_the_second_runner_draws_by_slot_and_length() -> None:
         assert drawn.version == 5
 
 
+def test_room_is_what_the_memory_and_the_sequences_leave(sampler: VllmSampler) -> None:
+    empty = sampler.room
+    assert 1 < empty <= SEQUENCES
+    sampler.submit(requests(empty))
+    assert sampler.room <= 0
+    sampler.cancel()
+    assert sampler.room >= empty
+    assert sampler.step().tokens == 0
+
+
+def test_an_engine_that_slept_samples_the_same(sampler: VllmSampler) -> None:
+    asked = requests(3)
+    before = sample_all(sampler, asked)
+    sampler.submit(asked)
+    sampler.sleep()
+    assert sampler.in_flight == 0
+    with pytest.raises(IntegrityError, match="holds no policy"):
+        sampler.submit(asked)
+    sampler.swap(sampler.stage(WEIGHTS[0], 0))
+    assert sample_all(sampler, asked) == before
+
+
+def test_logits_that_are_not_numbers_stop_the_sampler(sampler: VllmSampler) -> None:
+    """Finite weights whose products overflow."""
+    huge = bytearray(WEIGHTS[0])
+    for i in range(0, len(huge), 4):
+        huge[i : i + 4] = b"\xff\xff\x7f\x7f"  # the largest float
+    with pytest.raises(IntegrityError, match="other logits"):
+        sampler.swap(sampler.stage(huge, 1))
+
+
 def test_a_full_cache_costs_time_and_no_token(engine: VllmSampler) -> None:
     """vLLM drops the keys of some completions and computes them again."""
     engine.sleep()
@@ -286,34 +317,3 @@ def test_a_full_cache_costs_time_and_no_token(engine: VllmSampler) -> None:
         assert [differing_tokens(MODELS, *pair) for pair in zip(asked, made, strict=True)] == [0] * len(asked)
     finally:
         small.sleep()
-
-
-def test_room_is_what_the_memory_and_the_sequences_leave(sampler: VllmSampler) -> None:
-    empty = sampler.room
-    assert 1 < empty <= SEQUENCES
-    sampler.submit(requests(empty))
-    assert sampler.room <= 0
-    sampler.cancel()
-    assert sampler.room >= empty
-    assert sampler.step().tokens == 0
-
-
-def test_logits_that_are_not_numbers_stop_the_sampler(sampler: VllmSampler) -> None:
-    """Finite weights whose products overflow."""
-    huge = bytearray(WEIGHTS[0])
-    for i in range(0, len(huge), 4):
-        huge[i : i + 4] = b"\xff\xff\x7f\x7f"  # the largest float
-    with pytest.raises(IntegrityError, match="other logits"):
-        sampler.swap(sampler.stage(huge, 1))
-
-
-def test_an_engine_that_slept_samples_the_same(sampler: VllmSampler) -> None:
-    asked = requests(3)
-    before = sample_all(sampler, asked)
-    sampler.submit(asked)
-    sampler.sleep()
-    assert sampler.in_flight == 0
-    with pytest.raises(IntegrityError, match="holds no policy"):
-        sampler.submit(asked)
-    sampler.swap(sampler.stage(WEIGHTS[0], 0))
-    assert sample_all(sampler, asked) == before

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.config import run_settings
+from p2prl.config import new_run
 from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.listen_config import ListenConfig
 from p2prl.config.network_options import UploadCaps
+from p2prl.config.new_run import init_run, open_run
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import build_learner, learner_network
-from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError, IdentityError, MachineError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import WarmstartConfig
@@ -83,7 +83,7 @@ def test_interrupted_init_leaves_nothing(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(run_settings, "seal", fail)
+    monkeypatch.setattr(new_run, "seal", fail)
     expected = MachineError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
         init_run(
@@ -287,7 +287,7 @@ def test_truncated_weights_are_refused(made: Path) -> None:
 
 
 def test_warm_start_makes_the_model_of_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_settings, "WarmstartConfig", lambda: WarmstartConfig(steps=2))
+    monkeypatch.setattr(new_run, "WarmstartConfig", lambda: WarmstartConfig(steps=2))
     stages: list[str] = []
     folder = init_run(tmp_path / "run", PLAN, settings=SETTINGS, on_progress=lambda stage, share: stages.append(stage))
     assert stages

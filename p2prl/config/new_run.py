@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.config.init_checks import InitChecks, NewRun, check_head, check_learnable, head_of
+from p2prl.config.learnable_checks import InitChecks, NewRun, check_head, check_learnable, head_of
 from p2prl.config.listen_config import ListenConfig
 from p2prl.config.loss_table import LossConfig
 from p2prl.config.model_size_settings import fitted_settings
@@ -30,7 +30,7 @@ from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
-from p2prl.learner.run_plan import RunPlan, run_manifest
+from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.base_model.model_card import base_model_name, model_license
 from p2prl.models.base_model.model_folder import model_directory

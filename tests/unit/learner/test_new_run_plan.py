@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.learner.run_plan import RunPlan, check_groups_travel
+from p2prl.learner.new_run_plan import RunPlan, check_groups_travel
 from p2prl.protocol import limits
 from p2prl.protocol.rollout_group import largest_group_bytes
 

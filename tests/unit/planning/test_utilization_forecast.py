@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from p2prl.learner.timing.capacity import Demand, SamplingMachine
-from p2prl.planning.advice import Advice, advise
+from p2prl.planning.bottleneck import Advice, advise
 from p2prl.planning.fleet import Fleet, MachineRow, PlannedLearner, PlannedRun
 from p2prl.planning.fleet_capacity import capacity_of_fleet
-from p2prl.planning.forecast import forecast, simulate_run, utilization_of
+from p2prl.planning.utilization_forecast import forecast, simulate_run, utilization_of
 
 HERE = Path()
 DEMAND = Demand(groups_per_update=16, update_s=20.0, staleness_bound=64, publish_every=2)

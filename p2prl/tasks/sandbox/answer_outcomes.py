@@ -1,4 +1,7 @@
-"""A lane of the pool: a thread that has its worker score one job after the other, and replaces the worker it kills."""
+"""Score one answer after the other in a worker, and settle what becomes of those that fail: too slow, too large, ended.
+
+A lane is a thread of the pool with one worker, which it replaces when it has killed it.
+"""
 
 from __future__ import annotations
 

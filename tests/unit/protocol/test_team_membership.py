@@ -14,7 +14,7 @@ from p2prl.errors import ConfigError, IdentityError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.delegation import DAY_MS, sign_delegation
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.membership import (
+from p2prl.protocol.membership_statements import (
     Membership,
     TeamName,
     invite_text,
@@ -25,7 +25,7 @@ from p2prl.protocol.membership import (
     sign_team_name,
 )
 from p2prl.protocol.ownership import Ownership
-from p2prl.protocol.teams import Teams
+from p2prl.protocol.team_membership import Teams
 from p2prl.protocol.typed_names import check_typed_name, typed_name
 
 ANN, BOB, EVE, RED, BLUE = (Identity(bytes([n]) * 16) for n in (1, 2, 3, 4, 5))

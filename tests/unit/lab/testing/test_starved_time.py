@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from p2prl_lab.bench.trust.starved_time import LEAST_SHARE, StarvedTime, Tasks, granted_share, threads_of
+from p2prl_lab.testing.starved_time import LEAST_SHARE, StarvedTime, Tasks, granted_share, threads_of
 from p2prl_lab.testing.swarm_processes import PATIENCE, wait_until
 
 SECOND = 1_000_000_000

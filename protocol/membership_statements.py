@@ -4,7 +4,7 @@ A team is a key, like an owner. It signs its *name*; the name as a line of text 
 secret. Everybody who has it may sign a `Membership`, with the key that its work counts for: an owner's, or that of a
 machine without one. Neither names a run, so a member signs once for all runs; its machines send the statement to each.
 
-A membership has no time of its own. It counts from where it stands in a run's ledger (`p2prl.protocol.teams`), so that
+A membership has no time of its own. It counts from where it stands in a run's ledger (`team_membership`), so that
 nobody can move work that was already receipted into or out of a team.
 """
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from p2prl.protocol import limits
-from p2prl.protocol.membership import Membership, TeamName
+from p2prl.protocol.membership_statements import Membership, TeamName
 from p2prl.protocol.ownership import Ownership
 
 

@@ -12,7 +12,7 @@ import pytest
 from p2prl.confinement import linux
 from p2prl.confinement.linux import Access
 from p2prl.confinement.macos import role_profile
-from p2prl.confinement.role import Protection
+from p2prl.confinement.role_confinement import Protection
 from p2prl.confinement.role_files import network_access, open_access, role_access
 
 OWN = Path("/somewhere/seat-1")
@@ -139,7 +139,7 @@ def test_the_profile_denies_writes_programs_network_and_the_home_folder() -> Non
 _NAMES_A_THREAD = """
 import os, sys, threading
 from pathlib import Path
-from p2prl.confinement.role import confine_files
+from p2prl.confinement.role_confinement import confine_files
 confine_files(Path(sys.argv[1]))
 def name_itself():
     with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as own:
@@ -169,7 +169,7 @@ def test_a_role_names_its_own_threads_and_no_others(tmp_path: Path) -> None:
 _COMPILES = """
 import os, sys
 from pathlib import Path
-from p2prl.confinement.role import confine_files
+from p2prl.confinement.role_confinement import confine_files
 confine_files(Path(sys.argv[1]), is_open=True)
 for folder in sys.argv[2:]:
     try:
@@ -204,7 +204,7 @@ def test_an_engine_that_compiles_keeps_its_work_for_a_user_without_caches(tmp_pa
 _WRITES_BY_WAY_OF_A_THREAD = """
 import os, sys, threading
 from pathlib import Path
-from p2prl.confinement.role import confine_files
+from p2prl.confinement.role_confinement import confine_files
 own, outside, confined = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "confined"
 reading = os.open(outside, os.O_RDONLY)
 os.chdir("/")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
-from p2prl.config.init_checks import InitChecks, NewRun
+from p2prl.config.learnable_checks import InitChecks, NewRun
+from p2prl.config.new_run import init_run, open_run
 from p2prl.config.presets import preset_by_name
-from p2prl.config.run_settings import init_run, open_run
 from p2prl.errors import ConfigError
-from p2prl.learner.run_plan import RunPlan
+from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.probe_verdict import ProbeFacts
@@ -98,8 +98,8 @@ def test_one_that_reads_the_wrong_column_is_told(tmp_path: Path, models: dict[st
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rows of `data` are the head of a file that takes long."""
-    monkeypatch.setattr("p2prl.config.init_checks.TRIED_FIRST_BYTES", 100)
-    monkeypatch.setattr("p2prl.config.init_checks._HEAD_ROWS", 4)
+    monkeypatch.setattr("p2prl.config.learnable_checks.TRIED_FIRST_BYTES", 100)
+    monkeypatch.setattr("p2prl.config.learnable_checks._HEAD_ROWS", 4)
 
 
 @pytest.mark.usefixtures("large")
@@ -129,7 +129,7 @@ def test_large_data_is_packed_and_checked_whole_after_its_trial(
         checked.append(new.folder.manifest.data_sets[0].rows)
         return [f"{checked[-1]} rows tried"]
 
-    for module in ("init_checks", "run_settings"):
+    for module in ("learnable_checks", "new_run"):
         monkeypatch.setattr(f"p2prl.config.{module}.check_learnable", check)
     plans = {"task": "", "data": data(tmp_path, NUMBER), "max_new_tokens": 8}
     told = make(tmp_path, models["warm"], InitChecks(probe_groups=2), **plans)
@@ -154,7 +154,7 @@ def test_the_verdict_knows_the_full_reward_of_each_task(
         seen.append(dict(facts.full_rewards))
         return []
 
-    monkeypatch.setattr("p2prl.config.init_checks.judge", judged)
+    monkeypatch.setattr("p2prl.config.learnable_checks.judge", judged)
     both = {"data": data(tmp_path, PARTS), "max_new_tokens": 8, "reward": "0.5*success"}
     make(tmp_path, models["warm"], InitChecks(probe_groups=2, force=True), task="", **both)
     (tmp_path / "chain").mkdir()

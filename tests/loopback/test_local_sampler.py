@@ -1,0 +1,78 @@
+"""`p2prl learn --sample`: a learner that nobody joins trains on what this machine samples beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, wait_until
+
+pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    made = tiny_model("chain4", seed=1)
+    made.model.save_pretrained(tmp_path / "base")
+    made.tokenizer.save_pretrained(tmp_path / "base")
+    options = ("--preset", "chain4", "--in", str(tmp_path), "--model", str(tmp_path / "base"), "--probe", "off")
+    result = command("init", "run", *options, environment=SwarmProcesses(tmp_path).environment())
+    assert result.returncode == 0, result.stderr
+    settings = tmp_path / "run" / "run.toml"
+    text = settings.read_text()
+    assert "\ngroups_per_update = 16 " in text
+    settings.write_text(text.replace("\ngroups_per_update = 16 ", "\ngroups_per_update = 4 "))
+    return tmp_path / "run"
+
+
+def sampler_of(learner: RoleProcess) -> psutil.Process | None:
+    """The volunteer beside the learner."""
+    return next((each for each in learner.tree() if "join" in each.cmdline()), None)
+
+
+def steps(run: Path) -> int:
+    """Updates in the metrics log."""
+    log = run / "metrics.jsonl"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_a_learner_trains_alone_and_starts_its_killed_sampler_again(run: Path, tmp_path: Path) -> None:
+    swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
+    with swarm.running():
+        learner = swarm.start("learner", "learn", str(run), "--updates", "1", "--sample", "cpu", "--json", *LISTEN)
+        sampler = wait_until(lambda: sampler_of(learner), seconds=120, what="a sampler")
+        assert sampler.nice() > psutil.Process(learner.process.pid).nice()
+        wait_until(lambda: listeners(sampler), seconds=120, what="the sampler's network")
+        assert set(listeners(sampler)) == {"127.0.0.1"}
+        sampler.kill()
+        wait_until(lambda: "local sampler starts again" in learner.log, seconds=60, what="word of a new start")
+        assert learner.wait(240) == 0, learner.log
+        swarm.await_end(15.0)
+    assert steps(run) == 1
+    document = json.loads(next(line for line in reversed(learner.log.splitlines()) if line.startswith("{")))
+    assert document["step"] == 1
+    homes = list((tmp_path / "swarm" / "home").glob("seat-*/*/status.json"))
+    assert len(homes) == 1, "a new start takes the seat of the one before"
+
+
+def test_a_stop_ends_the_sampler_too(run: Path, tmp_path: Path) -> None:
+    swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
+    with swarm.running():
+        learner = swarm.start("learner", "learn", str(run), "--updates", "0", "--sample", "cpu", *LISTEN)
+        wait_until(lambda: sampler_of(learner), seconds=120, what="a sampler")
+        psutil.Process(learner.process.pid).kill()
+        swarm.await_end(15.0)
+
+
+def listeners(process: psutil.Process) -> list[str]:
+    """Addresses of the listening internet sockets of a process and what it has started."""
+    return [
+        each.laddr.ip
+        for one in (process, *process.children(recursive=True))
+        for each in one.net_connections(kind="inet")
+        if each.status == psutil.CONN_LISTEN
+    ]
