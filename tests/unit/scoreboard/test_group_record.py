@@ -1,4 +1,4 @@
-"""The record of a ledger about one group: the first receipt, each validator's first verdict, and the check of it."""
+"""Record of one group in a ledger: the first receipt, each validator's first verdict, and the check of it."""
 
 from __future__ import annotations
 
