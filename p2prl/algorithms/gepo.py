@@ -25,8 +25,8 @@ class GepoConfig:
     """Bounds of the weight P/Ê."""
 
     clip: float | None = None
-    """ε in (0, 1] of a PPO clip around 1; None as in the paper's equation. The weight is Q/Ê, not 1, on policy, so a clip
-    mutes likely positives and unlikely negatives. A tight one is best where the policy keeps moving
+    """ε in (0, 1] of a PPO clip around 1; None as in the paper's equation. The weight is Q/Ê, not 1, on policy, so a
+    clip mutes likely positives and unlikely negatives. A tight one was best where the policy keeps moving
     (docs/benchmarks/staleness_moving.md)."""
     log_weight_bound: float = 5.0
     """Nats: |log w| is clamped here; no gradient outside."""
