@@ -19,7 +19,7 @@ def state_text(state: str, *, in_reach: bool) -> str:
 
 
 def reaches_learner(worker: Mapping[str, Any]) -> bool:
-    """Whether a volunteer of this status file has a link to the learner, or hears of it over others."""
+    """Whether a volunteer of this status file has a link to the learner, or gets its receipts over others."""
     return bool(worker.get("peers", {}).get("learner") or worker.get("hears_learner"))
 
 
