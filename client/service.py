@@ -188,11 +188,11 @@ class Volunteer:
             if self.owner.order.rests:
                 return Wait(self.owner.order.reason)
             return Wait("fetching the run's files" if manifest else "looking for the run")
-        waiting = None if self.owner.order.rests else self._agent.waiting
+        waiting, now = None if self.owner.order.rests else self._agent.waiting, self._clock.now()
         return self._agent.next_action(
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
-            outstanding=self._delivery.backlog(self._clock.now()),
-            learner_in_reach=self._delivery.learner_in_reach(self._clock.now()),
+            outstanding=self._delivery.backlog(now),
+            learner_in_reach=self._delivery.learner_in_reach(now),
             busy=prepared.sampler.in_flight / prepared.work.group_size,
             room=prepared.sampler.room // prepared.work.group_size,
             oldest_step=self._progress.announced_step - manifest.staleness_bound,
@@ -340,15 +340,15 @@ class Volunteer:
         self.owner.computed(made.seconds)
 
     def _report(self, action: Action, *, final: bool = False) -> None:
-        loaded = self._agent.loaded
+        loaded, now = self._agent.loaded, self._clock.now()
         self._progress.report(
-            self._clock.now(),
+            now,
             state=action.reason if isinstance(action, Wait) else "sampling",
             version=-1 if loaded is None else loaded.manifest.version,
             status=self._net.status,
             publish_every=0 if self.bootstrap.manifest is None else self.bootstrap.manifest.publish_every,
             resting=self.owner.order.rests,
-            hears_learner=self._delivery.hears_learner(self._clock.now()),
+            hears_learner=self._delivery.hears_learner(now),
             final=final,
         )
 
