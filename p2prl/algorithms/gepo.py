@@ -26,7 +26,7 @@ class GepoConfig:
 
     clip: float | None = None
     """ε in (0, 1] of a PPO clip around 1; None as in the paper's equation. The weight is Q/Ê, not 1, on policy, so a
-    clip mutes likely positives and unlikely negatives. A tight one was best where the policy keeps moving
+    clip mutes likely positives and unlikely negatives. Of those tried where the policy keeps moving, .025 was best
     (docs/benchmarks/staleness_moving.md)."""
     log_weight_bound: float = 5.0
     """Nats: |log w| is clamped here; no gradient outside."""

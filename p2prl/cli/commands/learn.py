@@ -78,7 +78,7 @@ def make_learn(
             typer.Option(
                 "--sample",
                 metavar="DEVICE",
-                help="Also sample for the run, on this device: cpu, cuda:1. It yields to training. Default: none.",
+                help="Also sample for the run, on this device: cpu, cuda:1. Training goes first. Default: none.",
             ),
         ] = "",
         as_json: AsJson = False,
