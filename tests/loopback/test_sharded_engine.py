@@ -54,11 +54,10 @@ def ranks() -> Iterator[RankProcesses]:
         yield met
 
 
-@pytest.mark.parametrize("plan", [DATA, STAGES], ids=lambda plan: plan.plan)
+@EACH_PLAN
 def test_the_gradient_of_every_loss_is_that_of_one_process(
     plan: ParallelConfig, ranks: RankProcesses, tmp_path: Path
 ) -> None:
-    """An engine sees no loss, and weights gathered twice give the bytes of those gathered once (below)."""
     model = qwen2()
     directory = saved(model, tmp_path / "model")
     one, two = single(directory, pipeline()), sharded(ranks, directory, pipeline(), parallel=plan)
