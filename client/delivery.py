@@ -26,8 +26,9 @@ from p2prl.protocol.ledger_messages import Receipt, Receipts, StorageReceipt
 from p2prl.swarm import signals
 
 _MAX_REDELIVERED = 16
-"""Groups resent at once, together with those the learner holds and has not settled. Fewer than the fresh ones it
-receives between two receipts, so that groups sampled during an outage never make up most of a batch."""
+"""Groups resent at once, together with those resent before that the learner holds and has not settled. Fewer than the
+fresh ones it holds at most, so that groups sampled during an outage never make up most of a batch. Fresh ones are not
+counted: a learner that lacks slots of ours serves us last, and would never get what it lacks behind them."""
 
 _CATCH_UP_S = 10.0
 """How often the ledger is queried for receipts that did not arrive by gossip."""
@@ -79,6 +80,8 @@ class Delivery:
         self._redeliver_at = 0.0
         self._redelivered = 0
         """Groups of the last redelivery that have no storage receipt yet."""
+        self._resent: frozenset[bytes] = frozenset()
+        """Digests of the groups resent, as long as they have no receipt."""
         self._has_more = False
         """Whether that redelivery left groups for the next one."""
         self._pages: deque[tuple[int, Digest]] = deque(maxlen=_PAGES)
@@ -177,9 +180,11 @@ class Delivery:
         in_reach = self.learner_in_reach(now)
         if now >= self._redeliver_at and in_reach:
             self._redeliver_at = now + self._redeliver_s
-            room = max(0, _MAX_REDELIVERED - self._spool.count_delivered())
+            held = self._spool.held(self._resent)
+            room = _MAX_REDELIVERED - len(held)
             unconfirmed = self._spool.undelivered(room, created_before=now - self._redeliver_s)
             messages += [signals.Publish(raw) for raw in unconfirmed]
+            self._resent = held.union(map(envelope_digest, unconfirmed))
             self._redelivered, self._has_more = len(unconfirmed), len(unconfirmed) == room
         if now >= self._catch_up_at and in_reach and run_known:
             self._catch_up_at = now + _CATCH_UP_S
@@ -190,11 +195,13 @@ class Delivery:
         return messages
 
     def backlog(self, now: float) -> int:
-        """Groups the learner still has to process: those it holds and those in flight.
+        """Fresh groups that the learner still has to process: those it holds and those in flight.
 
-        Older groups that no learner has stored wait in the spool for redelivery; fresh ones need not wait for them.
+        Fresh ones need not wait for older groups, neither for those it holds since they were resent nor for those in the
+        spool that no learner has stored.
         """
-        return self._spool.count_with_learner(created_after=now - self._redeliver_s, now=now)
+        with_learner = self._spool.count_with_learner(created_after=now - self._redeliver_s, now=now)
+        return with_learner - len(self._spool.held(self._resent))
 
     def is_over(self, now: float, *, run_ended: bool) -> bool:
         """Whether to leave: the run has ended, and all receipts have arrived or the next one took too long."""

@@ -12,7 +12,8 @@ from p2prl.client.delivery import Delivery
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.net.process import control
 from p2prl.protocol import ledger_chain
-from p2prl.protocol.digests import Digest, digest
+from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
 from p2prl.swarm import signals
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, sample_run, verdict_on
@@ -39,13 +40,17 @@ def delivery(spool: Spool, rejected: list[Receipt] | None = None) -> Delivery:
     return Delivery(spool, author=AUTHOR, run=RUN, redeliver_s=5.0, on_judged=note)
 
 
+def raw_group(slot: int) -> bytes:
+    return b"group %d" % slot
+
+
 def name(slot: int) -> Digest:
-    return digest("p2prl/test-group", bytes([slot]))
+    return envelope_digest(raw_group(slot))
 
 
 def add(spool: Spool, *slots: int, now: float = NOW) -> None:
     for slot in slots:
-        spool.add(name(slot), b"group %d" % slot, version=0, slot=slot, tokens=1, reward=0.0, now=now)
+        spool.add(name(slot), raw_group(slot), version=0, slot=slot, tokens=1, reward=0.0, now=now)
 
 
 def published(messages: list[control.ToNetwork]) -> list[bytes]:
@@ -80,6 +85,23 @@ def test_a_long_backlog_is_sent_in_portions_as_receipts_arrive(spool: Spool) -> 
         subject.on_receipts(Receipts(0, tuple(receipt(slot) for slot in range(sent, sent + portion))), 0, b"")
         sent += portion
     assert spool.counts() == {"verified": 40}
+
+
+def test_groups_of_an_outage_are_sent_although_the_learner_holds_fresh_ones(spool: Spool) -> None:
+    """It lacks slots of ours, so it serves us last: behind what it serves last, they would never get there."""
+    subject = delivery(spool)
+    subject.set_links({"learner": 1})
+    add(spool, *range(40))
+    add(spool, *range(40, 70), now=NOW + 59)
+    subject.on_storage_receipt(StorageReceipt(tuple(map(name, range(40, 70)))))
+    assert subject.backlog(NOW + 60) == 30
+    assert published(subject.due(NOW + 60, run_known=True)) == [raw_group(slot) for slot in range(16)]
+    subject.on_storage_receipt(StorageReceipt(tuple(map(name, range(16)))))
+    assert published(subject.due(NOW + 60, run_known=True)) == [], "it holds as many old ones as it may"
+    assert subject.backlog(NOW + 60) == 30, "fresh ones need not wait for old ones"
+    subject.on_receipts(Receipts(0, (receipt(3), receipt(41))), 0, b"")
+    assert published(subject.due(NOW + 60, run_known=True)) == [raw_group(16)]
+    assert subject.backlog(NOW + 60) == 29
 
 
 def test_a_learner_that_comes_back_gets_groups_at_once(spool: Spool) -> None:
