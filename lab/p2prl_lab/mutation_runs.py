@@ -28,9 +28,6 @@ HEAVY = ("numpy", "torch", "transformers.modeling_utils", "numba", "hypothesis",
 
 _START = "import sys; from p2prl_lab.mutation_runs import main; main(sys.argv[1:])"
 
-_TEST_S = 60
-"""Longest time of one test: a flip that makes a loop endless is noticed by then."""
-
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Tests to run in the current folder, in this order."""
@@ -40,7 +37,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     coverage: str = ""
     """Where to write the tests that execute each line; empty to stop at the first failure instead."""
     limit_s: float
-    """Of all of them together."""
+    """Of all of them together, by the clock."""
+    test_s: float = 60.0
+    """Of one test, by the processor: a flip that makes a loop endless is noticed by then, and a busy machine fails
+    none."""
     quick: bool = False
     """Leave out tests that `tests/conftest.py` marks as slow."""
 
@@ -100,10 +100,12 @@ def executed_lines(recorded: Path, tree: Path) -> dict[str, dict[int, frozenset[
 class _Recorder:
     """A plugin of pytest that keeps failures and durations, and says which test executes a line."""
 
-    def __init__(self, measured: coverage.Coverage | None) -> None:
+    def __init__(self, measured: coverage.Coverage | None, test_s: float) -> None:
         self.failed: list[str] = []
         self.durations: dict[str, float] = {}
         self._measured = measured
+        self._test_s = test_s
+        signal.signal(signal.SIGPROF, _end_test)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -112,9 +114,11 @@ class _Recorder:
         if self._measured is not None:
             self._measured.switch_context(name)
         began = time.monotonic()
+        signal.setitimer(signal.ITIMER_PROF, self._test_s)
         try:
             return (yield)
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
             self.durations[name] = self.durations.get(name, 0.0) + time.monotonic() - began
             if self._measured is not None:
                 self._measured.switch_context("")
@@ -125,6 +129,10 @@ class _Recorder:
             self.failed.append(_function(report.nodeid))
 
 
+def _end_test(*_: object) -> None:
+    pytest.fail("it has no end")
+
+
 def _function(nodeid: str) -> str:
     """The name of a test without its parameters, whose text pytest does not always read back."""
     return nodeid.partition("[")[0]
@@ -132,7 +140,7 @@ def _function(nodeid: str) -> str:
 
 def _answered(request: Request) -> Answer:
     """Run the request in this process."""
-    options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={_TEST_S}"]
+    options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--timeout=0"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are among what was imported already
     options += ["-m", "not slow"] if request.quick else []
     measured = None
@@ -143,7 +151,7 @@ def _answered(request: Request) -> Answer:
         measured.start()
     else:
         options.append("-x")
-    recorder = _Recorder(measured)
+    recorder = _Recorder(measured, request.test_s)
     status = pytest.main([*options, *request.tests], plugins=[recorder])
     if measured is not None:
         measured.stop()

@@ -142,6 +142,26 @@ def test_lines_have_the_tests_that_execute_them(tree: Path) -> None:
     assert (late.outcome, unread.outcome) == ("late", "unread")
 
 
+PATIENCE = """\
+import threading
+
+def test_waits():
+    assert not threading.Event().wait(0.6)
+
+def test_loops():
+    while True:
+        pass
+"""
+
+
+def test_an_endless_loop_fails_a_test_and_a_busy_machine_does_not(tree: Path) -> None:
+    (tree / "tests/unit/protocol/test_sizes.py").write_text(PATIENCE)
+    runner = Runner(tree, heavy=["msgspec"])
+    answer = runner.run(Request(tests=("tests",), limit_s=60.0, test_s=0.5))
+    runner.close()
+    assert (answer.outcome, answer.failed) == ("failed", ("tests/unit/protocol/test_sizes.py::test_loops",))
+
+
 def test_the_fastest_tests_run_first_and_the_slowest_not_at_all() -> None:
     seconds = {"slow": 50.0, "fast": 1.0, "middle": 8.0}
     assert slowest_last(["slow", "middle", "fast"], seconds, within_s=60.0) == ("fast", "middle", "slow")
