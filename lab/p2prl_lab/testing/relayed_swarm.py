@@ -54,8 +54,10 @@ class RelayedSwarm:
         self._homes = [homes / f"volunteer-{number}" for number in range(volunteers)]
         self.learner = swarm.start("learner", "learn", str(run), "--updates", "0", "--listen", _LEARNER)
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
-        self.seeder = swarm.start("seeder", "seed", link, "--listen", _SEEDER, home=homes / "seeder")
-        (key,) = wait_until(lambda: list((homes / "seeder").glob("*/key.json")), seconds=60, what="the seeder's key")
+        at_seeder = homes / "seeder"
+        self.seeder = swarm.start("seeder", "seed", link, "--listen", _SEEDER, home=at_seeder)
+        wait_until(lambda: status_of(at_seeder).get("peers", {}).get("learner"), seconds=60, what="the seeder's link")
+        (key,) = at_seeder.glob("*/key.json")
         parsed = parse_link(link.strip())
         over_seeder = str(JoinLink(parsed.name, parsed.run, (f"{_SEEDER}/p2p/{load_identity(key).peer_id}",)))
         self._volunteers = [
