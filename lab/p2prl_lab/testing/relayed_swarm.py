@@ -28,6 +28,9 @@ from p2prl_lab.testing.swarm_processes import (
 
 _LEARNER, _SEEDER = "/ip4/127.0.9.1/tcp/4001", "/ip4/127.0.8.1/tcp/4002"
 _FIRST_S, _BACK_S = 240.0, 240.0
+_SHARE = "0.05"
+"""Of the time that volunteers compute: flat out, models of this size sample more in seconds than a learner checks in
+many minutes."""
 _AT_LEAST = 20
 """Groups of each volunteer that are credited before the first kill."""
 
@@ -62,7 +65,10 @@ class RelayedSwarm:
         over_seeder = str(JoinLink(parsed.name, parsed.run, (f"{_SEEDER}/p2p/{load_identity(key).peer_id}",)))
         self._volunteers = [
             swarm.start(
-                home.name, "join", over_seeder, "--threads", "1", "--listen", f"/ip4/127.1.{number}.1/tcp/0", home=home
+                home.name,
+                *("join", over_seeder, "--threads", "1", "--share", _SHARE),
+                *("--listen", f"/ip4/127.1.{number}.1/tcp/0"),
+                home=home,
             )
             for number, home in enumerate(self._homes)
         ]
