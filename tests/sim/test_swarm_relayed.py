@@ -18,6 +18,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
+from p2prl.protocol.peer_messages import Standby
 from p2prl.scoreboard.ledger.mirror import MirroringPort
 from p2prl.sim import simulated_run
 from p2prl.sim.hosts import identity_of
@@ -94,7 +95,7 @@ class RelayedSwarm(Swarm):
         return dict(rows(self._directory / "learner" / "journal.db", "SELECT digest, state FROM groups"))
 
 
-def test_receipts_reach_a_volunteer_behind_a_seeder() -> None:
+def test_receipts_and_standbys_reach_a_volunteer_behind_a_seeder() -> None:
     network = VirtualNetwork(3)
     swarm = ProtocolSwarm(network)
     learner = swarm.add("learner", Role.LEARNER)
@@ -108,10 +109,13 @@ def test_receipts_reach_a_volunteer_behind_a_seeder() -> None:
     assert group in {event.opened.digest for event in learner.arrived()}
     receipts = Receipts(1, (Receipt(group, volunteer.identity.public_key, 0, 7, ReceiptState.VERIFIED, "", 4, 4, 0.5),))
     swarm.say(receipts)
+    standby = Standby((volunteer.identity.public_key,), until_ms=int((network.now + 300.0) * 1000))
+    swarm.say(standby)
     network.run_for(10.0)
     heard = [event.opened.body for event in volunteer.arrived()]
     assert StorageReceipt((group,)) in heard
     assert receipts in heard
+    assert standby in heard
 
 
 class ReluctantSwarm(ProtocolSwarm):

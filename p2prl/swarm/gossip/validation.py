@@ -32,11 +32,11 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.DELEGATION: frozenset({Role.LEARNER}),
     Kind.REVOCATION: frozenset({Role.LEARNER}),
     Kind.MEMBERSHIP: frozenset({Role.LEARNER}),
-    Kind.STANDBY: frozenset({Role.VOLUNTEER}),
+    Kind.STANDBY: frozenset({Role.VOLUNTEER, Role.SEEDER}),
 }
 """Roles a message kind is meant for. Peer records live in the directory, run manifests are asked for by digest, and an
-introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger. Seeders get
-receipts to pass them on: some homes reach nobody but a seeder, which carries their groups to the learner."""
+introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger. Seeders pass
+receipts and standbys on: some homes reach nobody but a seeder, which carries their groups to the learner."""
 
 PUSHED_BY_AUTHOR: dict[Kind, frozenset[Role]] = {
     **AUDIENCE,
