@@ -54,8 +54,11 @@ class Shutdown:
         self._sender = sender
         self._clock = clock
         self._on_notice = on_notice
+        self._groups = groups
         self._started_at = clock.now()
         self._expected = groups.peers_since(self._started_at - _RECENT_S)
+        self._most_linked = 0
+        """Volunteers that were linked at once since the end."""
 
     def announce_end(self, *, step: int, is_stopped: Callable[[], bool]) -> None:
         """Tell everyone that the run has ended at `step`.
@@ -91,10 +94,14 @@ class Shutdown:
             )
 
     def _are_volunteers_missing(self, now: float) -> bool:
-        """Whether fewer volunteers are linked than were at work before this start, and may still come back."""
+        """Whether some that were at work before this start may still come back. Those that came and left are not
+        missing, nor those that deliver over other peers."""
         status = self._sender.network.status
         linked = 0 if status is None else dict(status.peers).get(Role.VOLUNTEER.name.lower(), 0)
-        return linked < self._expected and now - self._started_at < _RETURN_S
+        self._most_linked = max(self._most_linked, linked)
+        if now - self._started_at >= _RETURN_S or self._most_linked >= self._expected:
+            return False
+        return self._groups.peers_since(self._started_at) < self._expected
 
     def _check_all(
         self,

@@ -14,6 +14,7 @@ import pytest
 from p2prl_lab.testing.run_audit import audit_run, record_everything, recorded_steps
 from p2prl_lab.testing.swarm_processes import RoleProcess, SwarmProcesses, lasting, rows, spools, wait_until
 from tests.command_doc import json_keys
+from tests.loopback.program import UNHURRIED
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
@@ -31,7 +32,7 @@ def test_a_run_by_hand_with_ctrl_c_in_the_middle(warm_run: Path, tmp_path: Path)
         learner = swarm.start("learner", "learn", str(run), "--updates", str(PLANNED), "--json", home=home)
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
         wait_until(lambda: link.strip() in learner.log, seconds=30, what="the link in the terminal")
-        first, second = (swarm.start(f"join-{n}", "join", link.strip(), home=home) for n in (1, 2))
+        first, second = (swarm.start(f"join-{n}", "join", link.strip(), *UNHURRIED, home=home) for n in (1, 2))
         port = _free_port()
         board = swarm.start("board", "board", str(run), "--port", str(port), home=home)
         wait_until(lambda: recorded_steps(run) >= 3, seconds=120, what="three updates")

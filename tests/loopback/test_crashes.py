@@ -34,7 +34,7 @@ def run(made_run: Path, tmp_path: Path) -> Path:
 
 def test_a_run_survives_kills_of_its_roles_at_random_moments_and_sleep(run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
-    plan = CrashPlan(kills=4, updates=60, seed=3, volunteers=2, pause_s=(0.5, 2.0), naps=2)
+    plan = CrashPlan(kills=4, updates=60, seed=3, volunteers=2, pause_s=(0.5, 2.0), naps=2, share=0.3)
     with swarm.running():
         report = CrashRun(swarm, run, plan, say=print).execute()
     audit = report.audit

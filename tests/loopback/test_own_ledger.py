@@ -17,7 +17,7 @@ from p2prl.scoreboard.ledger.known_run import open_run_manifest
 from p2prl_lab.testing.run_audit import recorded_steps
 from p2prl_lab.testing.swarm_processes import SwarmProcesses, wait_until
 from tests.command_doc import json_keys
-from tests.loopback.program import p2prl
+from tests.loopback.program import UNHURRIED, p2prl
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
@@ -29,7 +29,7 @@ def test_a_validator_keeps_receipts_of_its_own_over_a_kill(warm_run: Path, tmp_p
         learner = swarm.start("learner", "learn", str(run), "--updates", "0", "--json", home=home)
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a link")
         validator = swarm.start("validator", "validate", link.strip(), "--own-ledger", home=home)
-        volunteer = swarm.start("join", "join", link.strip(), home=home)
+        volunteer = swarm.start("join", "join", link.strip(), *UNHURRIED, home=home)
         wait_until(lambda: status(home).get("own_receipts", 0) >= 8, seconds=150, what="eight receipts")
         for process in validator.tree():
             process.send_signal(signal.SIGKILL)

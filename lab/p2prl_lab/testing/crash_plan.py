@@ -35,6 +35,8 @@ class CrashPlan:
     (`StarvedTime`)."""
     storm_keys: int = 0
     """Keys of the floods that go on all the time (`storm`); 0 for none."""
+    share: float = 0.0
+    """Of the time in which a volunteer computes; 0 for no bound. All that it samples is checked."""
     owner: bool = False
     """Whether the volunteers' owner pauses, resumes and limits them meanwhile."""
 

@@ -161,7 +161,7 @@ class CrashRun:
         learner = start("learner", *self._learn(0 if self._plan.is_open_ended else self._plan.updates))
         link = str(self._wait(lambda: _text(self._run / "link"), seconds=60, what="a join link"))
         for home in self._homes:
-            start(home.name, "join", link, "--threads", "1", *LISTEN, home=home)
+            start(home.name, "join", link, "--threads", "1", "--share", str(self._plan.share), *LISTEN, home=home)
         start("validator", "validate", link, "--threads", "1", *LISTEN, home=self._swarm.folder / "homes" / "validator")
         start("board", "board", link, "--port", "0", *LISTEN, home=self._swarm.folder / "homes" / "board")
         if self._plan.every_role:

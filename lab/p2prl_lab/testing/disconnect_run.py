@@ -26,6 +26,9 @@ from p2prl_lab.testing.swarm_processes import (
     wait_until,
 )
 
+_VOLUNTEER = ("--threads", "1", "--share", "0.3")
+"""All groups sampled meanwhile are checked: some are enough."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DisconnectPlan:
@@ -63,7 +66,7 @@ def disconnect_volunteer(
     learner = swarm.start("learner", "learn", str(run), "--updates", "0", *LISTEN)
     link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=60, what="a join link")
     homes = [swarm.folder / "homes" / name for name in ("stays", "leaves")]
-    stays, leaves = (swarm.start(home.name, "join", link, "--threads", "1", *LISTEN, home=home) for home in homes)
+    stays, leaves = (swarm.start(home.name, "join", link, *_VOLUNTEER, *LISTEN, home=home) for home in homes)
     home = homes[1]
     wait_until(lambda: status_of(home).get("groups", {}).get("verified", 0) > 0, seconds=90, what="a first receipt")
 

@@ -21,7 +21,9 @@ class Swarm:
         self.notices: list[str] = []
         self.reads = 0
         self.recent_peers = 0
-        self.returns_at = float("inf")
+        self.peers_back = 0
+        """Those that have delivered a group since the start."""
+        self.returns_at = self.leaves_at = float("inf")
         self.slices = 0
         """Slices of the last version's evaluation that are left, one a turn."""
 
@@ -60,8 +62,8 @@ class Swarm:
         self.heads.append(finished)
 
     def peers_since(self, moment: float) -> int:
-        assert self.time - 900.0 < moment < self.time
-        return self.recent_peers
+        assert self.time - 900.0 < moment
+        return self.recent_peers if moment < 1_000.0 else self.peers_back
 
     @property
     def network(self) -> Swarm:
@@ -73,7 +75,7 @@ class Swarm:
 
     @property
     def peers(self) -> tuple[tuple[str, int], ...]:
-        return (("validator", 3), ("volunteer", 2 if self.time >= self.returns_at else 1))
+        return (("validator", 3), ("volunteer", 2 if self.returns_at <= self.time < self.leaves_at else 1))
 
     def end(self, stop_at: float = float("inf"), *, ran_s: float = 0.0) -> float:
         """Shut down `ran_s` after the start; returns the seconds it took."""
@@ -135,6 +137,19 @@ def test_volunteers_at_work_before_a_restart_are_waited_for() -> None:
     swarm.recent_peers, swarm.returns_at = 2, swarm.time + 30.0
     assert swarm.end() == pytest.approx(30.0 + 6.0, abs=0.5)
     assert len(swarm.heads) >= 30, "one that comes back must hear of the end"
+
+
+def test_a_volunteer_that_came_back_and_left_is_not_waited_for() -> None:
+    swarm = Swarm(waiting=0, replay_s=0.0)
+    swarm.recent_peers, swarm.returns_at, swarm.leaves_at = 2, swarm.time + 10.0, swarm.time + 12.0
+    assert swarm.end() == pytest.approx(10.0 + 6.0, abs=0.5)
+
+
+@pytest.mark.parametrize(("peers_back", "seconds"), [(0, 66.0), (1, 66.0), (2, 6.0), (3, 6.0)])
+def test_volunteers_that_deliver_over_other_peers_are_back(peers_back: int, seconds: float) -> None:
+    swarm = Swarm(waiting=0, replay_s=0.0)
+    swarm.recent_peers, swarm.peers_back = 2, peers_back
+    assert swarm.end() == pytest.approx(seconds, abs=0.5)
 
 
 @pytest.mark.parametrize(("ran_s", "expected_s"), [(0.0, 66.0), (40.0, 26.0), (60.0, 6.0), (600.0, 6.0)])
