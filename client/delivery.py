@@ -25,6 +25,9 @@ from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipt, Receipts, StorageReceipt
 from p2prl.swarm import signals
 
+REDELIVER_S = 5.0
+"""How long a group waits for its storage receipt until it is sent again."""
+
 _MAX_REDELIVERED = 16
 """Groups resent at once, together with those resent before that the learner holds and has not settled. Fewer than the
 fresh ones it holds at most, so that groups sampled during an outage never make up most of a batch. Fresh ones are not
@@ -197,8 +200,8 @@ class Delivery:
     def backlog(self, now: float) -> int:
         """Fresh groups that the learner still has to process: those it holds and those in flight.
 
-        Fresh ones need not wait for older groups, neither for those it holds since they were resent nor for those in the
-        spool that no learner has stored.
+        Fresh ones need not wait for older groups: neither for those that it was sent again, nor for those in the spool
+        that no learner has stored.
         """
         with_learner = self._spool.count_with_learner(created_after=now - self._redeliver_s, now=now)
         return with_learner - len(self._spool.held(self._resent))

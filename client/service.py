@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
-from p2prl.client.delivery import Delivery
+from p2prl.client.delivery import REDELIVER_S, Delivery
 from p2prl.client.hot_swap import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.refused_work import RefusedWork, ReplayRefused
@@ -46,7 +46,7 @@ _POLL_S = 0.5
 class VolunteerConfig:
     """Settings of a volunteer."""
 
-    redeliver_s: float = 5.0
+    redeliver_s: float = REDELIVER_S
     """How often groups without a storage receipt are sent again while a learner is in reach."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -248,13 +248,12 @@ class Spool:
         """Number of groups the learner holds and has not settled."""
         return int(self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'delivered'").fetchone()[0])
 
-    def held(self, digests: Collection[bytes]) -> frozenset[bytes]:
+    def held(self, digests: Iterable[bytes]) -> frozenset[bytes]:
         """Those of these groups that the learner holds and has not settled."""
-        found = self._db.execute(
-            f"SELECT digest FROM groups WHERE state = ? AND digest IN ({', '.join('?' * len(digests))})",
-            (SpoolState.DELIVERED, *digests),
+        query = "SELECT 1 FROM groups WHERE digest = ? AND state = ?"
+        return frozenset(
+            digest for digest in digests if self._db.execute(query, (digest, SpoolState.DELIVERED)).fetchone()
         )
-        return frozenset(bytes(digest) for (digest,) in found)
 
     def count_with_learner(self, *, created_after: float, now: float) -> int:
         """Number of unsettled groups the learner holds, or that are so new that they may be in flight.

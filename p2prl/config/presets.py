@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 
 from p2prl.errors import ConfigError
+from p2prl.learner.new_run_plan import USUAL_GROUP_SIZE
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.plain_text import counted
 from p2prl.tasks.task_registry import task_by_name
@@ -83,7 +84,7 @@ class Preset:
     """`init` makes the small language model of `p2prl/models/small_model`, and the preset's data if it has any
     (`p2prl/config/preset_materials.py`); else the task's own small model."""
 
-    def settings_text(self, *, updates: int | None = None, group_size: int = 8) -> str:
+    def settings_text(self, *, updates: int | None = None, group_size: int = USUAL_GROUP_SIZE) -> str:
         """The text of run.toml for groups of this size, with another number of updates if one is given."""
         return self.settings.format(
             updates=self.updates if updates is None else updates,

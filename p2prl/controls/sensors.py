@@ -11,7 +11,7 @@ from typing import Protocol
 
 import psutil
 
-from p2prl.controls.desktop import Desktop
+from p2prl.controls.desktop_process import Desktop
 from p2prl.controls.nvidia_sensors import Card
 from p2prl.controls.rules import Readings
 from p2prl.installation import install_command

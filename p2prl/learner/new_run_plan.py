@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 OWN_LICENSE = "Apache-2.0"
 """License of the weights of a model made here."""
 
+USUAL_GROUP_SIZE = 8
+"""Completions per prompt of a run that names no other number."""
+
 _PART = r"(?:[0-9.]+\*)?(?:success|outcome|process(?::clip\+delta|:clip|:delta)?)"
 _REWARD = re.compile(rf"{_PART}(?:\+{_PART})*")
 """Shape of a reward. `parse_reward` decides, but importing it takes torch: a typing error should not cost that wait."""
@@ -56,7 +59,7 @@ class RunPlan:
     """System prompt of every prompt; needs a chat template."""
     base_model: str = ""
     """Name of the model for people, never a path; empty until the model is loaded."""
-    group_size: int = 8
+    group_size: int = USUAL_GROUP_SIZE
     """G: completions per prompt."""
     temperature: float = 1.0
     """Sampling temperature."""
@@ -101,7 +104,7 @@ class RunPlan:
             legal = 0 < len(text) <= limits.MAX_TEXT_CHARS and text.isprintable()
             _check(option, text[:40], legal, f"one line of 1 to {limits.MAX_TEXT_CHARS} characters", sample)
         for option, value, most, example in (
-            ("--group-size", self.group_size, limits.MAX_GROUP_SIZE, 8),
+            ("--group-size", self.group_size, limits.MAX_GROUP_SIZE, USUAL_GROUP_SIZE),
             ("--max-new-tokens", self.max_new_tokens, limits.MAX_COMPLETION_TOKENS, 64),
             ("--publish-every", self.publish_every, limits.MAX_STALENESS, 1),
         ):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from p2prl.cli.options import AsJson, Seed
+from p2prl.learner.new_run_plan import USUAL_GROUP_SIZE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +117,7 @@ class InitOptions:
         int | None,
         typer.Option("--publish-every", min=1, help="Updates between policy versions. Default: 2 with chain4."),
     ] = None
-    group_size: Annotated[int, typer.Option("--group-size", min=1, help="Completions per prompt.")] = 8
+    group_size: Annotated[int, typer.Option("--group-size", min=1, help="Completions per prompt.")] = USUAL_GROUP_SIZE
     temperature: Annotated[float, typer.Option("--temperature", help="Sampling temperature, 0.01 to 100.")] = 1.0
     max_new_tokens: Annotated[
         int | None,

@@ -16,7 +16,7 @@ from p2prl.config.owner_limits import load_limits
 from p2prl.config.worker_folder import default_home
 from p2prl.confinement.children import Launch
 from p2prl.controls.control_socket import ControlSocket
-from p2prl.controls.desktop import DesktopWatch
+from p2prl.controls.desktop_process import DesktopWatch
 from p2prl.controls.limits import Figures, Limits, figures
 from p2prl.controls.live_controls import LiveControls
 from p2prl.controls.nvidia_sensors import find_card

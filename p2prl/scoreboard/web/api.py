@@ -52,6 +52,7 @@ from p2prl.scoreboard.web.http_responses import add_error_handlers, error_respon
 from p2prl.scoreboard.web.page import STATIC
 from p2prl.scoreboard.web.page_routes import add_pages, missing_page
 from p2prl.scoreboard.web.parameters import (
+    DEFAULT_ROWS,
     ERRORS,
     ID_ERRORS,
     LAST_STEP,
@@ -130,7 +131,7 @@ def _add_run_routes(app: FastAPI, answers: Answers) -> None:
         return answers.json(request, lambda snapshot: activity_document(snapshot, top=top))
 
     @app.get("/api/v1/milestones", response_model=MilestonesDocument, responses=ERRORS)
-    def milestones(request: Request, limit: Rows = 50) -> Response:
+    def milestones(request: Request, limit: Rows = DEFAULT_ROWS) -> Response:
         return answers.json(request, lambda snapshot: milestones_document(snapshot, limit=limit))
 
     @app.get("/api/v1/network", response_model=NetworkDocument, responses=ERRORS)
@@ -143,7 +144,7 @@ def _add_people_routes(app: FastAPI, answers: Answers) -> None:
     def leaderboard(
         request: Request,
         by: Literal["people", "validators"] = "people",
-        limit: Rows = 50,
+        limit: Rows = DEFAULT_ROWS,
         cursor: Cursor = None,
         q: Search = "",
         window: Window = "all",
@@ -165,7 +166,7 @@ def _add_people_routes(app: FastAPI, answers: Answers) -> None:
 def _add_team_routes(app: FastAPI, answers: Answers) -> None:
     @app.get("/api/v1/teams", response_model=TeamsDocument, responses=PAGE_ERRORS)
     def teams(
-        request: Request, limit: Rows = 50, cursor: Cursor = None, q: Search = "", window: Window = "all"
+        request: Request, limit: Rows = DEFAULT_ROWS, cursor: Cursor = None, q: Search = "", window: Window = "all"
     ) -> Response:
         return answers.json(
             request, lambda snapshot: teams_document(snapshot, limit=limit, cursor=cursor, query=q, window=window)

@@ -13,6 +13,9 @@ from p2prl.scoreboard.documents.page_cursor import CURSOR_PATTERN
 MAX_ROWS = 500
 """Rows of one leaderboard page; bounds the work of one request."""
 
+DEFAULT_ROWS = 50
+"""Rows of a page of which no number is asked."""
+
 MAX_POINTS = 5_000
 """Points of one reward curve."""
 

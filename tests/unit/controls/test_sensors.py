@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from p2prl.controls.desktop import Desktop
+from p2prl.controls.desktop_process import Desktop
 from p2prl.controls.sensors import MachineSensors, battery_percent, own_memory
 
 

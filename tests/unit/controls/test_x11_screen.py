@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2prl.controls.desktop_watch import X11Screen
+from p2prl.controls.desktop_sensor import X11Screen
 
 pytestmark = pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")
 

@@ -1,4 +1,4 @@
-"""A worker's end of the desktop's watcher (`desktop_watch`): the newest reading, without waiting.
+"""A worker's end of the desktop's watcher (`desktop_sensor`): the newest reading, without waiting.
 
 The watcher is started when a limit first needs it, through the worker's starter where the worker is confined.
 """
@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from p2prl.confinement.children import Child, Launch, Program
-from p2prl.controls.desktop_watch import desktop_missing
+from p2prl.controls.desktop_sensor import desktop_missing
 
 STALE_S = 5.0
 """A reading older than this tells nothing: the watcher hangs or is gone."""
@@ -49,7 +49,7 @@ _GONE = Desktop(missing="the desktop's watcher does not answer")
 
 def desktop_program() -> Program:
     """The watcher's program."""
-    return Program(command=(sys.executable, "-m", "p2prl.controls.desktop_watch"), silent=True)
+    return Program(command=(sys.executable, "-m", "p2prl.controls.desktop_sensor"), silent=True)
 
 
 class DesktopWatch:
