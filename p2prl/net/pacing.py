@@ -12,7 +12,7 @@ import heapq
 import itertools
 
 from p2prl.clock import Clock
-from p2prl.swarm.relay.upload_budget import TokenBucket
+from p2prl.swarm.relay.uplink_meter import TokenBucket
 
 SLICE_BYTES = 16 * 1024
 """Bytes written at once: 25 ms of a 5 Mbit/s uplink, the longest a control message waits."""

@@ -27,9 +27,9 @@ from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.swarm import signals
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
 from p2prl.swarm.gossip.deduplication import CountedOnce
+from p2prl.swarm.gossip.kind_rules import AUDIENCE, check_envelope
 from p2prl.swarm.gossip.own_statements import OwnStatements
 from p2prl.swarm.gossip.statement_quota import StatementQuota
-from p2prl.swarm.gossip.validation import AUDIENCE, check_envelope
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.peers.subnets import UNKNOWN, subnet_of
 from p2prl.swarm.peers.topology import RELAYING, Candidate, Introductions, region_of

@@ -22,7 +22,7 @@ from p2prl.sim import simulated_run
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.swarm import Swarm, SwarmConfig
 from p2prl.sim.virtual_time import START
-from p2prl.swarm.gossip.validation import check_envelope
+from p2prl.swarm.gossip.kind_rules import check_envelope
 from p2prl.swarm.node_config import NodeConfig
 
 CONFIG = SwarmConfig(volunteers=4, updates=15, step_seconds=64.0, sample_seconds=16.0, publish_every=8, seed=3)

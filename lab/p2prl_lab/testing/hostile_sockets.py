@@ -23,8 +23,8 @@ import psutil
 from p2prl.clock import SystemClock
 from p2prl.config.machine_limits import held_bytes
 from p2prl.config.requirements import requirements_of
-from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink

@@ -23,8 +23,8 @@ from blake3 import blake3
 
 from p2prl.clock import SystemClock
 from p2prl.net.pacing import Pacer
-from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.transports import framing, streams
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig

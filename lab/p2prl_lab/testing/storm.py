@@ -28,8 +28,8 @@ from p2prl.errors import P2PRLError
 from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.tokenizer.text_codec import TextCodec
-from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol import frames
 from p2prl.protocol.envelope import seal

@@ -24,7 +24,6 @@ from p2prl.memory_limit import limit_memory
 from p2prl.net.listen_addresses import usable_listen
 from p2prl.net.ports import Transport, TransportConfig
 from p2prl.net.process import bridge, control
-from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.join_diagnosis import unreachable
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.link_keeper import LinkKeeper
@@ -33,6 +32,7 @@ from p2prl.net.process.network_config import NEW_RELAYS_STATUS, NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver, NodeGuard
 from p2prl.net.process.open_files import links_for, raise_open_files
 from p2prl.net.process.role_log import logging_to_role
+from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.net.process.wire_version_check import VersionCheck
 from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore

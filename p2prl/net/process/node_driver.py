@@ -14,10 +14,10 @@ from typing import Any
 from p2prl.clock import Clock
 from p2prl.errors import P2PRLError, TransportError
 from p2prl.net.ports import MeetingTransport, Transport
-from p2prl.net.process.bandwidth import UploadBudget
 from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.send_queues import SendQueues
+from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.events import Dial, Event, LookUp, Meet, Register, Send

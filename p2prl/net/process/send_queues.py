@@ -16,7 +16,7 @@ from typing import Any
 
 from p2prl.errors import TransportError
 from p2prl.net.ports import Transport
-from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.node import Node

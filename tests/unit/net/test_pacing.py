@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from p2prl.net.pacing import Pacer
-from p2prl.net.process.bandwidth import UploadBudget
+from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.protocol.identity import PeerId
 
 NOVEMBER = 1_795_262_400.0

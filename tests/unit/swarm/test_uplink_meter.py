@@ -7,7 +7,7 @@ import calendar
 import pytest
 
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.relay.upload_budget import MonthlyBudget, TokenBucket, UplinkMeter
+from p2prl.swarm.relay.uplink_meter import MonthlyBudget, TokenBucket, UplinkMeter
 
 PEERS = [PeerId(name) for name in "ABCD"]
 

@@ -15,7 +15,7 @@ from p2prl.clock import Clock
 from p2prl.disk_full import replace_file
 from p2prl.net.pacing import Pacer
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.relay.upload_budget import GIVEN_SHARE, MonthlyBudget, UplinkMeter, month_of
+from p2prl.swarm.relay.uplink_meter import GIVEN_SHARE, MonthlyBudget, UplinkMeter, month_of
 
 _SAVE_BYTES = 16 * 1024 * 1024
 """The file is written again after this many bytes: the most that a power cut loses."""
