@@ -157,14 +157,17 @@ class Mutants:
         """(Tests that execute the statement, those of them to begin with).
 
         All of the room for a statement that runs while its module is imported; first those that execute a line which
-        names what it defines. Where no test executes it, files of tests that import the module: they may start
-        processes that do.
+        names what it defines. Where no test executes it as far as is seen, all too, and first the files of tests that
+        import the module: they may start processes that do, or have it compiled.
         """
         by_line = baseline.by_line.get(file, {})
         statement = _statement(source, site)
         found = set().union(*(by_line.get(line, ()) for line in range(statement.lineno, site.line + 1)))
+        if not found:
+            importing = set(self._importing(file))
+            return importing | set(baseline.durations), importing
         if "" not in found:
-            return found or set(self._importing(file)), set()
+            return found, set()
         return set(baseline.durations), set().union(*self._naming(_defined(statement), baseline)) - {""}
 
     def _naming(self, names: Sequence[str], baseline: Baseline) -> Iterator[frozenset[str]]:
