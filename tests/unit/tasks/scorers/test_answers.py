@@ -240,6 +240,8 @@ def test_balanced_boxes(content: str) -> None:
         (r"\boxed{\boxed{5}}", "5"),
         (r"\boxed{a}\boxed{b", None),
         (r"\boxed{a\\}", r"a\\"),
+        (r"\boxed{a\}b}", r"a\}b"),
+        (r"\boxed{[0, 1\} \{2}", r"[0, 1\} \{2"),
     ],
 )
 def test_boxes(text: str, content: str | None) -> None:
