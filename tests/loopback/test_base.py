@@ -52,6 +52,7 @@ def test_a_newcomer_uses_the_runs_base_and_reports_a_wrong_one(tmp_path: Path) -
         changed = wait_until(lambda: _changed_version(run), seconds=120, what="a version unlike the first")
         for home in homes.values():
             wait_until(partial(_has_version, home, changed), seconds=120, what="a patched version")
+            wait_until(partial(_has_told, home), seconds=60, what="the bytes that it took")
         told, untold = _leave(right), _leave(wrong)
     weights_bytes = 2 * sum(parameter.numel() for parameter in tiny_model(seed=3).model.parameters())
     assert told["whole_bytes"] == 0, right.log
@@ -90,6 +91,11 @@ def _changed_version(run: Path) -> int:
 
 def _has_version(home: Path, version: int) -> bool:
     return bool(status_of(home).get("version", 0) >= version)
+
+
+def _has_told(home: Path) -> bool:
+    """Whether the network process has reported what it downloaded: it reports that now and then, and versions at once."""
+    return bool(status_of(home).get("brought_bytes", 0) > 0)
 
 
 def _leave(role: RoleProcess) -> dict[str, Any]:
