@@ -94,7 +94,7 @@ def _has_version(home: Path, version: int) -> bool:
 
 
 def _has_told(home: Path) -> bool:
-    """Whether the network process has reported what it downloaded: it reports that now and then, and versions at once."""
+    """Whether the network process has reported what it downloaded; it reports versions sooner."""
     return bool(status_of(home).get("brought_bytes", 0) > 0)
 
 
