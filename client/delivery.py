@@ -30,8 +30,8 @@ REDELIVER_S = 5.0
 
 _MAX_REDELIVERED = 16
 """Groups resent at once, together with those resent before that the learner holds and has not settled. Fewer than the
-fresh ones it holds at most, so that groups sampled during an outage never make up most of a batch. Fresh ones are not
-counted: a learner that lacks slots of ours serves us last, and would never get what it lacks behind them."""
+fresh ones it holds at most: groups sampled during an outage do not crowd them out. Fresh ones are not counted, or a
+learner that lacks slots of ours, and so serves us last, would never get what it lacks."""
 
 _CATCH_UP_S = 10.0
 """How often the ledger is queried for receipts that did not arrive by gossip."""
@@ -81,10 +81,11 @@ class Delivery:
         self._heard_at = -math.inf
         """When the learner signed the newest receipt that came without a link to it."""
         self._redeliver_at = 0.0
-        self._redelivered = 0
-        """Groups of the last redelivery that have no storage receipt yet."""
-        self._resent: frozenset[bytes] = frozenset()
-        """Digests of the groups resent, as long as they have no receipt."""
+        self._unstored: set[bytes] = set()
+        """Digests of the last redelivery's groups that have no receipt of either kind yet."""
+        self._resent = spool.oldest_delivered(_MAX_REDELIVERED)
+        """Digests of the groups resent, as long as they have no receipt. After a restart the oldest that a learner
+        holds count as such: they are those, if there are any."""
         self._has_more = False
         """Whether that redelivery left groups for the next one."""
         self._pages: deque[tuple[int, Digest]] = deque(maxlen=_PAGES)
@@ -138,7 +139,8 @@ class Delivery:
 
     def on_storage_receipt(self, receipt: StorageReceipt) -> None:
         """The learner has these groups on disk."""
-        self._redelivered -= self._spool.mark_stored(receipt.groups)
+        self._spool.mark_stored(receipt.groups)
+        self._unstored.difference_update(receipt.groups)
         self._redeliver_more()
 
     def on_receipts(self, receipts: Receipts, sent_ms: int, raw: bytes) -> None:
@@ -187,12 +189,13 @@ class Delivery:
             room = _MAX_REDELIVERED - len(held)
             unconfirmed = self._spool.undelivered(room, created_before=now - self._redeliver_s)
             messages += [signals.Publish(raw) for raw in unconfirmed]
-            self._resent = held.union(map(envelope_digest, unconfirmed))
-            self._redelivered, self._has_more = len(unconfirmed), len(unconfirmed) == room
+            self._unstored = set(map(envelope_digest, unconfirmed))
+            self._resent = held | self._unstored
+            self._has_more = len(unconfirmed) == room
         if now >= self._catch_up_at and in_reach and run_known:
             self._catch_up_at = now + _CATCH_UP_S
             # Who has lost a storage receipt gets another from a linked learner alone: nodes between take nothing twice.
-            is_unanswered = not self._is_linked and self._redelivered > 0
+            is_unanswered = not self._is_linked and bool(self._unstored)
             if is_unanswered or self._spool.has_delivered(created_before=now - _CATCH_UP_S):
                 messages.append(signals.AskLedger(self._spool.ledger_position[0]))
         return messages
@@ -221,13 +224,14 @@ class Delivery:
 
         Not all together: thousands of old groups, sampled during an outage, would delay fresh ones.
         """
-        if self._has_more and self._redelivered <= 0:
+        if self._has_more and not self._unstored:
             self._redeliver_at = 0.0
 
     def _settle(self, receipts: Receipts, sent_ms: int, raw: bytes) -> None:
         for receipt in receipts.receipts:
             if receipt.peer != self._author:
                 continue
+            self._unstored.discard(receipt.group)
             if self._spool.settle(receipt, step=receipts.step, sent_ms=sent_ms):
                 self._on_judged(receipt, raw)
 

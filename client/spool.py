@@ -248,6 +248,13 @@ class Spool:
         """Number of groups the learner holds and has not settled."""
         return int(self._db.execute("SELECT COUNT(*) FROM groups WHERE state = 'delivered'").fetchone()[0])
 
+    def oldest_delivered(self, limit: int) -> frozenset[bytes]:
+        """The oldest groups the learner holds and has not settled."""
+        rows = self._db.execute(
+            "SELECT digest FROM groups WHERE state = ? ORDER BY created, slot LIMIT ?", (SpoolState.DELIVERED, limit)
+        )
+        return frozenset(bytes(digest) for (digest,) in rows)
+
     def held(self, digests: Iterable[bytes]) -> frozenset[bytes]:
         """Those of these groups that the learner holds and has not settled."""
         query = "SELECT 1 FROM groups WHERE digest = ? AND state = ?"

@@ -104,6 +104,39 @@ def test_groups_of_an_outage_are_sent_although_the_learner_holds_fresh_ones(spoo
     assert subject.backlog(NOW + 60) == 29
 
 
+def test_receipts_of_fresh_groups_send_no_old_one_again(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.set_links({"learner": 1})
+    add(spool, *range(40))
+    assert len(published(subject.due(NOW + 60, run_known=True))) == 16
+    add(spool, *range(40, 80), now=NOW + 59)
+    for slot in range(40, 80):
+        subject.on_storage_receipt(StorageReceipt((name(slot),)))
+        assert published(subject.due(NOW + 60, run_known=True)) == []
+    assert len(published(subject.due(NOW + 66, run_known=True))) == 16
+
+
+def test_a_group_that_is_judged_without_a_storage_receipt_makes_room(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.set_links({"learner": 1})
+    add(spool, *range(40))
+    subject.due(NOW + 60, run_known=True)
+    subject.on_receipts(Receipts(0, tuple(map(receipt, range(16)))), 0, b"")
+    assert published(subject.due(NOW + 60, run_known=True)) == [raw_group(slot) for slot in range(16, 32)]
+
+
+def test_a_restart_sends_no_more_old_groups_than_the_learner_may_hold(spool: Spool) -> None:
+    add(spool, *range(60))
+    for _ in range(3):
+        subject = delivery(spool)
+        subject.set_links({"learner": 1})
+        subject.due(NOW + 60, run_known=True)
+        subject.on_storage_receipt(StorageReceipt(tuple(map(name, range(16)))))
+        assert subject.backlog(NOW + 60) == 0
+        assert published(subject.due(NOW + 60, run_known=True)) == []
+    assert spool.counts() == {"delivered": 16, "generated": 44}
+
+
 def test_a_learner_that_comes_back_gets_groups_at_once(spool: Spool) -> None:
     subject = delivery(spool)
     subject.set_links({"learner": 1})
