@@ -29,6 +29,10 @@ HEAVY = ("numpy", "torch", "transformers.modeling_utils", "numba", "hypothesis",
 _START = "import sys; from p2prl_lab.mutation_runs import main; main(sys.argv[1:])"
 
 
+_WAITING_S = 120
+"""Longest time of one test by the clock, for a flip that makes it wait without end; a busy machine takes less."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Tests to run in the current folder, in this order."""
 
@@ -114,7 +118,7 @@ class _Recorder:
         if self._measured is not None:
             self._measured.switch_context(name)
         began = time.monotonic()
-        signal.setitimer(signal.ITIMER_PROF, self._test_s)
+        signal.setitimer(signal.ITIMER_PROF, self._test_s, self._test_s)  # again, for a test that tries again
         try:
             return (yield)
         finally:
@@ -140,7 +144,7 @@ def _function(nodeid: str) -> str:
 
 def _answered(request: Request) -> Answer:
     """Run the request in this process."""
-    options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--timeout=0"]
+    options = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", f"--timeout={_WAITING_S}"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are among what was imported already
     options += ["-m", "not slow"] if request.quick else []
     measured = None

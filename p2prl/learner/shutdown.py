@@ -94,14 +94,14 @@ class Shutdown:
             )
 
     def _are_volunteers_missing(self, now: float) -> bool:
-        """Whether some that were at work before this start may still come back. Those that came and left are not
-        missing, nor those that deliver over other peers."""
+        """Whether some that were at work before this start may still come back: until as many were linked at once, or
+        each of them has delivered a group since, over whichever peers."""
         status = self._sender.network.status
         linked = 0 if status is None else dict(status.peers).get(Role.VOLUNTEER.name.lower(), 0)
         self._most_linked = max(self._most_linked, linked)
-        if now - self._started_at >= _RETURN_S or self._most_linked >= self._expected:
+        if now - self._started_at >= _RETURN_S or self._most_linked >= len(self._expected):
             return False
-        return self._groups.peers_since(self._started_at) < self._expected
+        return not self._expected <= self._groups.peers_since(self._started_at)
 
     def _check_all(
         self,

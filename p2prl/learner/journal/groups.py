@@ -189,10 +189,10 @@ class GroupTable:
             (GroupState.REJECTED, GroupState.EXPIRED, before, _FORGOTTEN_AT_ONCE),
         )
 
-    def peers_since(self, moment: float) -> int:
-        """Number of peers with a group that arrived after `moment`."""
-        row = self._db.execute("SELECT COUNT(DISTINCT peer) FROM groups WHERE arrived > ?", (moment,)).fetchone()
-        return int(row[0])
+    def peers_since(self, moment: float) -> frozenset[bytes]:
+        """Peers with a group that arrived after `moment`."""
+        rows = self._db.execute("SELECT DISTINCT peer FROM groups WHERE arrived > ?", (moment,))
+        return frozenset(bytes(peer) for (peer,) in rows)
 
     def unchecked_body_bytes(self, peer: bytes) -> int:
         """Bytes of a peer's bodies that wait for their check."""

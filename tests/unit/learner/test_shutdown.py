@@ -21,8 +21,8 @@ class Swarm:
         self.notices: list[str] = []
         self.reads = 0
         self.recent_peers = 0
-        self.peers_back = 0
-        """Those that have delivered a group since the start."""
+        self.back: tuple[int, ...] = ()
+        """Peers that have delivered a group since the start; those from before are numbered from 0."""
         self.returns_at = self.leaves_at = float("inf")
         self.slices = 0
         """Slices of the last version's evaluation that are left, one a turn."""
@@ -61,9 +61,10 @@ class Swarm:
     def send_ledger_head(self, *, step: int, finished: bool) -> None:
         self.heads.append(finished)
 
-    def peers_since(self, moment: float) -> int:
+    def peers_since(self, moment: float) -> frozenset[bytes]:
         assert self.time - 900.0 < moment
-        return self.recent_peers if moment < 1_000.0 else self.peers_back
+        names = range(self.recent_peers) if moment < 1_000.0 else self.back
+        return frozenset(bytes([name]) for name in names)
 
     @property
     def network(self) -> Swarm:
@@ -145,10 +146,14 @@ def test_a_volunteer_that_came_back_and_left_is_not_waited_for() -> None:
     assert swarm.end() == pytest.approx(10.0 + 6.0, abs=0.5)
 
 
-@pytest.mark.parametrize(("peers_back", "seconds"), [(0, 66.0), (1, 66.0), (2, 6.0), (3, 6.0)])
-def test_volunteers_that_deliver_over_other_peers_are_back(peers_back: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("back", "seconds"), [((), 66.0), ((1,), 66.0), ((0, 1), 6.0), ((0, 1, 7), 6.0), ((1, 7, 8), 66.0)]
+)
+def test_volunteers_that_deliver_over_other_peers_are_back_and_newcomers_stand_for_none(
+    back: tuple[int, ...], seconds: float
+) -> None:
     swarm = Swarm(waiting=0, replay_s=0.0)
-    swarm.recent_peers, swarm.peers_back = 2, peers_back
+    swarm.recent_peers, swarm.back = 2, back
     assert swarm.end() == pytest.approx(seconds, abs=0.5)
 
 
