@@ -5,7 +5,7 @@ It ends with its pipe, so it never outlives the learner; a failure leaves its re
 
 from __future__ import annotations
 
-import os
+import select
 import shutil
 import sys
 from contextlib import suppress
@@ -27,11 +27,14 @@ from p2prl.ranks.rank import Rank
 READY = b"ready\n"
 """Written once everything is imported: what may take long, or fail, before the ranks meet."""
 
+_LEARNER_DIES_S = 1.0
+"""A collective fails before the pipe closes when the learner is killed: its sockets and pipes close one by one."""
+
 
 def main(arguments: list[str]) -> int:
     """Follow rank 0's commands; `arguments` are this rank's number and where all meet."""
     number, meeting = int(arguments[0]), msgspec.json.decode(arguments[1], type=commands.Meeting)
-    folder, learner = Path(meeting.folder), os.getppid()
+    folder = Path(meeting.folder)
     try:
         use_threads(meeting.threads)
         sys.stdout.buffer.write(READY)
@@ -41,8 +44,8 @@ def main(arguments: list[str]) -> int:
     except (RuntimeError, MemoryError, OSError, P2PRLError) as error:
         with suppress(FileNotFoundError):
             reason_file(folder, number).write_text(" ".join(str(error).split())[:500])
-        if os.getppid() == learner:
-            return TEMPORARY  # it reads the reason, and removes the folder
+        if not _hangs_up(sys.stdin.fileno(), _LEARNER_DIES_S):
+            return TEMPORARY  # the learner reads the reason, and removes the folder
     shutil.rmtree(folder, ignore_errors=True)  # the learner may have been killed
     return 0
 
@@ -50,6 +53,13 @@ def main(arguments: list[str]) -> int:
 def reason_file(folder: Path, number: int) -> Path:
     """Where rank `number` leaves the reason of its end."""
     return folder / f"reason-{number}"
+
+
+def _hangs_up(pipe: int, wait_s: float) -> bool:
+    """Whether the pipe's other end is closed within `wait_s` seconds, with bytes left to read or not."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # a hangup is always reported
+    return bool(poll.poll(1000 * wait_s))
 
 
 def _follow(pipe: IO[bytes], group: RankGroup) -> None:

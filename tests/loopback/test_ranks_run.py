@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 import time
 from pathlib import Path
 
@@ -54,9 +53,16 @@ def steps(run: Path) -> list[int]:
     return [int(json.loads(line)["step"]) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def meeting_folders() -> list[Path]:
-    """Folders of all ranks on this machine."""
-    return list(Path(tempfile.gettempdir()).glob("p2prl-ranks-*"))
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """The roles' temporary folder: ranks of tests beside this one meet elsewhere."""
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+def meeting_folders(temporary: Path) -> list[Path]:
+    """Folders that the run's ranks meet in."""
+    return list(temporary.glob("p2prl-ranks-*"))
 
 
 def follower(learner: RoleProcess) -> psutil.Process | None:
@@ -64,11 +70,13 @@ def follower(learner: RoleProcess) -> psutil.Process | None:
     return next((p for p in learner.tree() if "p2prl.ranks.follower" in p.cmdline()), None)
 
 
-def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> None:
-    before = set(meeting_folders())
+def test_two_ranks_train_a_run_and_survive_kills(run: Path, temporary: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
+    own = {"TMPDIR": str(temporary)}
     with swarm.running():
-        learner = swarm.start("learner", "learn", str(run), "--updates", str(UPDATES), "--ranks", "2", *LISTEN)
+        learner = swarm.start(
+            "learner", "learn", str(run), "--updates", str(UPDATES), "--ranks", "2", *LISTEN, variables=own
+        )
         link = wait_until(
             lambda: (run / "link").exists() and (run / "link").read_text().strip(), seconds=120, what="a link"
         )
@@ -78,6 +86,7 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
 
         other = follower(learner)
         assert other is not None
+        assert len(meeting_folders(temporary)) == 1
         for process in (psutil.Process(learner.process.pid), other):
             open_to = {each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
             assert open_to <= {"127.0.0.1", "::1"}
@@ -88,10 +97,12 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
         assert time.monotonic() - killed_at < _ENDS_WITHIN_S
         assert "rank 1 of the learner was ended by signal 9" in learner.log
         assert "Traceback" not in learner.log
-        assert not set(meeting_folders()) - before
+        assert not meeting_folders(temporary)
 
         # The next start goes on by another plan, and the one after that alone.
-        learner = swarm.start("staged", "learn", str(run), "--updates", str(UPDATES), "--plan", "pp2", *LISTEN)
+        learner = swarm.start(
+            "staged", "learn", str(run), "--updates", str(UPDATES), "--plan", "pp2", *LISTEN, variables=own
+        )
         wait_until(lambda: follower(learner), seconds=120, what="a second rank")
         reached = len(steps(run))
         wait_until(lambda: len(steps(run)) > reached, seconds=240, what="an update after the kill")
@@ -103,7 +114,7 @@ def test_two_ranks_train_a_run_and_survive_kills(run: Path, tmp_path: Path) -> N
             lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE, seconds=10, what="its end"
         )
 
-        wait_until(lambda: not set(meeting_folders()) - before, seconds=10, what="an empty temporary folder")
+        wait_until(lambda: not meeting_folders(temporary), seconds=10, what="an empty temporary folder")
 
         alone = swarm.start("alone", "learn", str(run), "--updates", str(UPDATES), *LISTEN)
         assert alone.wait(240) == 0

@@ -218,6 +218,7 @@ def _become(request: dict[str, Any], output: int, errors: int) -> NoReturn:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
+        tempfile.tempdir = None  # TMPDIR may differ
         if request["file_limit"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], request["file_limit"]))
         if request["first"]:

@@ -1,0 +1,51 @@
+"""A rank that fails leaves its reason to a learner that lives, and nothing behind one that was killed."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2prl.exit_codes import TEMPORARY
+from p2prl.ranks import commands, follower
+
+
+class _Input:
+    """Standard input that is a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self.buffer = os.fdopen(pipe, "rb")
+        self.fileno = self.buffer.fileno
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_reason_is_left_to_the_living_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
+    def met(*_: object, **__: object) -> object:
+        raise RuntimeError("Connection closed by peer")
+
+    read, write = os.pipe()
+    os.write(write, b"a command that was not read")
+    if killed:
+        os.close(write)
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    monkeypatch.setattr(follower, "RankGroup", met)
+    monkeypatch.setattr(follower, "use_threads", lambda _: None)
+    monkeypatch.setattr(sys, "stdin", _Input(read))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    meeting = msgspec.json.encode(commands.Meeting(ranks=2, folder=str(folder), threads=1)).decode()
+
+    status = follower.main(["1", meeting])
+
+    sys.stdin.buffer.close()
+    if killed:
+        assert status == 0
+        assert not folder.exists()
+    else:
+        os.close(write)
+        assert status == TEMPORARY
+        assert follower.reason_file(folder, 1).read_text() == "Connection closed by peer"
