@@ -33,6 +33,13 @@ _MAX_REDELIVERED = 16
 fresh ones it holds at most: groups sampled during an outage do not crowd them out. Fresh ones are not counted, or a
 learner that lacks slots of ours, and so serves us last, would never get what it lacks."""
 
+_TRIES = 4
+"""Redeliveries in vain after which others than the oldest groups have a turn. Not each time: on a slow line their
+storage receipts are late, and more groups would be on their way than the learner should hold."""
+
+_REMEMBERED = 4 * _MAX_REDELIVERED
+"""Groups resent earlier than last whose storage receipts may still come."""
+
 _CATCH_UP_S = 10.0
 """How often the ledger is queried for receipts that did not arrive by gossip."""
 
@@ -83,11 +90,17 @@ class Delivery:
         self._redeliver_at = 0.0
         self._unstored: set[bytes] = set()
         """Digests of the last redelivery's groups that have no receipt of either kind yet."""
-        self._resent = spool.oldest_delivered(_MAX_REDELIVERED)
-        """Digests of the groups resent, as long as they have no receipt. After a restart the oldest that a learner
-        holds count as such: they are those, if there are any."""
+        self._resent = list(spool.oldest_delivered(_MAX_REDELIVERED))
+        """Digests of groups resent lately; storage receipts may be slower than the next redelivery. After a restart the
+        oldest that a learner holds count as such: they are those, if there are any."""
         self._has_more = False
         """Whether that redelivery left groups for the next one."""
+        self._in_vain = 0
+        """Redeliveries of which a group was not stored before the next."""
+        self._goes_on = False
+        """Whether the last redelivery left out the oldest groups, and went on where others had ended."""
+        self._gone_on_to: bytes | None = None
+        """Digest of the last group that those have come to; None once they came to the newest."""
         self._pages: deque[tuple[int, Digest]] = deque(maxlen=_PAGES)
         """Positions in the ledger at which the newest pages that were read begin."""
         self._catch_up_at = 0.0
@@ -186,11 +199,12 @@ class Delivery:
         if now >= self._redeliver_at and in_reach:
             self._redeliver_at = now + self._redeliver_s
             held = self._spool.held(self._resent)
-            room = _MAX_REDELIVERED - len(held)
-            unconfirmed = self._spool.undelivered(room, created_before=now - self._redeliver_s)
+            room = max(0, _MAX_REDELIVERED - len(held))
+            unconfirmed = self._next_unconfirmed(room, created_before=now - self._redeliver_s)
             messages += [signals.Publish(raw) for raw in unconfirmed]
             self._unstored = set(map(envelope_digest, unconfirmed))
-            self._resent = held | self._unstored
+            earlier = [digest for digest in self._resent if digest not in held and digest not in self._unstored]
+            self._resent = [*earlier[-_REMEMBERED:], *held, *self._unstored]
             self._has_more = len(unconfirmed) == room
         if now >= self._catch_up_at and in_reach and run_known:
             self._catch_up_at = now + _CATCH_UP_S
@@ -218,6 +232,24 @@ class Delivery:
         settling = self.learner_in_reach(now) and self._spool.count_delivered() > 0
         waited_s = self._end.waited_s(outstanding, now)
         return not outstanding or waited_s > (_SETTLING_S if settling else _LAST_RECEIPTS_S)
+
+    def _next_unconfirmed(self, room: int, *, created_before: float) -> list[bytes]:
+        """The oldest groups; when they were sent in vain for long, those that follow, as long as these are stored.
+
+        Groups that no learner ever stores then hold up no others.
+        """
+        if not room:
+            return []
+        if self._unstored:
+            self._in_vain += 1
+            self._goes_on = not self._goes_on and self._in_vain % _TRIES == 0
+        after = self._gone_on_to if self._goes_on else None
+        found = self._spool.undelivered(room, created_before=created_before, after=after)
+        was_newest = len(found) < room
+        if self._goes_on or self._gone_on_to is None:
+            self._gone_on_to = None if was_newest else envelope_digest(found[-1])
+        self._goes_on &= not was_newest
+        return found
 
     def _redeliver_more(self) -> None:
         """Once the learner has stored the groups resent last, resend the next ones at once.

@@ -215,11 +215,15 @@ class Spool:
         """Every slot below this one has a group, is skipped, or was never this machine's."""
         self._write("UPDATE slots_done SET below = ?", (below,))
 
-    def undelivered(self, limit: int, *, created_before: float) -> list[bytes]:
-        """Envelopes no learner has confirmed, oldest first; newer ones may still be in flight."""
+    def undelivered(self, limit: int, *, created_before: float, after: bytes | None = None) -> list[bytes]:
+        """Envelopes no learner has confirmed, oldest first, beginning after the group `after` if there is one of this
+        digest; newer ones may still be in flight."""
+        query = "SELECT created, slot FROM groups WHERE digest = ?"
+        created, slot = self._db.execute(query, (after,)).fetchone() or (0.0, -1)
         rows = self._db.execute(
-            "SELECT raw FROM groups WHERE state = ? AND created < ? ORDER BY created, slot LIMIT ?",
-            (SpoolState.GENERATED, created_before, limit),
+            "SELECT raw FROM groups WHERE state = ? AND created < ? AND (created, slot) > (?, ?)"
+            " ORDER BY created, slot LIMIT ?",
+            (SpoolState.GENERATED, created_before, created, slot, limit),
         )
         return [bytes(row[0]) for row in rows]
 
@@ -273,16 +277,14 @@ class Spool:
         ).fetchone()
         return self.count_delivered() + int(row[0])
 
-    def mark_stored(self, digests: Iterable[bytes]) -> int:
-        """The learner has these groups on disk: resend them no more. Returns how many were ours and open."""
-        return sum(
+    def mark_stored(self, digests: Iterable[bytes]) -> None:
+        """The learner has these groups on disk: resend them no more."""
+        for digest in digests:
             self._release(
                 digest,
                 "UPDATE groups SET state = ?, raw = NULL WHERE digest = ? AND state = ?",
                 (SpoolState.DELIVERED, digest, SpoolState.GENERATED),
             )
-            for digest in digests
-        )
 
     def settle(self, receipt: Receipt, *, step: int = 0, sent_ms: int = 0) -> bool:
         """Record the learner's receipt of a group, signed at a learner step and a time (Unix milliseconds).

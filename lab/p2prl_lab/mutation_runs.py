@@ -28,9 +28,9 @@ HEAVY = ("numpy", "torch", "transformers.modeling_utils", "numba", "hypothesis",
 
 _START = "import sys; from p2prl_lab.mutation_runs import main; main(sys.argv[1:])"
 
-
 _WAITING_S = 120
-"""Longest time of one test by the clock, for a flip that makes it wait without end; a busy machine takes less."""
+"""Longest time of one test by the clock, for a flip that makes it wait without end; far above any test's, so that
+a busy machine takes less."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float
     """Of all of them together, by the clock."""
     test_s: float = 60.0
-    """Of one test, by the processor: a flip that makes a loop endless is noticed by then, and a busy machine fails
-    none."""
+    """Of one test, by the processor, which other work does not use up: a flip that makes a loop endless is noticed."""
     quick: bool = False
     """Leave out tests that `tests/conftest.py` marks as slow."""
 

@@ -40,6 +40,7 @@ def main() -> int:
     """Measure in a network of its own, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--volunteers", type=int, default=3)
+    parser.add_argument("--share", type=float, default=0.05, help="of the time that volunteers compute")
     parser.add_argument("--restarts", type=int, default=5)
     parser.add_argument("--away", type=float, default=20.0, help="seconds that the seeder stays away")
     parser.add_argument("--warm", type=Path, help="a run folder of `p2prl init NAME` whose model to start from")
@@ -56,6 +57,7 @@ def main() -> int:
         report = restart_relay(
             Path(folder),
             volunteers=arguments.volunteers,
+            share=arguments.share,
             restarts=arguments.restarts,
             away_s=arguments.away,
             warm=arguments.warm,

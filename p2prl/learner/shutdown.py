@@ -58,7 +58,7 @@ class Shutdown:
         self._started_at = clock.now()
         self._expected = groups.peers_since(self._started_at - _RECENT_S)
         self._most_linked = 0
-        """Volunteers that were linked at once since the end."""
+        """Most volunteers linked at once since the end."""
 
     def announce_end(self, *, step: int, is_stopped: Callable[[], bool]) -> None:
         """Tell everyone that the run has ended at `step`.

@@ -28,9 +28,6 @@ from p2prl_lab.testing.swarm_processes import (
 
 _LEARNER, _SEEDER = "/ip4/127.0.9.1/tcp/4001", "/ip4/127.0.8.1/tcp/4002"
 _FIRST_S, _BACK_S = 240.0, 240.0
-_SHARE = "0.05"
-"""Of the time that volunteers compute: flat out, models of this size sample more in seconds than a learner checks in
-many minutes."""
 _AT_LEAST = 20
 """Groups of each volunteer that are credited before the first kill."""
 
@@ -49,8 +46,12 @@ class Restart(NamedTuple):
 class RelayedSwarm:
     """A swarm whose volunteers reach the learner over one seeder alone."""
 
-    def __init__(self, swarm: SwarmProcesses, run: Path, volunteers: int) -> None:
-        """Start everybody, and wait until every volunteer has been credited for some groups."""
+    def __init__(self, swarm: SwarmProcesses, run: Path, volunteers: int, share: float) -> None:
+        """Start everybody, and wait until every volunteer has been credited for some groups.
+
+        `share` is the share of the time that volunteers compute: flat out, models of this size sample more in seconds
+        than a learner checks in many minutes.
+        """
         self._run = run
         homes = swarm.folder / "homes"
         self._swarm = swarm
@@ -66,7 +67,7 @@ class RelayedSwarm:
         self._volunteers = [
             swarm.start(
                 home.name,
-                *("join", over_seeder, "--threads", "1", "--share", _SHARE),
+                *("join", over_seeder, "--threads", "1", "--share", str(share)),
                 *("--listen", f"/ip4/127.1.{number}.1/tcp/0"),
                 home=home,
             )
@@ -134,13 +135,15 @@ def _interrupt(role: RoleProcess) -> None:
     assert role.wait(60) == 130, role.log[-2000:]
 
 
-def restart_relay(folder: Path, *, volunteers: int, restarts: int, away_s: float, warm: Path | None) -> dict[str, Any]:
+def restart_relay(
+    folder: Path, *, volunteers: int, share: float, restarts: int, away_s: float, warm: Path | None
+) -> dict[str, Any]:
     """Restart the seeder so often. AssertionError where a guarantee is broken."""
     swarm = SwarmProcesses(folder, forks=True)
     with swarm.running():
         run = make_run(swarm, warm=warm)
         record_everything(run)
-        relayed = RelayedSwarm(swarm, run, volunteers)
+        relayed = RelayedSwarm(swarm, run, volunteers, share)
         done = []
         for number in range(restarts):
             done.append(relayed.restart_seeder(away_s))

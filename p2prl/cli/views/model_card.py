@@ -220,7 +220,7 @@ def _run_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
     yield "Created", time_text(manifest.created_ms) or "–"
     if reward is not None:
         yield "Trained", f"{time_text(reward.began_ms)} to {time_text(reward.ended_ms)}"
-    yield "Verified groups", f"{totals.verified_groups:,}, and {totals.sampled_groups:,} credited by sampling"
+    yield "Verified groups", f"{totals.verified_groups + totals.sampled_groups:,}"
     yield "Verified tokens", f"{totals.verified_tokens:,}"
     yield "Rejected groups", f"{totals.rejected_groups:,}, and {totals.expired_groups:,} that arrived too stale"
 

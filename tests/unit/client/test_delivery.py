@@ -137,6 +137,37 @@ def test_a_restart_sends_no_more_old_groups_than_the_learner_may_hold(spool: Spo
     assert spool.counts() == {"delivered": 16, "generated": 44}
 
 
+def test_groups_that_are_never_stored_hold_up_no_others(spool: Spool) -> None:
+    subject = delivery(spool)
+    subject.set_links({"learner": 1})
+    add(spool, *range(120))
+    never = set(range(20)) | {77}
+    for turn in range(40):
+        sent = [int(raw.split()[1]) for raw in published(subject.due(NOW + 60 + 5 * turn, run_known=True))]
+        assert len(sent) <= 16
+        taken = [slot for slot in sent if slot not in never]
+        subject.on_storage_receipt(StorageReceipt(tuple(map(name, taken))))
+        subject.on_receipts(Receipts(0, tuple(map(receipt, taken))), 0, b"")
+    assert spool.counts() == {"verified": 120 - len(never), "generated": len(never)}
+    again = {raw for turn in range(8) for raw in published(subject.due(NOW + 300 + 5 * turn, run_known=True))}
+    assert again == set(map(raw_group, never)), "they may be stored yet"
+
+
+def test_storage_receipts_that_are_late_count(spool: Spool) -> None:
+    """The learner holds what it stored after the next redelivery too."""
+    subject = delivery(spool)
+    subject.set_links({"learner": 1})
+    add(spool, *range(120))
+    unanswered = (published(subject.due(NOW + 60 + 5 * turn, run_known=True)) for turn in range(8))
+    sent = {raw for portion in unanswered for raw in portion}
+    assert len(sent) == 32, "twice as many in 40 s"
+    subject.on_storage_receipt(StorageReceipt(tuple(map(envelope_digest, sent))))
+    assert published(subject.due(NOW + 105, run_known=True)) == []
+    assert subject.backlog(NOW + 105) == 0, "fresh ones do not wait for them"
+    subject.on_receipts(Receipts(0, tuple(map(receipt, range(20)))), 0, b"")
+    assert len(published(subject.due(NOW + 110, run_known=True))) == 4
+
+
 def test_a_learner_that_comes_back_gets_groups_at_once(spool: Spool) -> None:
     subject = delivery(spool)
     subject.set_links({"learner": 1})
