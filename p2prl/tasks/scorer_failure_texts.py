@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from p2prl.tasks.sandbox.batch import ANSWER_MEMORY_MB, ANSWER_S, ENDED, ERROR, MEMORY, ROW, TIMEOUT, TOO_LONG, VALUE
+from p2prl.tasks.sandbox.answer_limits import ANSWER_MEMORY_MB, ANSWER_S
+from p2prl.tasks.sandbox.batch import ENDED, ERROR, MEMORY, ROW, TIMEOUT, TOO_LONG, VALUE
 
 _SLOW = (
     "Import packages at the top of its file and not in the function, which runs in a new process for every answer; and"

@@ -102,7 +102,7 @@ _TAMPERING = (
     "import struct; struct.Struct.pack = None",
     "from p2prl.tasks.sandbox import frames; frames.reply_bytes = lambda reply: b''",
     "from p2prl.tasks.sandbox import frames; frames.reply_bytes = lambda reply: b'\\xff' * 1000",
-    "from p2prl.tasks.sandbox import frames; frames.MAX_VALUE = float('inf')\nraise ValueError('\\0\\x1b[2J' * 100)",
+    "from p2prl.tasks.sandbox import frames; frames.MAX_SCORE = float('inf')\nraise ValueError('\\0\\x1b[2J' * 100)",
     "from p2prl.tasks.scorers import answer_scorer\nanswer_scorer.Composite.score = lambda *a: 1.0\nraise ValueError",
     "import gc\nfor x in gc.get_objects():\n    if isinstance(x, dict):\n        try: x.clear()\n        except Exception: pass",
     "import gc, sys\nfor x in gc.get_objects():\n    if isinstance(x, list):\n        try: x.clear()\n        except Exception: pass",

@@ -10,13 +10,6 @@ TOO_LONG, ROW, TIMEOUT, MEMORY, ENDED, VALUE, ERROR = "too long", "row", "timeou
 """First part of a failure, before its colon if it has one."""
 
 
-ANSWER_S = 2.0
-"""Wall-clock seconds for one answer, unless a pool is told otherwise."""
-
-ANSWER_MEMORY_MB = 512
-"""Memory of a worker beyond that of the scorers themselves, 1e6 bytes, unless a pool is told otherwise."""
-
-
 @dataclass(frozen=True)
 class ScoredAnswer:
     """The score of one completion."""

@@ -15,12 +15,10 @@ from typing import Any
 
 from p2prl.errors import RemoteProtocolError
 from p2prl.tasks.data.packed_data import Row
+from p2prl.tasks.score_bound import MAX_SCORE
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """A request: a row and the answers that `answer_queue` puts into one job."""
-
-MAX_VALUE = 100.0
-"""Largest magnitude of a score: weights and success lie far below, and a batch's sums stay exact."""
 
 MAX_ERROR_BYTES = 200
 """Text of a scorer's error in a reply: enough for an exception's name and its first line."""
@@ -120,4 +118,4 @@ def read_reply(data: bytes, *, expected: int) -> Reply:
 
 def is_score(value: float) -> bool:
     """Whether a number may be a score: finite and not too large."""
-    return math.isfinite(value) and abs(value) <= MAX_VALUE
+    return math.isfinite(value) and abs(value) <= MAX_SCORE

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.row_scorer import RowScorer
+from p2prl.tasks.score_bound import MAX_SCORE
 from p2prl.tasks.scorers.answer_text import after_last
-from p2prl.tasks.scorers.spec import MAX_VALUE
 from p2prl.tasks.task import MAX_SCORED_CHARS
 
 
@@ -87,6 +87,6 @@ class Composite:
 
 
 def _checked(value: float, what: str) -> float:
-    if not math.isfinite(value) or abs(value) > MAX_VALUE:
-        raise ScorerValueError(f"{what} {value!r}; it must be a number from -{MAX_VALUE:g} to {MAX_VALUE:g}")
+    if not math.isfinite(value) or abs(value) > MAX_SCORE:
+        raise ScorerValueError(f"{what} {value!r}; it must be a number from -{MAX_SCORE:g} to {MAX_SCORE:g}")
     return value

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.scorers.spec import LengthPenalty, Reward, Scoring
+from p2prl.tasks.scorers.length_penalty import LengthPenalty
+from p2prl.tasks.scorers.spec import Reward, Scoring
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS, OptionValue, unknown_option, unknown_scorer
 
 _WEIGHT = re.compile(r"([+-]?[0-9][0-9.]*(?:[eE][+-]?[0-9]+)?)\*(.+)", re.DOTALL)

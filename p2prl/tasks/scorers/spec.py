@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 
 from p2prl.errors import ConfigError, RemoteProtocolError, require
 from p2prl.protocol import limits
+from p2prl.tasks.score_bound import MAX_SCORE
+from p2prl.tasks.scorers.length_penalty import LengthPenalty
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS, OptionValue, option_problem, unknown_option, unknown_scorer
 
 MAX_REWARDS = 16
 """Scorers of one data set: TRL and verl recipes combine up to five."""
-
-MAX_VALUE = 100.0
-"""Largest absolute value of a weight, of a scorer's result and of their weighted sum: a reward beyond it would leave
-float32 gradients of a group with no digits for the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +36,8 @@ class Reward:
         """`ConfigError` for an unknown scorer or option, or a value outside its range."""
         if self.scorer not in SCORER_OPTIONS:
             raise unknown_scorer(self.scorer)
-        legal = math.isfinite(self.weight) and 0 < abs(self.weight) <= MAX_VALUE
-        require(f"weight of {self.scorer}", self.weight, legal, f"within ±{MAX_VALUE:g} and not 0")
+        legal = math.isfinite(self.weight) and 0 < abs(self.weight) <= MAX_SCORE
+        require(f"weight of {self.scorer}", self.weight, legal, f"within ±{MAX_SCORE:g} and not 0")
         known = SCORER_OPTIONS[self.scorer]
         for name, value in self.options.items():
             if name not in known:
@@ -55,32 +53,6 @@ class Reward:
     def option(self, name: str) -> OptionValue:
         """An option's value, or its default."""
         return self.options.get(name, SCORER_OPTIONS[self.scorer][name].default)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthPenalty:
-    """Soft penalty of overlong completions (DAPO, arXiv 2503.14476, section 3.4), added to the weighted sum."""
-
-    max_tokens: int
-    """L_max: from here the penalty is −`weight`. Tokens of the completion, 2..32,768."""
-    cache_tokens: int
-    """L_cache: the penalty grows from 0 to its full size over this many tokens before `max_tokens`."""
-    weight: float = 1.0
-    """Size of the full penalty, above 0, at most 100."""
-
-    def __post_init__(self) -> None:
-        top = limits.MAX_COMPLETION_TOKENS
-        require("length penalty's limit", self.max_tokens, 2 <= self.max_tokens <= top, f"within 2..{top} tokens")
-        legal = 1 <= self.cache_tokens <= self.max_tokens
-        require("length penalty's margin", self.cache_tokens, legal, "1 token or more, and at most its limit")
-        require(
-            "length penalty's weight", self.weight, 0 < self.weight <= MAX_VALUE, f"above 0 and up to {MAX_VALUE:g}"
-        )
-
-    def of(self, tokens: int) -> float:
-        """The penalty for a completion's length, within −`weight`..0."""
-        excess = tokens - (self.max_tokens - self.cache_tokens)
-        return -self.weight * min(max(excess / self.cache_tokens, 0.0), 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

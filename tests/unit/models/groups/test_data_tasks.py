@@ -17,7 +17,8 @@ from p2prl.models.groups.group_work import GroupWork, ReplayTools, SlotAssignmen
 from p2prl.models.sampling import sample_all
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.tasks.scorers.spec import LengthPenalty, Reward, Scoring, scoring_spec
+from p2prl.tasks.scorers.length_penalty import LengthPenalty
+from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from tests.unit.learner.small_run import SmallRun, altered, identity
 from tests.unit.models.data_run import HELD_OUT, SUMS, DataRun, data_set
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from p2prl.errors import ConfigError
+from p2prl.tasks.scorers.length_penalty import LengthPenalty
 from p2prl.tasks.scorers.scorer_options import read_length_penalty, read_scorer, scoring_from_options
-from p2prl.tasks.scorers.spec import LengthPenalty, Reward, parse_spec, scoring_spec
+from p2prl.tasks.scorers.spec import Reward, parse_spec, scoring_spec
 
 
 def no_file(path: Path) -> str:

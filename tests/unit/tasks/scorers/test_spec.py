@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.tasks.scorers.build import length_penalty, needs_code, runs_third_party_code
-from p2prl.tasks.scorers.spec import LengthPenalty, Reward, Scoring, parse_spec, scoring_spec
+from p2prl.tasks.scorers.length_penalty import LengthPenalty
+from p2prl.tasks.scorers.spec import Reward, Scoring, parse_spec, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS
 
 PLAIN = '{"rewards":[{"scorer":"number","weight":1.0}]}'
