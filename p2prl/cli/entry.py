@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import shutil
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -44,11 +45,16 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="p2prl")  # in a locale of 8 bits, no sign of ours may end the program
+    for name in ("SIGTERM", "SIGHUP"):  # what a command has begun to write is removed, as after Ctrl-C
+        if (number := getattr(signal, name, None)) and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         from p2prl.cli.app import app
 
         run_app(app, program="p2prl")
     except KeyboardInterrupt:  # also during an import
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # a second one while Python ends would print a traceback
         sys.exit(exit_codes.INTERRUPTED)
 
 

@@ -148,7 +148,9 @@ class RunPlan:
             raise ConfigError(f"the run has {count} tasks", remedy=f"Give 1 to {limits.MAX_TASKS}: --data, --task.")
         if self.model is None and not self.task:
             raise ConfigError(
-                "there is no model for these tasks", remedy="Name a Hugging Face directory or hub id: --model MODEL"
+                "there is no model for these tasks",
+                remedy="Name a Hugging Face directory or hub id, --model MODEL, or try the small model that comes with "
+                "--preset arithmetic.",
             )
 
 

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.wire_codec import Wire, decode, encode
@@ -92,9 +93,11 @@ def write_dump(source: LedgerSource, path: Path, *, snapshot: Snapshot | None = 
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise MachineError(
-            f"the ledger cannot be written to {path}: {error}", remedy="Choose another file or free some space."
-        ) from error
+        if not path.parent.is_dir():
+            raise MachineError(
+                f"there is no folder {path.parent}", remedy="Make it, or choose another file."
+            ) from error
+        raise write_error(error, path) from error
     return written - 1  # without the header
 
 

@@ -235,8 +235,8 @@ def _announce(
         return
     _show_link(folder, text)
     show_qr(text)
-    if warning := link.reach_warning():
-        say(warning)
+    for line in link.reach_warning().splitlines():
+        say(line)
     say(f"Leaderboard:  p2prl board {shlex.quote(str(folder.directory))}")
     view.phase(WAITING, waiting_text({}, 0))
     sampler.start(link.local(addresses))

@@ -50,8 +50,7 @@ def rollouts(
     wanted = _wanted(folder, step, task, peer, count, seed, {"best": best, "worst": worst, "random": at_random})
     crash_log.keep_in(run)
     with closing(KeptRollouts(folder.paths.journal)) as kept:
-        steps = [at + 1 for at in kept.steps()]
-        _check_steps(steps, step, run)
+        _check_steps(_steps(kept), step, run)
         with progress_bar("reading", quiet=as_json) as on_progress:
             on_progress("importing torch", 0.0)
 
@@ -62,6 +61,7 @@ def rollouts(
             with open_rollouts(open_run(run), kept, on_notice=say) as reader:
                 on_progress("scoring parts", 0.5)
                 found = reader.read(Wanted(**wanted))
+        steps = _steps(kept)  # not those of before torch was imported: the learner has gone on
     documents = [_document(rollout) for rollout in found]
     if as_json:
         kept_steps = {"updates": len(steps), "first_step": steps[0], "last_step": steps[-1]}
@@ -74,6 +74,11 @@ def rollouts(
     if not found:
         say("none of the kept rollouts is of that volunteer and task")
     say(f"{counted(len(found), 'rollout')} of {counted(len(steps), 'update')} kept, {steps[0]:,} to {steps[-1]:,}")
+
+
+def _steps(kept: KeptRollouts) -> list[int]:
+    """Updates whose rollouts are kept, as metrics.jsonl counts them."""
+    return [at + 1 for at in kept.steps()]
 
 
 def rollout_lines(rollout: Mapping[str, Any], *, width: int | None) -> list[str]:

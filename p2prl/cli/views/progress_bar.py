@@ -12,10 +12,13 @@ from p2prl.cli.views.console import PLAIN_PERIOD_S, console, say
 _TOLD_AFTER_S = 30.0
 """Before this the pace is that of loading and warming up, and an estimate would mislead."""
 
+_TOLD_FROM = 0.03
+"""Share of the work, for the same reason: a first step is measured to a few seconds, and multiplied by all the rest."""
+
 
 def remaining(elapsed_s: float, share: float) -> str:
     """Time left at the pace so far, such as `, 12 min left`; empty too early to tell."""
-    if elapsed_s < _TOLD_AFTER_S or not 0.0 < share < 1.0:
+    if elapsed_s < _TOLD_AFTER_S or not _TOLD_FROM <= share < 1.0:
         return ""
     minutes = elapsed_s * (1 - share) / share / 60
     if minutes < 90:

@@ -81,7 +81,12 @@ def create_app(source: LedgerSource, *, is_public: bool = False, streams: EventS
     `streams` are its event streams, for a server that ends them before it stops.
     """
     app = FastAPI(
-        title="p2prl scoreboard", version="1", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json"
+        title="p2prl scoreboard",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+        redirect_slashes=False,  # an address with a slash too many is not found, as any other
     )
     app.add_middleware(GZipMiddleware, minimum_size=_GZIP_FROM_BYTES, compresslevel=5)
     if is_public:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from p2prl.errors import MachineError
+
+_OTHER = "Choose another one with --port."
+_REMEDIES = {
+    errno.EADDRINUSE: "Choose another one with --port, or stop the program that uses it.",
+    errno.EACCES: "Choose one from 1024 on with --port: lower ones are the system's.",
+}
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket on host and port, TCP over IPv4 or IPv6; port 0 picks a free one.
 
-    Raises `MachineError` when the port is taken or not allowed.
+    Raises `MachineError` when the port is taken or not allowed, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -18,10 +25,14 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(128)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            raise MachineError(
+                f"this machine has no address {host}",
+                remedy="Give one of its own with --host: 127.0.0.1 for this machine alone, 0.0.0.0 for all.",
+            ) from error
         raise MachineError(
-            f"the board cannot use port {port} on {host}: {error}",
-            remedy="Choose another one with --port, or stop the program that uses it.",
+            f"the board cannot use port {port} on {host}: {error.strerror}", remedy=_REMEDIES.get(error.errno, _OTHER)
         ) from error
     return listener

@@ -234,6 +234,7 @@ def test_gzip_keeps_the_weak_etag(path: str) -> None:
         ("/static/../api.py", 404),
         ("/static/%2e%2e/api.py", 404),
         ("/docs", 404),
+        ("/api/v1/run/", 404),
     ],
 )
 def test_refusals_have_one_shape(path: str, status: int) -> None:

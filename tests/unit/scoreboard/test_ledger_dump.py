@@ -37,6 +37,11 @@ def test_a_dump_recounts_to_the_same_totals(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run.ledger"]
 
 
+def test_a_dump_into_a_missing_folder_names_it(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=f"no folder {tmp_path}/a/b$"):
+        write_dump(SOURCE, tmp_path / "a" / "b" / "run.ledger")
+
+
 def test_the_file_is_a_msgpack_stream_of_the_signed_bytes(tmp_path: Path) -> None:
     write_dump(SOURCE, tmp_path / "x")
     header = msgspec.msgpack.encode(["p2prl/ledger-export/v2", WRITER.manifest_raw, WRITER.signed_head(), []])
