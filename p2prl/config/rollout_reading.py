@@ -6,16 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from p2prl.config.new_run import RunFolder, run_file_blobs
-from p2prl.config.run_data import RunData, folder_data
+from p2prl.config.run_data import folder_data
 from p2prl.learner.journal.kept_rollouts import KeptRollouts
 from p2prl.learner.rollouts import RolloutReader
 from p2prl.models.groups.group_work import GroupWork
-from p2prl.models.rewards.reward_parts import RewardParts, part_task
-from p2prl.models.rewards.run_reward import RunReward
 from p2prl.models.run_model import read_run_model
-from p2prl.tasks.sandbox.pool import TaskScoring
-from p2prl.tasks.scorers.build import needs_code
-from p2prl.tasks.scorers.spec import scorers_alone
 
 
 @contextmanager
@@ -36,22 +31,8 @@ def open_rollouts(
         lora=manifest.lora,
     )
     data = folder_data(folder)
-    reward = RunReward(manifest.reward, [share.task for share in manifest.tasks], data_tasks=data.tasks)
     with ExitStack() as resources:
         codec = model.codec()
-        work = GroupWork(manifest, folder.run, codec, data.tasks)
+        work = GroupWork(manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice))
         resources.callback(work.close)
-        pool = RunData(scoring=_of_parts(data)).start_scorers(on_notice)
-        if pool is not None:
-            resources.callback(pool.close)
-        parts = RewardParts(reward, {task: scoring.spec for task, scoring in data.scoring.items()}, pool)
-        yield RolloutReader(kept, work, codec, parts, loss=folder.loss_config(), data=data.tasks)
-
-
-def _of_parts(data: RunData) -> dict[str, TaskScoring]:
-    """The scoring by each scorer of each data task alone."""
-    return {
-        part_task(task, name): TaskScoring(spec, scoring.code if needs_code(spec) else None)
-        for task, scoring in data.scoring.items()
-        for name, spec in scorers_alone(scoring.spec).items()
-    }
+        yield RolloutReader(kept, work, codec, loss=folder.loss_config())

@@ -6,7 +6,7 @@ Shape legend: B groups, G completions.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -17,12 +17,11 @@ import torch
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.journal.kept_rollouts import KeptRollouts
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
-from p2prl.models.groups.group_work import GroupWork, SlotAssignment
-from p2prl.models.rewards.reward_parts import Parts, RewardParts
+from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.rewards.run_reward import Parts
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import read_group
-from p2prl.tasks.data.packed_data import TaskData
 
 Order = Literal["newest", "best", "worst", "random"]
 
@@ -93,17 +92,14 @@ class RolloutReader:
         kept: KeptRollouts,
         work: GroupWork,
         codec: TextCodec,
-        parts: RewardParts,
         *,
         loss: LossPipelineConfig,
-        data: Mapping[str, TaskData],
     ) -> None:
+        """`work` scores rows of data too."""
         self._kept = kept
         self._work = work
         self._codec = codec
-        self._parts = parts
         self._loss = loss
-        self._data = data
 
     def steps(self) -> list[int]:
         """The updates whose rollouts are kept, as metrics.jsonl counts them, in order."""
@@ -166,20 +162,9 @@ class RolloutReader:
         inspection = self._work.inspect(group, peer=stored.peer, beacon=policy.beacon)
         if inspection.reason:  # an earlier release sampled it, whose slots had other prompts
             return [(prompt, text, {}) for text in texts]
-        parts = self._parts_of(inspection.assignment, texts, group)
+        assignment, ids = inspection.assignment, inspection.token_ids
+        parts = self._work.reward_parts(assignment, ids, self._work.start_rewards(assignment, ids)())
         return [(prompt, text, part) for text, part in zip(texts, parts, strict=True)]
-
-    def _parts_of(self, assignment: SlotAssignment, texts: Sequence[str], group: RolloutGroup) -> list[Parts]:
-        completions = [(text, each.finished) for text, each in zip(texts, group.completions, strict=True)]
-        if assignment.row is not None:
-            lengths = [len(each.tokens) // 4 for each in group.completions]
-            rows = self._data[assignment.task].training.rows
-            assert rows is not None, "a run folder has the answers of its data"
-            return self._parts.of_row(assignment.task, rows.row(assignment.row), completions, lengths)
-        if assignment.turns is not None:
-            ids = [_ids(each.tokens) for each in group.completions]
-            return [{"success": reward} for reward in self._work.rewards(assignment, ids)]
-        return self._parts.of_prompt(assignment.task, assignment.prompt, completions)
 
     def _advantages(self, step: int) -> Mapping[bytes, list[float]]:
         """Advantages of an update's completions by group; nothing where they cannot be told (`Rollout.advantage`)."""

@@ -28,6 +28,7 @@ from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.training_group import TrainingGroup
 from p2prl.learner.training.update_engine import UpdateEngine
+from p2prl.models.rewards.run_reward import Parts
 
 UpdateResult = tuple[dict[str, object], tuple[str, ...]]
 """Metrics of an update, and its notices."""
@@ -188,6 +189,7 @@ class Training:
             "peers": len({group.peer for group in batch}),
             "ready_groups": len(self._buffer),
             **rewards_by_task((group.group.task, signal.rewards) for group, signal in zip(batch, signals, strict=True)),
+            **rewards_by_part((group.group.task, parts) for group in batch for parts in group.parts),
             **self._watch.figures,
             **self._buffer.figures,
             **figures,
@@ -211,6 +213,20 @@ def rewards_by_task(groups: Iterable[tuple[str, Sequence[float]]]) -> dict[str, 
     for task, rewards in found.items():
         figures |= {f"reward/{task}/mean": fmean(rewards), f"reward/{task}/std": pstdev(rewards)}
         figures[f"reward/{task}/completions"] = len(rewards)
+    return figures
+
+
+def rewards_by_part(completions: Iterable[tuple[str, Parts]]) -> dict[str, float]:
+    """Mean and standard deviation of what each part added to the rewards of a task, where it has several parts."""
+    found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for task, parts in completions:
+        if len(parts) > 1:
+            for name, value in parts.items():
+                if value is not None:
+                    found[task, name].append(value)
+    figures: dict[str, float] = {}
+    for (task, name), values in found.items():
+        figures |= {f"reward/{task}/{name}/mean": fmean(values), f"reward/{task}/{name}/std": pstdev(values)}
     return figures
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -101,6 +101,8 @@ class CompletionOutcome:
     """Whether a stop token ended it; otherwise the length limit cut it off."""
     logprob_sum: float = 0.0
     """Sum of its tokens' log-probs at the run's temperature, nats; 0 for a greedy one, whose temperature is another."""
+    text: str = ""
+    """Text without the stop token; empty where nobody asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,25 @@ class PromptOutcome:
     """Text of the prompt."""
     answer: str = ""
     """Text of the greedy completion."""
+
+
+def answer_rows(
+    task: str, outcomes: Sequence[PromptOutcome], *, split: Split, pass_above: float
+) -> Iterator[dict[str, object]]:
+    """A row for each completion of a task: its text and what became of it; `sample` is null for the greedy one."""
+    for outcome in outcomes:
+        for sample, each in ((None, outcome.greedy), *enumerate(outcome.samples)):
+            yield {
+                "task": task,
+                "split": split,
+                "prompt": outcome.prompt,
+                "sample": sample,
+                "completion": each.text,
+                "score": each.score,
+                "passes": each.score > pass_above,
+                "tokens": each.tokens,
+                "finished": each.finished,
+            }
 
 
 RECORDED_ANSWERS = 3

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from p2prl.tasks.data.packed_data import Row
 
@@ -16,4 +17,17 @@ class RowScorer(Protocol):
         A finite number, or None for no score. May raise and may hang: the sandbox scores such an answer 0, like one
         without a score, and reports it.
         """
+        ...
+
+
+@runtime_checkable
+class SumScorer(RowScorer, Protocol):
+    """A row scorer whose score is a sum."""
+
+    def parts(self, row: Row, completion: str, finished: bool) -> tuple[float | None, ...]:
+        """What each scorer of the sum adds, weights included; None for one without a score. Raises as `score`."""
+        ...
+
+    def total(self, parts: Sequence[float | None]) -> float | None:
+        """The score whose parts these are."""
         ...

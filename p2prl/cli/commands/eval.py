@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -12,6 +13,7 @@ from p2prl.cli.options import AsJson, Device, RunFolderPath, Seed, Threads
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.run_folder import open_folder
+from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import RunManifest
 from p2prl.tasks.evaluation_report import Split, report_text
@@ -34,6 +36,10 @@ def eval_(
     device: Device = "auto",
     threads: Threads = 0,
     seed: Seed = 0,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", help="Write each completion and its score to this file, as JSON lines. Default: none."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a checkpoint on prompts it is never trained on: greedy accuracy, and pass@k.
@@ -45,6 +51,9 @@ def eval_(
     if not splits:
         raise ConfigError(f"--split is {split!r}", remedy=f"Splits: {', '.join(get_args(Split))}.")
     open_folder(run)  # reject a wrong path before the slow import of torch
+    if save is not None and (save.is_dir() or not save.absolute().parent.is_dir()):
+        raise ConfigError(f"--save: {save} cannot be a file", remedy="Name a file in a directory that is there.")
+    rows: list[dict[str, object]] = []
     crash_log.keep_in(run)
     with progress_bar("measuring", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
@@ -57,7 +66,19 @@ def eval_(
         use_threads(threads or folder.settings.threads)
         chosen = checkpoint or folder.newest_weights()
         wanted = Measurement(prompts=prompts, samples=samples, splits=splits, seed=seed, device=device)
-        reports = measure_checkpoint(folder, chosen, wanted, on_progress=on_progress, on_notice=say)
+        reports = measure_checkpoint(
+            folder,
+            chosen,
+            wanted,
+            on_progress=on_progress,
+            on_notice=say,
+            on_answers=None if save is None else rows.extend,
+        )
+    if save is not None:
+        try:
+            replace_file(save, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+        except OSError as error:
+            raise write_error(error, save) from error
     if as_json:
         emit({"checkpoint": str(chosen), "seed": seed, **_overall(reports, folder.manifest), "tasks": reports})
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.hardware.device import choose_device
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
-from p2prl.tasks.evaluation_report import PromptOutcome, Split, task_report
+from p2prl.tasks.evaluation_report import PromptOutcome, Split, answer_rows, task_report
 
 _PROMPTS_AT_ONCE = 128
 """Prompts sampled in one call: enough to fill a device, few enough for progress to be reported."""
@@ -47,10 +47,12 @@ def measure_checkpoint(
     *,
     on_progress: Callable[[str, float], None],
     on_notice: Callable[[str], None],
+    on_answers: Callable[[Iterable[dict[str, object]]], None] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The report of each task of the run on prompts it is never trained on. `ConfigError` when it has none.
 
-    `on_notice` gets a message when third-party scorers are not fully confined on this system.
+    `on_notice` gets a message when third-party scorers are not fully confined on this system; `on_answers` a row for
+    each completion (`answer_rows`).
     """
     with ExitStack() as resources:
         sampler, work = _tools(folder, checkpoint, wanted.device, resources, on_notice)
@@ -76,7 +78,10 @@ def measure_checkpoint(
             outcomes: list[PromptOutcome] = []
             while len(outcomes) < len(each.prompts):
                 part = each.prompts[len(outcomes) : len(outcomes) + _PROMPTS_AT_ONCE]
-                outcomes += evaluate_prompts(sampler, work, part)
+                made = evaluate_prompts(sampler, work, part, with_texts=on_answers is not None)
+                if on_answers is not None:
+                    on_answers(answer_rows(each.task, made, split=each.split, pass_above=each.pass_above))
+                outcomes += made
                 done += len(part)
                 on_progress(f"sampling {each.task}", done / total)
             reports[each.task] = task_report(outcomes, split=each.split, pass_above=each.pass_above)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_PARTS = {"evaluation": "task", "reward": "task", "stale": "bucket"}
-"""First part of a key with three, and the label that its second part is."""
+_PARTS = {"evaluation": ("task",), "reward": ("task", "part"), "stale": ("bucket",)}
+"""First part of a key with three or four, and the labels that the parts between it and the last are."""
 
 _COUNTERS = {
     "weight_bytes_received": "Weights downloaded since the start, bytes.",
@@ -78,14 +78,15 @@ class Family:
     """`counter` or `gauge`."""
     help: str
     labels: dict[str, str] = field(default_factory=dict)
-    """What the key says beside its name: the task of an evaluation."""
+    """What the key says beside its name: the task of an evaluation, the part of a reward."""
 
 
 def family_of(key: str) -> Family:
     """The family of a key of a status file."""
     parts, labels = key.split("/"), {}
-    if len(parts) == 3 and parts[0] in _PARTS:
-        labels[_PARTS[parts[0]]] = parts.pop(1)
+    if 3 <= len(parts) <= 2 + len(_PARTS.get(parts[0], ())):
+        labels = dict(zip(_PARTS[parts[0]], parts[1:-1], strict=False))
+        parts = [parts[0], *(["part"] if len(parts) == 4 else []), parts[-1]]
     name = "p2prl_" + re.sub(r"[^a-z0-9]+", "_", "_".join(parts).lower()).strip("_")
     if key in _COUNTERS:
         return Family(f"{name}_total", "counter", _COUNTERS[key], labels)

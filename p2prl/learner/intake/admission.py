@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.storage import LearnerStorage
 from p2prl.models.replay.group_replay import Replay
+from p2prl.models.rewards.run_reward import Parts
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
@@ -67,6 +68,8 @@ class Outcome:
     replay: Replay | None = None
     rewards: tuple[float, ...] = ()
     """Of its completions, when it is verified."""
+    parts: tuple[Parts, ...] = ()
+    """Of these rewards."""
     step_rewards: tuple[tuple[float, ...], ...] = ()
     """`GroupWork.step_rewards` of its completions, when it is verified."""
     is_forged: bool = False

@@ -81,8 +81,14 @@ class Replayer:
                         inspection.assignment, inspection.token_ids, account=candidate.stored.peer
                     )
         for index, pending in scoring.items():
-            steps = self._work.step_rewards(inspections[index].assignment, inspections[index].token_ids)
-            outcomes[index] = dataclasses.replace(outcomes[index], rewards=pending().values, step_rewards=steps)
+            assignment, token_ids = inspections[index].assignment, inspections[index].token_ids
+            rewards = pending()
+            outcomes[index] = dataclasses.replace(
+                outcomes[index],
+                rewards=rewards.values,
+                parts=self._work.reward_parts(assignment, token_ids, rewards),
+                step_rewards=self._work.step_rewards(assignment, token_ids),
+            )
         return [outcomes[index] for index in range(len(admitted))]
 
     def load(self, digest: bytes, weights: Callable[[], memoryview]) -> None:

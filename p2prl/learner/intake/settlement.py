@@ -148,6 +148,7 @@ class Settlement:
             rewards=rewards,
             verified_at=self._clock.now(),
             step_rewards=steps,
+            parts=outcome.parts,
         )
 
 

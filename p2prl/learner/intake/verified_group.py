@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.published_policies import PublishedPolicies
+from p2prl.models.rewards.run_reward import Parts
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import read_group
@@ -29,6 +30,8 @@ class VerifiedGroup:
     """Seconds since the epoch; None when it was read back after a restart."""
     step_rewards: bytes = b""
     """As `StoredGroup.step_rewards`."""
+    parts: tuple[Parts, ...] = ()
+    """The parts of each reward, for people; nothing when it was read back after a restart."""
 
     def staleness(self, step: int) -> int:
         """Learner updates between the policy it was sampled with and `step`."""

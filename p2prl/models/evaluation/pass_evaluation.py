@@ -90,23 +90,28 @@ def evaluate_prompts(
     prompts: Sequence[EvaluationPrompt],
     *,
     should_stop: Callable[[], bool] | None = None,
+    with_texts: bool = False,
 ) -> list[PromptOutcome]:
-    """Sample and score `prompts` under the sampler's weights. `GenerationStopped` when `should_stop` says so."""
+    """Sample and score `prompts` under the sampler's weights. `GenerationStopped` when `should_stop` says so.
+
+    `with_texts` keeps the text of every completion, and not of the greedy one alone.
+    """
     requests = [request for prompt in prompts for request in prompt.requests]
     generations = iter(sample_all(sampler, requests, should_stop=should_stop))
     outcomes = []
     for prompt in prompts:
         made = [next(generations) for _ in prompt.requests]
         scores = work.successes(prompt.assignment, [each.token_ids for each in made])
-        greedy, *sampled = (_outcome(score, each) for score, each in zip(scores, made, strict=True))
         text, answer = work.texts(prompt.assignment, made[0].token_ids)
+        texts = [work.texts(prompt.assignment, each.token_ids)[1] if with_texts else "" for each in made]
+        greedy, *sampled = (_outcome(*each) for each in zip(scores, made, texts, strict=True))
         outcomes.append(PromptOutcome(replace(greedy, logprob_sum=0.0), tuple(sampled), text, answer))
     return outcomes
 
 
-def _outcome(score: float, made: Generation) -> CompletionOutcome:
+def _outcome(score: float, made: Generation, text: str) -> CompletionOutcome:
     return CompletionOutcome(
-        score=score, tokens=made.sampled_tokens, finished=made.finished, logprob_sum=sum(made.logprobs)
+        score=score, tokens=made.sampled_tokens, finished=made.finished, logprob_sum=sum(made.logprobs), text=text
     )
 
 

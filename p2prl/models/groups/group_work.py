@@ -15,7 +15,7 @@ import numpy as np
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt, inspect_turns, seeded_prompts
 from p2prl.models.replay_statistics.baselines import KeptBaselines
-from p2prl.models.rewards.run_reward import RunReward, token_rewards
+from p2prl.models.rewards.run_reward import Parts, RunReward, token_rewards
 from p2prl.models.rewards.scoring import AnswerScorer, GroupRewards, PendingRewards, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
@@ -243,6 +243,17 @@ class GroupWork:
             values = self._scoring.rewards(assignment.task, assignment.prompt, completions)
         rewards = GroupRewards(values, if_failed=values)
         return lambda: rewards
+
+    def reward_parts(
+        self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], rewards: GroupRewards
+    ) -> tuple[Parts, ...]:
+        """The parts of each of a slot's rewards, which `start_rewards` gave."""
+        if assignment.row is not None:
+            return rewards.parts
+        if assignment.turns is not None:
+            return tuple({"success": value} for value in rewards.values)
+        completions = [self._decode(ids) for ids in token_ids]
+        return self._scoring.parts(assignment.task, assignment.prompt, completions)
 
     def step_rewards(
         self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]]

@@ -27,6 +27,10 @@ from p2prl.tasks.task_registry import scorer_by_task, task_by_name
 Completion = tuple[str, bool]
 """Text without the stop token, and whether a stop token ended it."""
 
+Parts = dict[str, float | None]
+"""What each part adds to a completion's reward, weights included; None where it could not be scored. The others' sum is
+the reward."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedSteps:
@@ -110,10 +114,10 @@ class RunReward:
         )
         return tuple(rewards_BG[0].tolist())
 
-    def parts(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[dict[str, float], ...]:
+    def parts(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[Parts, ...]:
         """What success, outcome and process add to the reward of each completion; those the reward names alone."""
         config = self._config
-        parts = [
+        parts: list[Parts] = [
             {"success": config.success_weight * self.score(task, prompt, completion).reward}
             for completion in completions
         ]

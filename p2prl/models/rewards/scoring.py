@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Protocol
 
 from p2prl.errors import ConfigError
-from p2prl.models.rewards.run_reward import Completion, JudgedSteps, RunReward
+from p2prl.models.rewards.run_reward import Completion, JudgedSteps, Parts, RunReward
 from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.scorer_failure_texts import failure_text
-from p2prl.tasks.scorers.spec import parse_spec
+from p2prl.tasks.scorers.spec import Scoring, parse_spec, scorer_names
 
 _NO_SCORING: Mapping[str, str] = MappingProxyType({})
 
@@ -30,6 +30,9 @@ _HOPELESS_ACCOUNTS = 3
 
 _SCORER_FAILURES = frozenset({"error", "value"})
 """Failures of the scorer itself. The others depend on the answer's length, the row, or the machine."""
+
+LENGTH = "length"
+"""The part of a data task's penalty for overlong completions."""
 
 MACHINE_FAILURES = frozenset({"timeout", "memory", "ended"})
 """Failures that another machine need not have."""
@@ -51,6 +54,11 @@ class ScoredAnswer(Protocol):
     @property
     def failure(self) -> str:
         """Why it could not be scored (timeout, memory, error …); empty if it was."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[float | None]:
+        """What each scorer of the task's scoring added, in their order; nothing after a failure."""
         ...
 
 
@@ -83,6 +91,8 @@ class GroupRewards:
     """What each reward would be, had its answer failed: the same where no answer can fail."""
     failures: tuple[str, ...] = ()
     """Why answers could not be scored, one text for each that could not."""
+    parts: tuple[Parts, ...] = ()
+    """The parts of each reward of a row of data."""
 
     @property
     def depends_on_machine(self) -> bool:
@@ -162,7 +172,11 @@ class RunScoring:
             scored = self._gather(task, pending, account)
             values = [answer.value + penalty for answer, penalty in zip(scored, penalties, strict=True)]
             failures = tuple(answer.failure for answer in scored if answer.failure)
-            return GroupRewards(self._reward.of_success(values), self._reward.of_success(penalties), failures)
+            parts = tuple(
+                self._parts_of(self._scoring[task], answer, penalty)
+                for answer, penalty in zip(scored, penalties, strict=True)
+            )
+            return GroupRewards(self._reward.of_success(values), self._reward.of_success(penalties), failures, parts)
 
         return gather
 
@@ -172,6 +186,20 @@ class RunScoring:
         """The scorers' values for completions of a row of data. Errors as above."""
         pending = self._submit(task, row, completions, account=account)
         return tuple(answer.value for answer in self._gather(task, pending, account))
+
+    def parts(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[Parts, ...]:
+        """The parts of rewards of completions of a procedural prompt."""
+        return self._reward.parts(task, prompt, completions)
+
+    def _parts_of(self, scoring: Scoring, answer: ScoredAnswer, penalty: float) -> Parts:
+        """What each scorer has added to an answer's reward, and the penalty for its length."""
+        names = scorer_names(scoring)
+        told = list(answer.parts) if len(answer.parts) == len(names) else [None] * len(names)
+        parts = {
+            name: None if part is None else self._reward.of_success([part])[0]
+            for name, part in zip(names, told, strict=True)
+        }
+        return parts if scoring.length_penalty is None else parts | {LENGTH: self._reward.of_success([penalty])[0]}
 
     def _submit(self, task: str, row: Row, completions: Sequence[Completion], *, account: bytes) -> PendingScores:
         assert self._answers is not None, "asked for rewards of data where nothing scores them"

@@ -159,6 +159,6 @@ class Lane(threading.Thread):
 
 def _scored(reply: Reply) -> ScoredAnswer:
     if reply.kind == frames.SCORED:
-        return ScoredAnswer(reply.value)
+        return ScoredAnswer(reply.value, parts=reply.parts)
     reason = VALUE if reply.kind == frames.NOT_A_SCORE else ERROR
     return ScoredAnswer(0.0, f"{reason}: {reply.error}")

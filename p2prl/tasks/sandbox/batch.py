@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TOO_LONG, ROW, TIMEOUT, MEMORY, ENDED, VALUE, ERROR = "too long", "row", "timeout", "memory", "ended", "value", "error"
 """First part of a failure, before its colon if it has one."""
@@ -20,6 +20,8 @@ class ScoredAnswer:
     """Reason for a 0 that the scorer did not give: `too long`, `row`, `timeout`, `memory`, `ended` (the process died),
     `value: …` with what was returned (no number, not finite or too large) or `error: …` with the exception. Words after
     the colon may be a stranger's. Empty if the scorer gave the value."""
+    parts: tuple[float | None, ...] = field(default=(), compare=False)
+    """What each scorer of a sum added, None for one without a score; none after a failure, and of other scorers."""
 
 
 class Batch:

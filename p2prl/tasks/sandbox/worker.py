@@ -15,7 +15,8 @@ from typing import NoReturn
 
 from p2prl.confinement import linux
 from p2prl.confinement.pipe_io import read_exactly, write_all
-from p2prl.tasks.row_scorer import RowScorer
+from p2prl.tasks.data.packed_data import Row
+from p2prl.tasks.row_scorer import RowScorer, SumScorer
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_worker
 from p2prl.tasks.sandbox.frames import Reply
@@ -80,7 +81,7 @@ def _answer(descriptor: int, payload: bytes, scorers: Scorers, *, once: bool) ->
     for number, (text, finished) in enumerate(answers):
         signal.setitimer(signal.ITIMER_REAL, limit_s + _ALARM_MARGIN_S)
         try:
-            reply = _reply(number, scorer.score(row, text, finished))
+            reply = _scored(number, scorer, row, text, finished)
         except MemoryError:
             reply = Reply(number, frames.OUT_OF_MEMORY, 0.0)
         except BaseException as error:  # noqa: BLE001  # SystemExit too: an answer may raise anything
@@ -91,9 +92,16 @@ def _answer(descriptor: int, payload: bytes, scorers: Scorers, *, once: bool) ->
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _reply(number: int, score: object) -> Reply:
+def _scored(number: int, scorer: RowScorer, row: Row, text: str, finished: bool) -> Reply:
+    if isinstance(scorer, SumScorer):
+        parts = scorer.parts(row, text, finished)
+        return _reply(number, scorer.total(parts), parts)
+    return _reply(number, scorer.score(row, text, finished))
+
+
+def _reply(number: int, score: object, parts: tuple[float | None, ...] = ()) -> Reply:
     if isinstance(score, int | float) and frames.is_score(value := float(score)):
-        return Reply(number, frames.SCORED, value)
+        return Reply(number, frames.SCORED, value, parts=parts)
     is_told = score is None or isinstance(score, int | float)
     shown = repr(score) if is_told else f"a value of type {type(score).__name__}"
     return Reply(number, frames.NOT_A_SCORE, 0.0, shown[: frames.MAX_ERROR_BYTES])

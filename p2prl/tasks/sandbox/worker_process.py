@@ -69,8 +69,8 @@ class WorkerProcess:
         try:
             rest = time.monotonic() + _REST_S
             head = receive_exactly(self._connection, frames.REPLY_BYTES, until=rest)
-            text = receive_exactly(self._connection, frames.error_bytes(head), until=rest)
-            reply = frames.read_reply(head + text, expected=number)
+            told = receive_exactly(self._connection, frames.rest_bytes(head), until=rest)
+            reply = frames.read_reply(head + told, expected=number)
         except (OSError, RemoteProtocolError) as error:
             raise WorkerEndedError from error
         self.scored += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,13 +78,21 @@ class Composite:
 
         `ScorerValueError` when a result or the sum is not finite or outside ±100.
         """
-        total, scored = 0.0, False
+        return self.total(self.parts(row, completion, finished))
+
+    def parts(self, row: Row, completion: str, finished: bool) -> tuple[float | None, ...]:
+        """What each term adds; None for one without a score. `ScorerValueError` as `score`."""
+        parts: list[float | None] = []
         for term in self.terms:
             value = term.scorer.score(row, completion, finished)
-            if value is not None:
-                total += term.weight * _checked(value, f"the scorer {term.name!r} returned")
-                scored = True
-        return _checked(total, "the weighted sum is") if scored else None
+            checked = None if value is None else _checked(value, f"the scorer {term.name!r} returned")
+            parts.append(None if checked is None else term.weight * checked)
+        return tuple(parts)
+
+    def total(self, parts: Sequence[float | None]) -> float | None:
+        """The score whose parts these are, in the order of the terms. `ScorerValueError` as `score`."""
+        scored = [part for part in parts if part is not None]
+        return _checked(sum(scored, 0.0), "the weighted sum is") if scored else None
 
 
 def _checked(value: float, what: str) -> float:

@@ -94,15 +94,14 @@ def scoring_spec(scoring: Scoring) -> str:
     return text
 
 
-def scorers_alone(text: str) -> dict[str, str]:
-    """The spec of each scorer of a spec alone, with its weight, by its own or its function's name; the second of a name
-    is `NAME 2`. `RemoteProtocolError` as `parse_spec`."""
-    alone: dict[str, str] = {}
-    for reward in parse_spec(text).rewards:
+def scorer_names(scoring: Scoring) -> tuple[str, ...]:
+    """A name of each scorer: its own or its function's; the second of a name is `NAME 2`."""
+    names: list[str] = []
+    for reward in scoring.rewards:
         name = str(reward.option("function")) if reward.scorer == "function" else reward.scorer
-        same = sum(known.partition(" ")[0] == name for known in alone)
-        alone[f"{name} {same + 1}" if same else name] = scoring_spec(Scoring(rewards=(reward,)))
-    return alone
+        same = sum(known.partition(" ")[0] == name for known in names)
+        names.append(f"{name} {same + 1}" if same else name)
+    return tuple(names)
 
 
 def parse_spec(text: str) -> Scoring:

@@ -69,14 +69,30 @@ def test_documented_keys_of_short_commands(run: Path, tmp_path: Path) -> None:
     assert set(json_of("key", "revoke", peer, "--home", tmp_path / "b")) == json_keys("p2prl key revoke")
     made = json_of("init", "other", "--in", tmp_path, "--model", folder.directory / "model", "--probe", "off")
     assert set(made) == json_keys("p2prl init")
-    evaluated = json_of("eval", run, "--prompts", 8, "--device", "cpu")
+    evaluated = json_of("eval", run, "--prompts", 8, "--k", 2, "--device", "cpu", "--save", tmp_path / "answers.jsonl")
     assert set(evaluated) == json_keys("p2prl eval")
+    check_saved(tmp_path / "answers.jsonl", evaluated["tasks"])
     run = shutil.copytree(run, tmp_path / "run")
     sign_ledger(open_run(run))
     assert set(json_of("ledger", "dump", run, tmp_path / "ledger")) == json_keys("p2prl ledger dump")
     for source in (run, tmp_path / "ledger"):
         assert set(json_of("ledger", "verify", source)) == json_keys("p2prl ledger verify")
     assert set(json_of("board", run)) == json_keys("p2prl board")
+
+
+def check_saved(path: Path, reports: dict[str, Any]) -> None:
+    """The saved completions give the report's figures."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for task, report in reports.items():
+        mine = [row for row in rows if row["task"] == task]
+        greedy = [row for row in mine if row["sample"] is None]
+        assert {row["sample"] for row in mine} == {None, 0, 1}
+        assert len({row["prompt"] for row in greedy}) == len(greedy) == len(mine) / 3 == report["prompts"]
+        assert sum(row["passes"] for row in greedy) / len(greedy) == pytest.approx(report["greedy_pass"]["rate"])
+        assert sum(row["tokens"] for row in mine) / len(mine) == pytest.approx(report["completion_tokens_mean"])
+        assert {row["finished"] or row["tokens"] > 0 for row in mine} == {True}
+        assert any(row["completion"] for row in mine)
+    assert {row["task"] for row in rows} == set(reports)
 
 
 def sign_ledger(folder: RunFolder) -> None:

@@ -65,6 +65,7 @@ class Scored:
 
     value: float
     failure: str = ""
+    parts: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)

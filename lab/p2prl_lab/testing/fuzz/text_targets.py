@@ -109,7 +109,7 @@ def text_targets(world: VectorWorld) -> Iterator[Target]:
         allowed=PROTOCOL_ERRORS,
     )
     yield Target(name="tokenizer's reply", decode=_tokenizer_reply, examples=_tokenizer_replies(), share=4.0)
-    reply = scorer_frames.reply_bytes(scorer_frames.Reply(0, scorer_frames.SCORED, 1.0, "why"))
+    reply = scorer_frames.reply_bytes(scorer_frames.Reply(0, scorer_frames.SCORED, 1.0, "why", (0.5, None)))
     yield Target(name="scorer's reply", decode=_scorer_reply, examples=(reply,), share=4.0)
 
 
@@ -144,6 +144,6 @@ def _tokenizer_reply(data: bytes) -> object:
 def _scorer_reply(data: bytes) -> object:
     size = scorer_frames.REPLY_BYTES
     head = data[:size].ljust(size, b"\0")
-    length = scorer_frames.error_bytes(head)
+    length = scorer_frames.rest_bytes(head)
     scorer_frames.payload_bytes(struct.pack("<I", length))
     return scorer_frames.read_reply(head + data[size : size + length], expected=0)

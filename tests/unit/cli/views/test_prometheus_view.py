@@ -33,6 +33,7 @@ WORKER = {
     "evaluation/my task/pass_at_k": 0.5,
     "evaluation/version": 3,
     "reward/my task/mean": 0.25,
+    "reward/my task/number/mean": 0.125,
 }
 
 
@@ -53,6 +54,7 @@ def test_every_number_is_one_sample() -> None:
         f'p2prl_evaluation_pass_at_k{{{labels},task="my task"}}': "0.5",
         f"p2prl_evaluation_version{{{labels}}}": "3",
         f'p2prl_reward_mean{{{labels},task="my task"}}': "0.25",
+        f'p2prl_reward_part_mean{{{labels},task="my task",part="number"}}': "0.125",
         'p2prl_running{role="learner",run="",seat=""}': "0.0",
         'p2prl_tokens_per_s{role="learner",run="",seat=""}': "+Inf",
     }

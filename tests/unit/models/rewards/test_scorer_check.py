@@ -25,6 +25,7 @@ FUNCTION = '{"rewards":[{"function":"mine","scorer":"function","weight":1.0}]}'
 class Answer(NamedTuple):
     value: float
     failure: str = ""
+    parts: tuple[float | None, ...] = ()
 
 
 class Scorer:

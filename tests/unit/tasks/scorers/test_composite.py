@@ -41,7 +41,16 @@ def test_impossible_values(value: float) -> None:
 @pytest.mark.parametrize(("values", "score"), [((None, 2.0), 2.0), ((0.0, None), 0.0), ((None, None), None)])
 def test_terms_without_a_score_add_nothing(values: tuple[float | None, ...], score: float | None) -> None:
     terms = tuple(Weighted(name="x", weight=1.0, scorer=Constant(value)) for value in values)
-    assert Composite(terms=terms).score({}, "", True) == score
+    composite = Composite(terms=terms)
+    assert composite.score({}, "", True) == score
+    assert composite.parts({}, "", True) == values
+
+
+def test_parts_have_their_weights_and_add_up() -> None:
+    terms = tuple(Weighted(name="x", weight=weight, scorer=Constant(1.5)) for weight in (2.0, -0.5))
+    composite = Composite(terms=terms)
+    assert composite.parts({}, "", True) == (3.0, -0.75)
+    assert composite.score({}, "", True) == 2.25
 
 
 def test_the_sum_is_bounded_too() -> None:
