@@ -19,6 +19,8 @@ from p2prl.protocol.manifests import MAX_TASK_WEIGHT, MIN_TASK_WEIGHT, TaskShare
 from p2prl.tasks.data.checked_rows import CheckedRows
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import open_source
+from p2prl.tasks.data.hub_data import hub_name, is_hub_data
+from p2prl.tasks.data.prompt_template import PromptTemplate
 from p2prl.tasks.scorers.row_sources import is_generated, source_name
 from p2prl.tasks.scorers.scorer_options import scoring_from_options
 from p2prl.tasks.scorers.spec import Scoring, scoring_spec
@@ -39,6 +41,8 @@ class DataOptions:
     scorers: Sequence[str] = ()
     length_penalty: str = ""
     prompt_columns: Sequence[str] = ()
+    prompts: Sequence[str] = ()
+    """`--prompt`."""
     answer_columns: Sequence[str] = ()
     drop_long: bool = False
     drop_conflicts: bool = False
@@ -58,6 +62,7 @@ def data_plans(options: DataOptions) -> tuple[DataPlan, ...]:
     files = _data_files(options.data)
     held_out = _by_name("--eval", options.held_out, files)
     prompts = _by_name("--prompt-column", options.prompt_columns, files)
+    templates = _by_name("--prompt", options.prompts, files)
     answers = _by_name("--answer-column", options.answer_columns, files)
     scorers = _by_name("--scorer", options.scorers, files)
     plans = []
@@ -66,6 +71,10 @@ def data_plans(options: DataOptions) -> tuple[DataPlan, ...]:
             raise ConfigError(
                 "--eval does not say whose evaluation it is",
                 remedy=f"Name the data set: --eval {name}={held_out[name][0]}",
+            )
+        if templates[name] and prompts[name]:
+            raise ConfigError(
+                "--prompt and --prompt-column exclude each other", remedy="Give one of them for a data set."
             )
         scoring, code = _scoring(name, scorers[name], options.length_penalty)
         held = _last(held_out[name])
@@ -76,6 +85,7 @@ def data_plans(options: DataOptions) -> tuple[DataPlan, ...]:
             held_out=_source_path("--eval", held) if held else None,
             eval_split=0.0 if held else share,
             prompt_column=_last(prompts[name]),
+            prompt_template=PromptTemplate.read(templates[name][-1]) if templates[name] else None,
             answer_column=_last(answers[name]),
             drop_long=options.drop_long,
             drop_conflicts=options.drop_conflicts,
@@ -102,6 +112,7 @@ def _refuse_without_data(options: DataOptions) -> None:
         "--scorer": options.scorers,
         "--length-penalty": options.length_penalty,
         "--prompt-column": options.prompt_columns,
+        "--prompt": options.prompts,
         "--answer-column": options.answer_columns,
         "--drop-long": options.drop_long,
         "--drop-conflicts": options.drop_conflicts,
@@ -118,7 +129,9 @@ def _data_files(texts: Sequence[str]) -> dict[str, tuple[Path, float]]:
         name, rest = _split_name(text)
         file, weight = (rest, 1.0) if not is_generated(rest) and _exists(rest) else _weighted("--data", rest)
         path = _source_path("--data", file)
-        name = name or (source_name(file)[: limits.MAX_NAME_CHARS] if is_generated(file) else _name_from(path))
+        if is_generated(file) or is_hub_data(file):
+            name = name or (source_name(file) if is_generated(file) else hub_name(file))[: limits.MAX_NAME_CHARS]
+        name = name or _name_from(path)
         if name in files:
             raise ConfigError(
                 f"two data sets have the name {name!r}", remedy="Name them: --data NAME=FILE --data OTHER=FILE"
@@ -145,7 +158,7 @@ def _exists(text: str) -> bool:
 
 def _source_path(option: str, text: str) -> Path:
     """The path of a file, or a generated source in its place. `ConfigError` when no file can have it."""
-    if is_generated(text):
+    if is_generated(text) or is_hub_data(text):
         return Path(text)
     try:
         path = Path(text).expanduser()
@@ -201,7 +214,7 @@ def _is_value(option: str, text: str) -> bool:
     """Whether a text is what an option takes without a name: then what stands before its `=` was meant as one."""
     if option == "--scorer":
         return text.rpartition("*")[2].partition(":")[0] in SCORER_OPTIONS or ".py:" in text
-    return option == "--eval" and (is_generated(text) or _exists(text))
+    return option == "--eval" and (is_generated(text) or is_hub_data(text) or _exists(text))
 
 
 def _names_one(texts: Sequence[str], name: str) -> bool:

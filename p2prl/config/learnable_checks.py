@@ -25,6 +25,7 @@ from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.data.data_source import data_files
 from p2prl.tasks.probe_verdict import ProbeFacts, figures_text, judge
 from p2prl.tasks.sandbox.pool import ScorerPool
 from p2prl.tasks.scorers.build import RowCheck
@@ -75,9 +76,9 @@ def head_of(data: Sequence[DataPlan]) -> tuple[DataPlan, ...]:
 
 
 def _size_bytes(path: Path) -> int:
-    """Bytes of a file, or of the files of a saved data set; 0 for rows that a library makes."""
+    """Bytes of the files of a source; 0 for rows that a library makes."""
     try:
-        files = path.rglob("*") if path.is_dir() else (path,)
+        files = path.rglob("*") if path.is_dir() else data_files(path)
         return sum(each.stat().st_size for each in files if each.is_file())
     except OSError:
         return 0  # opening it says what is wrong

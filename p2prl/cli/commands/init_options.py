@@ -39,8 +39,8 @@ class InitOptions:
         typer.Option(
             "--data",
             metavar="[NAME=]FILE[@WEIGHT]",
-            help="Your own prompts: JSON lines, parquet, or a directory saved by `datasets`. "
-            "Repeatable. Default: none.",
+            help="Your own prompts: JSON lines, CSV or parquet, shards by a pattern, a directory saved by `datasets`, "
+            "hub:OWNER/NAME@SPLIT. Repeatable. Default: none.",
         ),
     ] = field(default_factory=list)
     held_out: Annotated[
@@ -72,6 +72,14 @@ class InitOptions:
             "--prompt-column",
             metavar="[NAME=]COLUMN",
             help="Column of the prompts. Default: prompt, question, problem, instruction or messages.",
+        ),
+    ] = field(default_factory=list)
+    prompts: Annotated[
+        list[str],
+        typer.Option(
+            "--prompt",
+            metavar="[NAME=]TEXT",
+            help="Text that prompts are made of, with columns in it: '{question}\\n{choices:letters}'. Default: none.",
         ),
     ] = field(default_factory=list)
     answer_columns: Annotated[

@@ -88,6 +88,7 @@ def _data_options(options: InitOptions) -> DataOptions:
         scorers=options.scorers,
         length_penalty=options.length_penalty,
         prompt_columns=options.prompt_columns,
+        prompts=options.prompts,
         answer_columns=options.answer_columns,
         drop_long=options.drop_long,
         drop_conflicts=options.drop_conflicts,

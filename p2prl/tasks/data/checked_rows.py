@@ -62,9 +62,12 @@ class CheckedRows:
             if name and not has(row, name):
                 raise missing_column(row, name, place=place, option=option)
         self._refuse_input(row, chosen, place)
-        prompt = checked_prompt(value_of(row, chosen.prompt), place=place, column=chosen.prompt)
+        template = self._plan.prompt_template
+        given = value_of(row, chosen.prompt) if template is None else template.fill(row, place=place)
+        prompt = checked_prompt(given, place=place, column=chosen.prompt)
         self._same_kind("prompt", prompt, place)
-        columns = {name: value for name, value in row.items() if name != chosen.prompt}
+        replaced = chosen.prompt if template is None else "prompt"
+        columns = {name: value for name, value in row.items() if name != replaced}
         if chosen.answer:
             columns[ANSWER] = self._answer(value_of(row, chosen.answer), place)
         for name in OWN_KEYS:
@@ -80,7 +83,13 @@ class CheckedRows:
     def _columns(self, row: dict[str, object], place: str) -> Columns:
         if self.chosen is None:
             plan = self._plan
-            self.chosen = choose_columns(row, prompt=plan.prompt_column, answer=plan.answer_column, place=place)
+            self.chosen = choose_columns(
+                row,
+                prompt=plan.prompt_column,
+                answer=plan.answer_column,
+                place=place,
+                templated=plan.prompt_template is not None,
+            )
         return self.chosen
 
     def _refuse_input(self, row: dict[str, object], chosen: Columns, place: str) -> None:
@@ -91,7 +100,7 @@ class CheckedRows:
         if value.strip() if isinstance(value, str) else value:
             raise ConfigError(
                 f"{place}: the prompt is in `instruction`, and the row's `input` would be left out",
-                remedy="Join the two into one column `prompt`; or leave `input` out: --prompt-column instruction.",
+                remedy="Join the two: --prompt '{instruction}\\n{input}'; or one alone: --prompt-column instruction.",
             )
 
     def _answer(self, value: object, place: str) -> object:

@@ -31,23 +31,26 @@ class Columns:
     """Columns that hold the prompt and the answer. A dot leads into an object: `reward_model.ground_truth`."""
 
     prompt: str
+    """Empty if a template makes the prompts."""
     answer: str
     """Empty if the data has no answers."""
 
 
-def choose_columns(row: Mapping[str, object], *, prompt: str, answer: str, place: str) -> Columns:
+def choose_columns(
+    row: Mapping[str, object], *, prompt: str, answer: str, place: str, templated: bool = False
+) -> Columns:
     """Columns of a data set, from its first row. `prompt` and `answer` are the user's choice, empty to find one;
-    an `answer` of `none` finds none.
+    an `answer` of `none` finds none. A `templated` prompt has no column of its own.
 
     `ConfigError` naming the columns there are when the prompt's is not among them, or a chosen one is missing.
     """
-    found_prompt = prompt or next((name for name in PROMPT_NAMES if has(row, name)), "")
+    found_prompt = prompt or next((name for name in PROMPT_NAMES if has(row, name) and not templated), "")
     found_answer = answer or next((name for name in ANSWER_NAMES if has(row, name)), "")
     found_answer = "" if answer == NO_ANSWER else found_answer
-    if not found_prompt:
+    if not found_prompt and not templated:
         raise ConfigError(
             f"{place}: no column of prompts among {_listed(row)}",
-            remedy="Name it: --prompt-column COLUMN; or call it prompt.",
+            remedy="Name it: --prompt-column COLUMN; call it prompt; or make prompts of several: --prompt '{a}\\n{b}'.",
         )
     for option, name in (("--prompt-column", found_prompt), ("--answer-column", found_answer)):
         if name and not has(row, name):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.tasks.data.prompt_template import PromptTemplate
+
 PROMPTS_FILE = "prompts.packed"
 ROWS_FILE = "rows.packed"
 HELD_OUT_PROMPTS_FILE = "held_out_prompts.packed"
@@ -23,7 +25,7 @@ class DataPlan:
     task: str
     """Its name in the mix, which also names its folder."""
     path: Path
-    """The file of rows to train on."""
+    """The file of rows to train on, a pattern of its shards, or a source that stands in its place."""
     weight: float = 1.0
     """Its weight in the mix."""
     held_out: Path | None = None
@@ -32,6 +34,8 @@ class DataPlan:
     """Share of the rows to hold out for evaluation, chosen by their hash; 0 holds out none."""
     prompt_column: str = ""
     """Column of the prompts; empty to find it by its usual names."""
+    prompt_template: PromptTemplate | None = None
+    """Text that prompts are made of, with columns in it, in place of one column."""
     answer_column: str = ""
     """Column of the answers; empty to find it by its usual names, `none` for no answers."""
     drop_long: bool = False

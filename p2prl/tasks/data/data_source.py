@@ -1,112 +1,28 @@
-"""Rows of a researcher's file, whatever its format: JSON lines, parquet, or a directory that `datasets` saved."""
+"""Rows of a researcher's data, whatever its format: files of text or parquet, their shards, saved and hub data sets."""
 
 from __future__ import annotations
 
 import difflib
-import json
+import gzip
+import re
 import shlex
-import sys
-from collections.abc import Iterator
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.tasks.data.hub_data import hub_files, is_hub_data
+from p2prl.tasks.data.text_files import GZIP_MAGIC, CsvSource, JsonLinesSource
 from p2prl.tasks.scorers.row_sources import GeneratedRows, is_generated
 
-MAX_ROW_BYTES = 8 * 1024 * 1024
-"""Longest line. A hundred times the longest prompt that a run can have; more is a file without line ends."""
-
-_MARK = "\ufeff"
-"""Byte order mark, which some editors write at the start of a file."""
-
-
-class JsonLinesSource:
-    """A JSON lines file. Blank lines are accepted at its end only."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._size = max(1, path.stat().st_size)
-        self._read_bytes = 0
-        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_columns)
-
-    @property
-    def share_done(self) -> float:
-        """Share of the file that has been read, 0..1."""
-        return min(1.0, self._read_bytes / self._size)
-
-    def place(self, number: int) -> str:
-        """Where row `number` is."""
-        return f"{self._path}, line {number + 1}"
-
-    def rows(self) -> Iterator[dict[str, object]]:
-        """Each row's columns. `ConfigError` naming the first line that is no JSON object."""
-        self._read_bytes, number, blank = 0, 0, False
-        with self._path.open("rb") as file:
-            while line := file.readline(MAX_ROW_BYTES + 1):
-                self._read_bytes += len(line)
-                if line.isspace():
-                    blank = True
-                    continue
-                if blank:
-                    raise self._unreadable(number, "the line is empty", "Remove the empty line.")
-                yield self._row(number, line)
-                number += 1
-
-    def _row(self, number: int, line: bytes) -> dict[str, object]:
-        if len(line) > MAX_ROW_BYTES:
-            raise self._unreadable(number, f"the line has more than {MAX_ROW_BYTES:,} bytes", "Write one row a line.")
-        try:
-            text = line.decode().rstrip("\r\n")  # past the end of the line, columns would count from 1 again
-        except UnicodeDecodeError as error:
-            raise self._unreadable(
-                number, f"byte {error.start + 1} of the line is not UTF-8", "Save the file as UTF-8."
-            ) from error
-        try:
-            row = self._decoder.decode(text.removeprefix(_MARK) if number == 0 else text)
-        except json.JSONDecodeError as error:
-            seen = f"{error.msg[0].lower()}{error.msg[1:]}".removesuffix(" at")
-            reason = f"not JSON: {seen} at column {error.colno}"
-            raise self._unreadable(number, reason, "Write one JSON object a line.") from error
-        except RecursionError as error:
-            raise self._unreadable(number, "the JSON is nested too deep", "Flatten the row.") from error
-        except _NotJsonError as error:
-            raise self._unreadable(number, str(error), error.remedy) from error
-        except ValueError as error:  # of int()
-            reason = f"a number has more than {sys.get_int_max_str_digits():,} digits"
-            raise self._unreadable(number, reason, "Write it as a text.") from error
-        if not isinstance(row, dict):
-            raise self._unreadable(number, "not a JSON object", 'Write rows as {"prompt": …, "answer": …}.')
-        return row
-
-    def _unreadable(self, number: int, reason: str, remedy: str) -> ConfigError:
-        return ConfigError(f"{self.place(number)}: {reason}", remedy=remedy)
-
-
-class _NotJsonError(ValueError):
-    """What Python's decoder reads, and other programs do not, or differently."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.remedy = remedy
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _NotJsonError(f"{name} is no JSON number", "Remove the row, or give it a number.")
-
-
-def _columns(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object's values by name, of which none may come twice."""
-    columns = dict(pairs)
-    if len(columns) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in columns if names.count(name) > 1)
-        raise _NotJsonError(f"{json.dumps(twice[:40])} stands twice in one object", "Keep the value that is meant.")
-    return columns
-
-
 _PARQUET_MAGIC = b"PAR1"
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2"}
+_COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2"}
 _PEEKED_BYTES = 64
+_TABLES = (".csv", ".tsv")
+
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 class DataSource(Protocol):
@@ -126,13 +42,63 @@ class DataSource(Protocol):
         ...
 
 
-def open_source(path: Path) -> DataSource:
-    """The rows of a file, saved directory or library. `ConfigError` when there is none, or it has another format.
+class Shards:
+    """Files that are one after the other."""
 
-    A source such as `reasoning-gym:NAME?size=2000` stands in place of a path, and is opened as such.
+    def __init__(self, files: Sequence[DataSource]) -> None:
+        self._files = files
+        self._starts = [0]
+        """Number of the first row of each file that has been begun."""
+
+    @property
+    def share_done(self) -> float:
+        """Share of the files that has been read, 0..1, as if all had the same size."""
+        return sum(file.share_done for file in self._files) / len(self._files)
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        """The rows of each. `ConfigError` as theirs."""
+        self._starts, number = [], 0
+        for file in self._files:
+            self._starts.append(number)
+            for row in file.rows():
+                number += 1
+                yield row
+
+    def place(self, number: int) -> str:
+        """Where row `number` is."""
+        shard = max(0, bisect_right(self._starts, number) - 1)
+        return self._files[shard].place(number - self._starts[shard])
+
+
+def open_source(path: Path) -> DataSource:
+    """The rows of a file, of files that a pattern names, of a saved directory, a hub or a library.
+
+    `ConfigError` when there are none, or they have another format. A source such as `reasoning-gym:NAME?size=2000`
+    stands in place of a path, and is opened as such.
     """
     if is_generated(str(path)):
         return GeneratedRows(str(path))
+    files = data_files(path)
+    if not files:
+        raise ConfigError(f"there is no file {path}", remedy="Check the pattern, and the folder that it begins with.")
+    return _open_file(path) if files == [path] else Shards([_open_file(each) for each in files])
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files of a source: one, those that match its pattern (`*`, `?`, `[…]`), 2 before 10, or the hub's.
+
+    `ConfigError` as `hub_files`.
+    """
+    if is_hub_data(str(path)):
+        return list(hub_files(str(path)))
+    if path.exists() or not any(sign in str(path) for sign in "*?["):
+        return [path]
+    root = Path(path.anchor or ".")
+    found = [each for each in root.glob(str(path.relative_to(path.anchor))) if each.is_file()]
+    return sorted(found, key=lambda each: [int(part) if part.isdigit() else part for part in _DIGITS.split(str(each))])
+
+
+def _open_file(path: Path) -> DataSource:
     if not path.exists():
         if path.is_symlink():
             raise ConfigError(f"{path} is a link to a file that is not there", remedy="Give the file itself.")
@@ -145,11 +111,7 @@ def open_source(path: Path) -> DataSource:
         raise ConfigError(
             f"{path} is a pipe or a device, and rows are read twice", remedy="Save the rows to a file, and give that."
         )
-    try:
-        with path.open("rb") as file:
-            head = file.read(_PEEKED_BYTES)
-    except OSError as error:
-        raise MachineError(f"cannot read {path}: {error.strerror}", remedy="Check its permissions.") from error
+    head = _head(path)
     if not head.strip():
         raise ConfigError(f"{path} is empty", remedy="Give a file with one row a line.")
     if head.startswith(_PARQUET_MAGIC):
@@ -158,20 +120,30 @@ def open_source(path: Path) -> DataSource:
         return ParquetSource(path)
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
-            raise ConfigError(f"{path} is compressed with {name}", remedy="Unpack it first.")
+            raise ConfigError(f"{path} is compressed with {name}", remedy="Unpack it first, or pack it with gzip.")
+    if any(suffix.lower() in _TABLES for suffix in path.suffixes[-2:]):
+        return CsvSource(path)
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
         raise ConfigError(
             f"{path} is one JSON array, not one JSON object a line",
             remedy=f"Convert it: jq -c '.[]' {shlex.quote(str(path))} > {shlex.quote(f'{path.stem}-lines.jsonl')}",
         )
-    if path.suffix.lower() == ".csv":
-        program = "import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]"
-        source, target = shlex.quote(str(path)), shlex.quote(f"{path.stem}-lines.jsonl")
-        raise ConfigError(
-            f"{path} is CSV, not one JSON object a line",
-            remedy=f"Convert it: python3 -c {shlex.quote(program)} < {source} > {target}",
-        )
     return JsonLinesSource(path)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, unpacked."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_PEEKED_BYTES)
+            if not head.startswith(GZIP_MAGIC):
+                return head
+            file.seek(0)
+            return gzip.GzipFile(fileobj=file).read(_PEEKED_BYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{path} is damaged: {str(error)[:200]}", remedy="Download or pack it again.") from error
+    except OSError as error:
+        raise MachineError(f"cannot read {path}: {error.strerror}", remedy="Check its permissions.") from error
 
 
 def _similar(path: Path) -> str:

@@ -173,3 +173,20 @@ def test_a_named_file_may_have_a_name_as_long_as_any() -> None:
     for text, weight in ((f"a={longest}", 1.0), (f"a={longest}@2", 2.0)):
         (plan,) = plans(text)
         assert (plan.task, plan.path, plan.weight) == ("a", Path(longest), weight)
+
+
+def test_prompts_are_made_of_columns_by_data_set() -> None:
+    first, second = plans("a.jsonl", "b.jsonl", prompts=("a={prompt} = {answer}", "{gold}"))
+    assert first.prompt_template is not None
+    assert second.prompt_template is not None
+    assert first.prompt_template.text == "{prompt} = {answer}"
+    assert second.prompt_template.text == "{gold}"
+    with pytest.raises(ConfigError, match="exclude each other"):
+        plans("a.jsonl", prompts=("{gold}",), prompt_columns=("prompt",))
+    with pytest.raises(ConfigError, match="no column 'silver'"):
+        plans("a.jsonl", prompts=("{silver}",))
+
+
+def test_shards_are_one_data_set_with_a_name_and_a_weight() -> None:
+    (plan,) = plans("[ab].jsonl@2")
+    assert (plan.task, plan.path, plan.weight) == ("ab", Path("[ab].jsonl"), 2.0)

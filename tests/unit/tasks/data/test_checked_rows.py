@@ -13,6 +13,7 @@ from p2prl.tasks.data.checked_rows import CheckedRow, CheckedRows
 from p2prl.tasks.data.columns import ANSWER_NAMES, PROMPT_NAMES
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import open_source
+from p2prl.tasks.data.prompt_template import PromptTemplate
 from p2prl.tasks.data.prompts import Prompt, checked_prompt, normal_text
 from tests.unit.tasks.data.packing_rig import write_rows
 
@@ -175,3 +176,16 @@ def test_text_parts_of_a_message_are_one_text() -> None:
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2+2?"}]
     prompt = checked_prompt([{"role": "user", "content": parts}], place="rows.jsonl, line 1", column="prompt")
     assert prompt == [{"role": "user", "content": "What is 2+2?"}]
+
+
+def test_prompts_are_made_of_several_columns_which_stay(tmp_path: Path) -> None:
+    template = PromptTemplate.read("{prompt}: {input}")
+    (row,) = checked(tmp_path, {"prompt": "Add", "input": "1 2", "output": "3"}, prompt_template=template)
+    assert row.prompt == "Add: 1 2"
+    assert row.columns == {"input": "1 2", "output": "3"}
+    (alpaca,) = checked(
+        tmp_path,
+        {"instruction": "Add", "input": "1 2", "answer": "3"},
+        prompt_template=PromptTemplate.read("{instruction} {input}"),
+    )
+    assert (alpaca.prompt, alpaca.columns["answer"]) == ("Add 1 2", "3")

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.data.data_source import MAX_ROW_BYTES, open_source
+from p2prl.tasks.data.data_source import open_source
+from p2prl.tasks.data.text_files import MAX_ROW_BYTES
 from tests.unit.tasks.data.packing_rig import pack, packed_bytes, sums, write_rows
 
 needs_arrow = pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="the extra `data` is missing")
@@ -98,7 +98,8 @@ def test_the_share_done_grows_to_all(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b" \n\n", "is empty"),
         (b' [{"prompt": "a"}]', "one JSON array"),
-        (gzip.compress(b'{"prompt": "a"}', mtime=0), "compressed with gzip"),
+        (gzip.compress(b" \n", mtime=0), "is empty"),
+        (b"\x28\xb5\x2f\xfd more", "compressed with zstd"),
     ],
 )
 def test_other_files_are_refused_with_a_remedy(tmp_path: Path, data: bytes, said: str) -> None:
@@ -252,13 +253,68 @@ def test_few_rows_are_decoded_together(tmp_path: Path) -> None:
             tracemalloc.stop()
 
 
-def test_csv_is_named_and_its_remedy_converts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("my rows.csv").write_text('question,answer\n"1+1, or so?",2\n')
-    with pytest.raises(ConfigError, match="is CSV") as caught:
-        open_source(Path("my rows.csv"))
-    Path("my rows.jsonl").write_text("the owner's")
-    subprocess.run(caught.value.remedy.removeprefix("Convert it: "), shell=True, check=True)
-    assert Path("my rows.jsonl").read_text() == "the owner's"
-    assert json.loads(Path("my rows-lines.jsonl").read_text()) == {"question": "1+1, or so?", "answer": "2"}
-    open_source(Path("my rows-lines.jsonl"))
+def test_csv_gives_the_rows_of_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('\ufeffquestion,answer\r\n"1+1, or ""so""?\n",2\r\n\r\nb,\r\n', newline="")
+    rows = [{"question": '1+1, or "so"?\n', "answer": "2"}, {"question": "b", "answer": ""}]
+    assert read(tmp_path / "a.csv") == rows
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"question\tanswer\n1,1\t2\n", mtime=0))
+    assert read(tmp_path / "a.tsv.gz") == [{"question": "1,1", "answer": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"a,b\n1,2\n3\n", "a.csv, row 2: 1 values for 2 columns"),
+        (b"a,b\n1,2,3\n", "row 1: 3 values for 2 columns"),
+        (b"a,a\n1,2\n", '"a" stands twice'),
+        (b"a,\n1,2\n", "a column has no name"),
+        (b'a,b\n"1,2\n', "row 1: not CSV"),
+        (b"a,b\ncaf\xe9,2\n", "row 1: not UTF-8"),
+    ],
+)
+def test_faults_of_csv_are_named(tmp_path: Path, text: bytes, said: str) -> None:
+    (tmp_path / "a.csv").write_bytes(text)
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path / "a.csv")
+
+
+def test_packed_lines_are_read_as_they_are_unpacked(tmp_path: Path) -> None:
+    rows = sums(3000)
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text, mtime=0))
+    source = open_source(tmp_path / "a.jsonl.gz")
+    shares = []
+    assert [row for row in source.rows() if shares.append(source.share_done) is None] == rows  # type: ignore[func-returns-value]
+    assert shares == sorted(shares)
+    assert source.share_done == 1.0
+
+
+@pytest.mark.parametrize("cut", [1, 12, 40])
+def test_damaged_packed_files_are_named(tmp_path: Path, cut: int) -> None:
+    packed = gzip.compress(b'{"prompt": "a"}\n' * 100, mtime=0)
+    (tmp_path / "a.jsonl.gz").write_bytes(packed[:-cut])
+    with pytest.raises(ConfigError, match="is damaged"):
+        read(tmp_path / "a.jsonl.gz")
+
+
+def test_shards_are_one_after_the_other_by_their_numbers(tmp_path: Path) -> None:
+    rows = sums(9)
+    for number, part in ((10, rows[6:]), (2, rows[3:6]), (1, rows[:3])):
+        write_rows(tmp_path / f"train-{number}.jsonl", part)
+    (tmp_path / "test.jsonl").write_text("not read")
+    source = open_source(tmp_path / "train-*.jsonl")
+    assert list(source.rows()) == rows
+    assert source.share_done == 1.0
+    places = [source.place(number) for number in (0, 2, 3, 8)]
+    assert places == [
+        f"{tmp_path / name}, line {line}"
+        for name, line in (("train-1.jsonl", 1), ("train-1.jsonl", 3), ("train-2.jsonl", 1), ("train-10.jsonl", 3))
+    ]
+
+
+def test_a_pattern_without_files_is_refused_and_a_file_called_so_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no file .*b\*\.jsonl"):
+        open_source(tmp_path / "b*.jsonl")
+    write_rows(tmp_path / "b*.jsonl", sums(1))
+    write_rows(tmp_path / "bc.jsonl", sums(2))
+    assert len(read(tmp_path / "b*.jsonl")) == 1
