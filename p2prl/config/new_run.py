@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,13 @@ from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.prompt_record import write_prompt_record
 from p2prl.config.run_folder import Folder, new_folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
-from p2prl.config.toml_tables import parse
+from p2prl.config.toml_tables import parse, with_changes
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.models.base_model.architectures import ARCHITECTURES
 from p2prl.models.base_model.model_card import base_model_name, model_license
 from p2prl.models.base_model.model_folder import model_directory
 from p2prl.models.base_model.pretrained import LoadedModel, check_architecture, check_saveable, load_pretrained
@@ -39,6 +40,7 @@ from p2prl.models.hardware.device import choose_device
 from p2prl.models.rewards.run_reward import RunReward
 from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import confined_tokenizer_reader, read_run_model
+from p2prl.models.self_test.decoder_check import check_decoder
 from p2prl.models.self_test.golden_creation import golden_files
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
@@ -89,19 +91,29 @@ class RunFolder(Folder):
     """A run folder with its settings read and checked."""
 
     settings: RunSettings
+    changes: tuple[str, ...] = ()
+    """Settings of this start alone, `KEY=VALUE`."""
+
+    def settings_table(self) -> dict[str, object]:
+        """See `Folder.settings_table`; with the changes of this start."""
+        return with_changes(Folder.settings_table(self), self.changes)
 
     def loss_config(self) -> LossPipelineConfig:
         """The run's loss pipeline. Raises `ConfigError` where its settings do not fit the run."""
         return self.settings.loss.build(self.manifest.sampling, parse_reward(self.manifest.reward))
 
 
-def open_run(directory: Path) -> RunFolder:
-    """Read a run folder and its settings. Raises `ConfigError` when it is not one or its settings do not fit."""
+def open_run(directory: Path, changes: Sequence[str] = ()) -> RunFolder:
+    """Read a run folder and its settings, with `changes` to them (`with_changes`).
+
+    Raises `ConfigError` when it is not one or its settings do not fit.
+    """
     folder = open_folder(directory)
-    settings = parse(RunSettings, folder.settings_table(), where=str(folder.settings_file))
+    where = f"{folder.settings_file} with --set" if changes else str(folder.settings_file)
+    settings = parse(RunSettings, with_changes(folder.settings_table(), changes), where=where)
     manifest = folder.manifest
     _check_settings(settings, manifest.sampling, reward=manifest.reward, dtype=manifest.dtype)
-    return RunFolder(directory, folder.identity, manifest, folder.manifest_raw, settings)
+    return RunFolder(directory, folder.identity, manifest, folder.manifest_raw, settings, tuple(changes))
 
 
 def _check_settings(settings: RunSettings, sampling: Sampling, *, reward: str, dtype: str) -> None:
@@ -326,6 +338,9 @@ def _first_weights(plan: RunPlan, on_progress: Callable[[str, float], None]) -> 
         check_architecture(model_directory(plan.model), plan.model)
         loaded = load_pretrained(plan.model, device=torch.device("cpu"), dtype="float32")
         check_saveable(loaded, plan.model)
+        if loaded.model.config.model_type not in ARCHITECTURES:
+            on_progress("checking the architecture, which is new here", 0.0)
+            check_decoder(loaded.model)
         return loaded
     loaded = tiny_model(plan.task, seed=plan.seed)
     demonstration = task_by_name(plan.task).demonstration

@@ -6,7 +6,7 @@ import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +45,34 @@ def read_toml(path: Path) -> dict[str, object]:
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}", remedy="Fix that line; strings need quotes.") from error
+
+
+def with_changes(table: Mapping[str, object], changes: Sequence[str]) -> dict[str, object]:
+    """Tables with `KEY=VALUE` in place of what they say, where a dot leads into a table: `learner.updates=50`.
+
+    A value is TOML, or a text where it is none. `ConfigError` for a change without `=`, and for a key below no table.
+    """
+    changed = dict(table)
+    for text in changes:
+        key, equals, value = text.partition("=")
+        *tables, name = key.strip().split(".")
+        if not equals or not name:
+            raise ConfigError(f"--set {text[:60]!r} is not KEY=VALUE", remedy="For example: --set learner.updates=50")
+        inner = changed
+        for each in tables:
+            below = inner.get(each, {})
+            if not isinstance(below, Mapping):
+                raise ConfigError(f"--set {text[:60]!r}: {each!r} is no table", remedy="See run.toml for its tables.")
+            inner[each] = inner = dict(below)
+        inner[name] = _toml_value(value.strip())
+    return changed
+
+
+def _toml_value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def parse(kind: type[T], table: Mapping[str, object], *, where: str) -> T:

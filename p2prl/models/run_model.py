@@ -7,7 +7,9 @@ is allocated only then. Faults are the learner's (`RemoteProtocolError`) or a mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +17,24 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from transformers import PreTrainedConfig, PreTrainedModel, initialization
 
 from p2prl.confinement.children import Launch
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.models.base_model.attention import exact_attention
 from p2prl.models.base_model.pretrained import quiet_transformers
-from p2prl.models.run_files.checks import check_config, json_file, model_settings, read_end_tokens, read_tokenizer
+from p2prl.models.run_files.checks import (
+    MAX_MODULES,
+    check_config,
+    json_file,
+    model_settings,
+    read_end_tokens,
+    read_tokenizer,
+)
 from p2prl.models.tokenizer.backend import read_special_tokens
 from p2prl.models.tokenizer.confined import ConfinedTokenizer
 from p2prl.models.tokenizer.text_codec import TextCodec
@@ -70,6 +83,7 @@ class RunModel:
         config = self.skeleton.config.get_text_config()
         heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        width = max(width, getattr(config, "qk_head_dim", None) or 0)  # of latent attention, whose head_dim is a part
         layers: int = config.num_hidden_layers
         return 2 * layers * heads * width
 
@@ -173,7 +187,7 @@ def _skeleton(raw: dict[str, object], lora: LoraSpec | None) -> PreTrainedModel:
         config = config_class(**model_settings(raw, config_class))
         if not 0 < config.vocab_size <= limits.MAX_VOCABULARY:
             raise RemoteProtocolError(f"run files: a vocabulary of {config.vocab_size} tokens")
-        with torch.device("meta"):
+        with torch.device("meta"), _few_modules():
             skeleton = _from_config(config, "float32", lora)
     except _MISFITS as error:
         raise RemoteProtocolError(f"run files: config.json is not a valid model: {str(error)[:200]}") from error
@@ -181,6 +195,24 @@ def _skeleton(raw: dict[str, object], lora: LoraSpec | None) -> PreTrainedModel:
     if scratch > MAX_SCRATCH_BYTES:
         raise RemoteProtocolError(f"run files: the model needs {scratch} bytes besides its weights")
     return skeleton
+
+
+@contextmanager
+def _few_modules() -> Iterator[None]:
+    """`RemoteProtocolError` once more modules are made than any model has, whatever setting asked for them."""
+    made = itertools.count(1)
+
+    def count(module: nn.Module, name: str, part: object) -> None:
+        del module, name, part
+        if next(made) > MAX_MODULES:
+            raise RemoteProtocolError(f"run files: the model has more than {MAX_MODULES} modules")
+
+    hooks = [register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _from_config(config: PreTrainedConfig, dtype: str, lora: LoraSpec | None) -> PreTrainedModel:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from p2prl.cli.commands.init_file import take_defaults
 from p2prl.cli.options import AsJson, Seed
 from p2prl.learner.new_run_plan import USUAL_GROUP_SIZE
 
@@ -17,6 +18,16 @@ class InitOptions:
     """Values of the options. It has this many fields because each is one option; None comes from the preset."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the run, and of its folder.")]
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            is_eager=True,
+            callback=take_defaults,
+            help="TOML file with values of these options, such as group-size = 8. What is given here counts. "
+            "Default: none.",
+        ),
+    ] = None
     preset: Annotated[
         str,
         typer.Option(

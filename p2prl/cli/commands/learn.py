@@ -26,6 +26,7 @@ from p2prl.cli.views.link_qr import show_qr
 from p2prl.clock import SystemClock
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
+from p2prl.config.toml_tables import with_changes
 from p2prl.config.worker_folder import write_status
 from p2prl.errors import ConfigError
 from p2prl.exit_codes import INTERRUPTED
@@ -64,6 +65,15 @@ def make_learn(
             str | None,
             typer.Option("--plan", help="How processes share an update: dp2, pp2, dp2pp2. Default: run.toml's."),
         ] = None,
+        changes: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--set",
+                metavar="KEY=VALUE",
+                help="A setting of this start, not run.toml's: learner.optimizer.learning_rate=1e-5. Repeatable. "
+                "Default: none.",
+            ),
+        ] = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
         via: Annotated[
             list[str] | None,
@@ -93,6 +103,7 @@ def make_learn(
             lan=lan,
             updates=updates,
             plan=chosen_plan(ranks, plan),
+            changes=tuple(changes or ()),
             track=track,
             via=tuple(via or ()),
             sample=sample,
@@ -114,6 +125,7 @@ def learn_command(
     lan: bool = False,
     updates: int | None = None,
     plan: str | None = None,
+    changes: tuple[str, ...] = (),
     track: str = "none",
     via: tuple[str, ...] = (),
     sample: str = "",
@@ -121,7 +133,7 @@ def learn_command(
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
     judges: Judges | None = None,
 ) -> None:
-    """Train the run in `directory`; `updates` and `plan` override run.toml's, 0 updates for no end.
+    """Train the run in `directory`; `changes`, `updates` and `plan` override run.toml's, 0 updates for no end.
 
     `sample` is the device of a volunteer beside the learner; empty for none.
     """
@@ -133,7 +145,7 @@ def learn_command(
         split_peer(address)
     further = (*via, *further_peers(options.peers))
     opened = open_folder(directory)
-    opened.settings_table()  # refuses a file that is not TOML
+    with_changes(opened.settings_table(), changes)  # refuses a file that is not TOML
     lock = opened.lock()
     crash_log.keep_in(directory)
     view = LiveView(quiet=as_json)
@@ -144,7 +156,7 @@ def learn_command(
         from p2prl.config.new_run import open_run
         from p2prl.config.roles import build_learner
 
-        folder = open_run(directory)
+        folder = open_run(directory, changes)
         folder = _overridden(folder, updates=updates, plan=plan)
         check_disk(folder.manifest, folder.paths.blobs)
         say(disk_text(folder.manifest))

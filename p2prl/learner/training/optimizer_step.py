@@ -81,16 +81,16 @@ class Trainer:
         if norms.value is not None and not math.isfinite(float(norms.value)):
             raise self._not_finite("the value head's gradient")
 
-        # The learning rate: warmed up, slowed by the brakes of this batch, and by the largest gradient seen so far.
-        warm = min(1.0, (self.step + 1) / max(1, self._config.warmup_updates))
-        learning_rate = self._config.learning_rate * warm * estimate.rate_factor
+        # The learning rate: as scheduled, slowed by the brakes of this batch, and by the largest gradient seen so far.
+        share = self._config.rate_share(self.step)
+        learning_rate = self._config.learning_rate * share * estimate.rate_factor
         amsgrad = 1.0
         if self._amsgrad is not None:
             amsgrad = float(self._amsgrad.factor(norms.weights.clamp(max=self._config.gradient_clip)))
 
         # AdamW on the weights; the value head and the reference policy follow.
         try:
-            self._engine.step(learning_rate * amsgrad, value_factor=warm * estimate.rate_factor, number=self.step)
+            self._engine.step(learning_rate * amsgrad, value_factor=share * estimate.rate_factor, number=self.step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,6 +85,13 @@ class OptimizerConfig:
     """Decoupled weight decay, as a factor on the learning rate; 0 for none."""
     warmup_updates: int = 10
     """Updates over which the learning rate rises linearly, while Adam's second moment is still inaccurate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after its rise: as it is, or down to `final_share` of its peak in `decay_updates`
+    updates, in a straight line or along half a cosine."""
+    decay_updates: int = 0
+    """Updates over which it falls, after the warm-up; later ones keep the last rate."""
+    final_share: float = 0.1
+    """The last rate, as a share of the peak."""
     gradient_clip: float = 1.0
     """Largest gradient norm; a larger gradient is scaled down to it."""
     global_amsgrad: bool = True
@@ -97,7 +104,19 @@ class OptimizerConfig:
         require("beta2", self.beta2, 0.0 <= self.beta2 < 1.0, "within 0..1, 1 excluded")
         require("weight_decay", self.weight_decay, 0.0 <= self.weight_decay < math.inf, "0 or more")
         require("warmup_updates", self.warmup_updates, self.warmup_updates >= 0, "0 or more")
+        falls = self.schedule != "constant"
+        require("decay_updates", self.decay_updates, self.decay_updates >= falls, "1 or more with a schedule")
+        require("final_share", self.final_share, 0.0 <= self.final_share <= 1.0, "within 0..1")
         require("gradient_clip", self.gradient_clip, 0.0 < self.gradient_clip < math.inf, "above 0")
+
+    def rate_share(self, step: int) -> float:
+        """The learning rate of update `step`, from 0, as a share of its peak."""
+        warm = min(1.0, (step + 1) / max(1, self.warmup_updates))
+        if self.schedule == "constant" or step < self.warmup_updates:
+            return warm
+        done = min(1.0, (step - self.warmup_updates) / self.decay_updates)
+        left = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.final_share + (1.0 - self.final_share) * left
 
 
 class WeightOptimizer:

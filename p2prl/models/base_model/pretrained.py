@@ -19,7 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from p2prl.errors import ConfigError
-from p2prl.models.base_model.attention import ARCHITECTURES, exact_attention
+from p2prl.models.base_model.architectures import ARCHITECTURES, architecture_fault
+from p2prl.models.base_model.attention import exact_attention
 from p2prl.models.base_model.model_folder import model_directory, read_json_file
 from p2prl.models.hardware.device import best_device
 from p2prl.models.hardware.failures import is_out_of_memory
@@ -131,12 +132,11 @@ def _check_weights(report: Mapping[str, Any], source: str) -> None:
 
 
 def check_architecture(directory: Path, source: str) -> None:
-    """`ConfigError` with the supported architectures unless a model's is one. Before its weights are loaded."""
-    kind = read_json_file(directory / "config.json").get("model_type")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+    """`ConfigError` with the reason where no run can use a model's architecture. Before its weights are loaded."""
+    if fault := architecture_fault(read_json_file(directory / "config.json").get("model_type")):
         raise ConfigError(
-            f"the architecture of {source}, {str(kind)[:64]!r}, is not supported",
-            remedy=f"A run may use {', '.join(ARCHITECTURES)}; docs/researchers.md names models of each.",
+            f"the architecture of {source} is not supported: {fault}",
+            remedy=f"Tested are {', '.join(ARCHITECTURES)}; docs/researchers.md names models of each.",
         )
 
 

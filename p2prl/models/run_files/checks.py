@@ -1,7 +1,7 @@
 """Checks of the configuration and tokenizer that a run ships, before anything is built from them.
 
-The files are data signed by a stranger. Their architecture must be on the list here, and they must not refer to code,
-kernels or templates. Every fault is the learner's: `RemoteProtocolError`.
+The files are data signed by a stranger. Their architecture must be a decoder of transformers, and they must not refer
+to code, kernels or templates. Every fault is the learner's: `RemoteProtocolError`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.base_model.attention import ARCHITECTURES
+from p2prl.models.base_model.architectures import architecture_fault
 from p2prl.models.base_model.model_folder import names_code, read_json
 from p2prl.models.tokenizer.backend import read_backend, read_special_tokens
 
@@ -62,12 +62,20 @@ _COUNTS = {
     "experts": (("num_experts", "num_local_experts", "n_routed_experts"), MAX_EXPERTS),
     "experts for a token": (("num_experts_per_tok",), MAX_EXPERTS),
 }
-"""Settings that say how many objects to make, or how often to loop."""
+"""Settings that say how many objects to make, or how often to loop. Those of any other name that ends so are bounded
+too (`_COUNTED`), and so is what is made of them (`MAX_MODULES`)."""
+
+_COUNTED = {"layers": MAX_LAYERS, "layer": MAX_LAYERS, "heads": MAX_HEADS, "experts": MAX_EXPERTS, "blocks": MAX_LAYERS}
+"""Last words of settings that count, and their bounds."""
+
+MAX_MODULES = 65_536
+"""Modules and parameters of a model; the largest open ones have some ten thousand."""
 
 _OPTIONAL_COUNTS = ("num_key_value_heads", "num_kv_heads")
 """Counts that may be null: then transformers takes the attention heads."""
 
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "linear_attention", "conv", "dense", "sparse"})
+"""Kinds of layers that a test has; `chunked_attention` is none of them."""
 _DEFAULT_HEADS = 32
 _DEFAULT_LAYERS = 32
 
@@ -84,9 +92,8 @@ def json_file(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 def check_config(config: dict[str, Any]) -> None:
     """Reject a config.json that could run code, stall, or make logits depend on the batch."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise RemoteProtocolError(f"run files: architecture {str(kind)[:64]!r} is not supported")
+    if fault := architecture_fault(config.get("model_type")):
+        raise RemoteProtocolError(f"run files: the architecture is not supported: {fault}")
     if named := names_code(config):
         raise RemoteProtocolError(f"run files: config.json requires code through {named!r}")
     for key, allowed in _FIXED_SETTINGS.items():
@@ -145,14 +152,19 @@ def _check_counts(config: dict[str, Any]) -> None:
                 continue
             if not isinstance(count, int) or not 0 < count <= most:
                 raise RemoteProtocolError(f"run files: the number of {name} is outside 1..{most}")
+    for key, value in config.items():
+        bound = _COUNTED.get(key.rpartition("_")[2], _MAX_INTEGER)
+        if isinstance(value, int) and value > bound:
+            raise RemoteProtocolError(f"run files: {key[:64]!r} is more than {bound}")
     if config.get("qk_layernorm") and config["model_type"] == "stablelm":
         heads = config.get("num_attention_heads", _DEFAULT_HEADS)
         heads += config.get("num_key_value_heads", _DEFAULT_HEADS) or heads
         if heads * config.get("num_hidden_layers", _DEFAULT_LAYERS) > MAX_HEAD_NORMS:
             raise RemoteProtocolError(f"run files: the model has more than {MAX_HEAD_NORMS} norms of heads")
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list) and not all(isinstance(kind, str) and kind in _LAYER_TYPES for kind in kinds):
-        raise RemoteProtocolError("run files: config.json has an unknown type of layer")
+    for key in ("layer_types", "mlp_layer_types"):
+        kinds = config.get(key)
+        if isinstance(kinds, list) and not all(isinstance(kind, str) and kind in _LAYER_TYPES for kind in kinds):
+            raise RemoteProtocolError("run files: config.json has an unknown type of layer")
 
 
 def _check_sizes(config: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.new_run import RunSettings
 from p2prl.config.presets import PRESETS, preset_by_name
-from p2prl.config.toml_tables import MOST_FILE_BYTES, parse, read_toml
+from p2prl.config.toml_tables import MOST_FILE_BYTES, parse, read_toml, with_changes
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import Sampling
 
@@ -155,3 +155,41 @@ def test_a_file_that_nobody_wrote_is_not_parsed(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (MOST_FILE_BYTES + 1))
     with pytest.raises(ConfigError, match="has more than 1,000,000 bytes"):
         read_toml(path)
+
+
+def test_changes_take_the_place_of_settings_and_leave_the_others() -> None:
+    table = {"threads": 2, "learner": {"updates": 9, "optimizer": {"beta1": 0.5}}}
+    changes = [
+        "threads=4",
+        "learner.optimizer.schedule=cosine",
+        "loss.name = 'grpo'",
+        "learner.updates=5",
+        "a.b=[1, 2]",
+    ]
+    changed = with_changes(table, changes)
+    assert changed == {
+        "threads": 4,
+        "learner": {"updates": 5, "optimizer": {"beta1": 0.5, "schedule": "cosine"}},
+        "loss": {"name": "grpo"},
+        "a": {"b": [1, 2]},
+    }
+    assert table == {"threads": 2, "learner": {"updates": 9, "optimizer": {"beta1": 0.5}}}, "the file's stay"
+    settings = parse(
+        RunSettings, with_changes({}, ["learner.updates=5", "learner.optimizer.learning_rate=1e-5"]), where=""
+    )
+    assert (settings.learner.updates, settings.learner.optimizer.learning_rate) == (5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("threads", "not KEY=VALUE"), ("=4", "not KEY=VALUE"), ("threads.all=4", "'threads' is no table")],
+)
+def test_changes_that_name_nothing_are_refused(change: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_changes({"threads": 2}, [change])
+
+
+def test_a_change_of_an_unknown_setting_is_refused_with_its_likeliest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'learning_rat'") as caught:
+        parse(RunSettings, with_changes({}, ["learner.optimizer.learning_rat=1"]), where="run.toml with --set")
+    assert "learning_rate" in caught.value.remedy

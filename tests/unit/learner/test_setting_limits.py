@@ -44,6 +44,8 @@ RANGES: list[tuple[type[Any], str, tuple[float, ...], tuple[float, ...]]] = [
     (OptimizerConfig, "beta2", (0.0, 0.999), (-TINY, 1.0)),
     (OptimizerConfig, "weight_decay", (0.0,), (-TINY, math.inf)),
     (OptimizerConfig, "warmup_updates", (0,), (-1,)),
+    (OptimizerConfig, "decay_updates", (0,), (-1,)),
+    (OptimizerConfig, "final_share", (0.0, 1.0), (-TINY, 1.001)),
     (OptimizerConfig, "gradient_clip", (TINY,), (0.0, math.inf)),
 ]
 

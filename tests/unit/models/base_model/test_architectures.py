@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from p2prl.models.base_model.attention import ARCHITECTURES
+from p2prl.models.base_model.architectures import ARCHITECTURES
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.transformers import scorer as transformers_scorer
 from p2prl.models.engines.transformers.policy_model import UNNAMED, PolicyModel
@@ -19,7 +19,7 @@ from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.sampling import sample_all
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import flatten, layout_of
-from tests.unit.models.architectures import small_model
+from p2prl_lab.testing.small_architectures import small_model
 
 REQUESTS = [
     GenerationRequest(

@@ -18,7 +18,7 @@ from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import read_run_model
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import copy_weights, flatten, layout_of
-from tests.unit.models.architectures import small_model
+from p2prl_lab.testing.small_architectures import small_model
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[15, 3, 10, 4, 12, 2, 11, 7]])

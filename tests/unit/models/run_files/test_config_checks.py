@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import IntegrityError, RemoteProtocolError
+from p2prl.models import run_model
 from p2prl.models.run_files.checks import LABEL_KEYS
 from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
@@ -31,6 +32,10 @@ GEMMA3 = {
     "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
     "sliding_window": 512, "sliding_window_pattern": 6, "rope_theta": 1000000, "rope_local_base_freq": 10000,
     "attn_logit_softcapping": None, "use_bidirectional_attention": False, "pad_token_id": 0, "eos_token_id": [1, 106],
+}  # fmt: skip
+MIXTRAL = {
+    "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8,
 }  # fmt: skip
 REAL: list[dict[str, Any]] = [
     {
@@ -65,6 +70,7 @@ REAL: list[dict[str, Any]] = [
     },
     STABLELM,
     QWEN2_MOE,
+    MIXTRAL,
 ]  # fmt: skip
 
 
@@ -102,6 +108,9 @@ def test_real_configs_are_accepted(config: dict[str, Any]) -> None:
         (QWEN2_MOE | {"mlp_only_layers": [0] * 100_000}, "list"),
         (GEMMA3 | {"layer_types": ["full_attention"] * 100_000}, "list"),
         (GEMMA3 | {"layer_types": ["chunked_attention"] * 26}, "type of layer"),
+        (MIXTRAL | {"num_local_experts": 513}, "experts"),
+        ({"model_type": "minimax_m2", "my_own_blocks": 257}, "'my_own_blocks' is more than 256"),
+        ({"model_type": "qwen3", "mlp_layer_types": ["mine"]}, "type of layer"),
         (_tiny(extra=_nested(500)), "nested"),
         (_tiny(per_layer_config=[{}]), "per_layer_config"),
         (GEMMA3 | {"pad_token_id": 1 << 20}, "not a valid model"),
@@ -135,3 +144,12 @@ def test_settings_that_no_model_needs_are_ignored(changes: dict[str, Any]) -> No
 
 def test_labels_are_not_exported() -> None:
     assert not set(LABEL_KEYS) & set(json.loads(FILES["config.json"]))
+
+
+def test_more_modules_than_any_model_has_are_refused_while_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_model, "MAX_MODULES", 100)
+    with pytest.raises(RemoteProtocolError, match="more than 100 modules"):
+        _read(MIXTRAL)
+    monkeypatch.setattr(run_model, "MAX_MODULES", 10_000)
+    with pytest.raises(IntegrityError, match="layout"):
+        _read(MIXTRAL)

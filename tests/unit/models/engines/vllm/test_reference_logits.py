@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2prl.models.base_model.attention import ARCHITECTURES
+from p2prl.models.base_model.architectures import ARCHITECTURES
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.vllm import reference_logits
 from p2prl.models.engines.vllm.reference_logits import LogitCheck, ReferenceLogits
@@ -15,7 +15,7 @@ from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import WeightLayout, flatten, layout_of
-from tests.unit.models.architectures import small_model
+from p2prl_lab.testing.small_architectures import small_model
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
