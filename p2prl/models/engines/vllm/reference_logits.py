@@ -50,6 +50,7 @@ class ReferenceLogits:
         self._busy = threading.Lock()
         # A tied weight has several names; the layout knows the first.
         names = {id(tensor): name for name, tensor in reversed(self._model.state_dict(keep_vars=True).items())}
+        parents = {id(child): parent for parent in self._model.modules() for child in parent.children()}
         for module in self._model.modules():
             held = {**module._parameters, **module._buffers}
             own = {key: names[id(tensor)] for key, tensor in held.items() if id(tensor) in names}
@@ -60,7 +61,9 @@ class ReferenceLogits:
                     self._project, own["weight"], own.get("bias")
                 )
             elif own:
-                self._fill_while_running(module, own)
+                # Layers that keep a state read the weights of their convolution, and do not run it.
+                runner = parents[id(module)] if isinstance(module, nn.Conv1d) else module
+                self._fill_while_running(module, own, runner=runner)
 
     @torch.inference_mode()
     def logits(self, weights: bytes | bytearray | memoryview, prompt: Sequence[int]) -> Tensor:
@@ -93,23 +96,24 @@ class ReferenceLogits:
         projected = torch.cat([functional.linear(inputs, piece) for piece in pieces], dim=-1)
         return projected if bias is None else projected + self._tensor(bias)
 
-    def _fill_while_running(self, module: nn.Module, own: dict[str, str]) -> None:
+    def _fill_while_running(self, module: nn.Module, own: dict[str, str], *, runner: nn.Module) -> None:
+        """`module` has its weights while `runner` runs."""
         absent = {key: getattr(module, key) for key in own}
 
-        def fill(module: nn.Module, args: Any) -> None:
-            del args
+        def fill(running: nn.Module, args: Any) -> None:
+            del running, args
             for key, name in own.items():
                 held = module._parameters if key in module._parameters else module._buffers
                 held[key] = nn.Parameter(self._tensor(name), requires_grad=False)
 
-        def drop(module: nn.Module, args: Any, output: Any) -> None:
-            del args, output
+        def drop(running: nn.Module, args: Any, output: Any) -> None:
+            del running, args, output
             for key, tensor in absent.items():
                 held = module._parameters if key in module._parameters else module._buffers
                 held[key] = tensor
 
-        module.register_forward_pre_hook(fill)
-        module.register_forward_hook(drop)
+        runner.register_forward_pre_hook(fill)
+        runner.register_forward_hook(drop)
 
 
 class LogitCheck:

@@ -39,7 +39,8 @@ def test_logits_are_those_of_the_model_that_holds_the_weights(kind: str) -> None
 
         for parameter in model.parameters():
             parameter.mul_(0.9)
-        assert not torch.allclose(reference.logits(flatten(model, layout), PROMPT), held, atol=1e-2)
+        changed = reference.logits(flatten(model, layout), PROMPT)
+        assert float((changed - held).square().mean().sqrt()) > 0.03 * float(held.std())
 
 
 def test_large_matrices_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
