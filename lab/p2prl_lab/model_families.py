@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 
+from p2prl.learner.training.checkpoints import newest_checkpoint
 from p2prl.models.base_model.architectures import ARCHITECTURES
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.progress_lines import say
@@ -90,7 +91,9 @@ def _run(kind: str, folder: Path) -> dict[str, Any]:
             timeout_s=_INIT_S,
         )
     assert exported.returncode == 0, exported.stderr
-    difference = _difference(folder / "export", run / "checkpoints" / f"step-{_UPDATES}")
+    newest = newest_checkpoint(run / "checkpoints")
+    assert newest is not None
+    difference = _difference(folder / "export", newest)
     metrics = (run / "metrics.jsonl").read_text().splitlines()
     rejected = sum(each.get("rejected", 0) for each in groups)
     verified = [each.get("verified", 0) for each in groups]
