@@ -43,6 +43,8 @@ SLOW = (
     "unit/house/test_laboratory.py",
     "unit/house/test_light_distribution.py",
     "unit/house/test_packaging.py",
+    "unit/index/test_listing_spam.py",
+    "unit/index/test_run_choice.py",
     "unit/lab/bench/",
     "unit/lab/testing/",
     "unit/learner/test_crash_recovery.py",

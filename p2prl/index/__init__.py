@@ -1,0 +1,1 @@
+"""Indexes of runs: keep and serve signed listings, and choose by them the run that needs a machine most."""
