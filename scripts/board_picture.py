@@ -80,7 +80,7 @@ def main() -> None:
         parser.error("chromium is not on PATH; install it, for example with: apt-get install chromium")
     out.parent.mkdir(parents=True, exist_ok=True)
     board, ready = BoardServer(simulated_source(), host="127.0.0.1", port=0), threading.Event()
-    thread = threading.Thread(target=board.run, args=(lambda _: ready.set(),))
+    thread = threading.Thread(target=board.serve, args=(lambda _: ready.set(),))
     thread.start()
     try:
         ready.wait()

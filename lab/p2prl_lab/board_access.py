@@ -41,7 +41,7 @@ _SETTLED_MS = 600
 def served() -> Iterator[str]:
     """The address of a board of the simulated run."""
     board, ready = BoardServer(simulated_source(), host="127.0.0.1", port=0), threading.Event()
-    thread = threading.Thread(target=board.run, args=(lambda _: ready.set(),))
+    thread = threading.Thread(target=board.serve, args=(lambda _: ready.set(),))
     thread.start()
     try:
         ready.wait()

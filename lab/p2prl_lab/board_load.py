@@ -70,7 +70,7 @@ def serve(people: int, receipts: int, ready: Connection) -> None:
     source = MemorySource(ledger(people, receipts), join_link="p2prl://load@x", learner_step=1)
     source.snapshot()
     board = BoardServer(source, host="127.0.0.1", port=0)
-    board.run(ready.send)
+    board.serve(ready.send)
 
 
 def requests(people: int, rng: random.Random) -> list[tuple[str, str]]:

@@ -61,6 +61,11 @@ COMMANDS = {
         "watch:watch",
         "Show a rollout that this machine has just made: the prompt, its answers, and what each was worth.",
     ),
+    "runs": Listed(
+        VOLUNTEER,
+        "runs:runs_app",
+        "Runs that are listed in public: which this machine could serve, and which it may.",
+    ),
     "me": Listed(VOLUNTEER, "me:me", "Show what this machine has contributed to all its runs."),
     "doctor": Listed(
         VOLUNTEER,
@@ -89,6 +94,7 @@ COMMANDS = {
     "sim": Listed(OPERATE, "sim:sim", "Simulate a swarm in one process on virtual time."),
     "bench": Listed(OPERATE, "bench:bench_app", "Benchmarks that anyone can rerun."),
     "board": Listed(INSPECT, "board:board", "Serve a run's leaderboard as a web page."),
+    "index": Listed(OPERATE, "index:index_app", "An index of runs: learners list theirs, volunteers find them."),
     "certificate": Listed(
         INSPECT,
         "certificate:certificate",

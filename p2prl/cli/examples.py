@@ -11,6 +11,7 @@ _EXAMPLES = {
         "p2prl join LINK --disk-gb 20 --ram-gb 8",
         "p2prl join LINK --share 0.5",
         "p2prl join LINK --events --json",
+        "p2prl join --any --index https://runs.example.org --prefer small",
     ),
     "p2prl seed": (
         "p2prl seed LINK --upload-mbit 50 --monthly-gb 500",
@@ -69,6 +70,13 @@ _EXAMPLES = {
         "p2prl board LINK --export site",
     ),
     "p2prl certificate": ("p2prl certificate LINK", "p2prl certificate runs/my-run ID --out certificate.pdf"),
+    "p2prl index serve": (
+        "p2prl index serve --listen 0.0.0.0:8100",
+        "p2prl index serve --public --mirror https://runs.example.org",
+    ),
+    "p2prl runs": ("p2prl runs --index https://runs.example.org", "p2prl runs --json"),
+    "p2prl runs block": ("p2prl runs block LINK",),
+    "p2prl runs trust": ("p2prl runs trust https://runs.example.org",),
     "p2prl status": ("p2prl status", "p2prl status runs/my-run"),
     "p2prl metrics": ("p2prl metrics", "p2prl metrics runs/my-run --once"),
     "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --split held-out --k 16 --prompts 512"),

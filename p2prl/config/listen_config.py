@@ -1,9 +1,10 @@
-"""The table `[network]` of run.toml: where the learner listens, and what its join link names first."""
+"""The table `[network]` of run.toml: where the learner listens, what its join link names first, and who lists it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2prl.config.index_addresses import index_url
 from p2prl.errors import ConfigError
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.transports import multiaddrs
@@ -21,8 +22,13 @@ class ListenConfig:
     announce: tuple[str, ...] = ()
     """Multiaddrs to name first in the join link, without a peer id: a DNS name that outlives this machine's address, as
     `/dns4/run.example.org/tcp/4001`, or the outside of a port that a router forwards."""
+    list: tuple[str, ...] = ()
+    """Indexes at which the run is listed in public while its learner runs, as `https://runs.example.org`; none: it is
+    listed nowhere."""
 
     def __post_init__(self) -> None:
+        for url in self.list:
+            index_url(url)
         for address in self.announce:
             fault = "holds a peer id" if "/p2p/" in address else ""
             if not fault:

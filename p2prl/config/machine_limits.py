@@ -238,8 +238,13 @@ def enforce_memory(limits: MachineLimits, *, on_cpu: bool) -> None:
 
 def _room(directory: Path) -> int:
     """Free bytes on the disk of a folder that may not exist yet, with those that the folder holds already."""
+    return free_disk(directory) + held_bytes(directory)
+
+
+def free_disk(directory: Path) -> int:
+    """Free bytes on the disk of a folder that may not exist yet."""
     there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free + held_bytes(directory)
+    return shutil.disk_usage(there).free
 
 
 def held_bytes(directory: Path) -> int:

@@ -26,8 +26,8 @@ MOST_MISSING = 16
 """Volunteers that a run without any is believed to miss at most, and nine more for each that it has: a false claim
 draws no crowd at once, and a run that has a tenth of what it wants gets its part all the same."""
 
-UNKNOWN_MISSING = 1
-"""Volunteers that a run without a forecast counts as missing."""
+UNKNOWN_MISSING = 4
+"""Volunteers that a run without a forecast counts as missing: so many that new runs share the volunteers they find."""
 
 DAMPING = 0.5
 """Part of the excess that leaves at a time."""
@@ -143,7 +143,8 @@ def moved(current: Offer, offers: Sequence[Offer], wishes: Wishes, draws: tuple[
     fill = sum(offer.volunteers for offer in everyone) / sum(offer.wanted for offer in everyone)
     excess = current.volunteers - fill * current.wanted
     now = current.volunteers / current.wanted
-    if excess < LEAST_EXCESS or draws[0] >= DAMPING * excess / max(1, current.volunteers):
+    damping = 1.0 if any(offer.volunteers == 0 for offer in able) else DAMPING  # one without any waits for the first
+    if excess < LEAST_EXCESS or draws[0] >= damping * excess / max(1, current.volunteers):
         return None
     below = {
         offer.run: room

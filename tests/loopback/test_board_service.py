@@ -67,7 +67,7 @@ def serving() -> Iterator[Callable[[LedgerSource], str]]:
 
     def start(source: LedgerSource) -> str:
         board, ready = BoardServer(source, host="127.0.0.1", port=0), threading.Event()
-        thread = threading.Thread(target=board.run, args=(lambda _: ready.set(),))
+        thread = threading.Thread(target=board.serve, args=(lambda _: ready.set(),))
         thread.start()
         running.append((board, thread))
         assert ready.wait(20)

@@ -37,7 +37,7 @@ def board() -> Iterator[Start]:
         def start(limits: VisitorLimits) -> tuple[str, int]:
             source = MemorySource(sample_run(0, steps=3))
             server, ready = BoardServer(source, host="127.0.0.1", port=0, limits=limits), threading.Event()
-            thread = threading.Thread(target=server.run, args=(lambda _: ready.set(),))
+            thread = threading.Thread(target=server.serve, args=(lambda _: ready.set(),))
             stack.callback(thread.join, 20)
             stack.callback(server.stop)
             thread.start()

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.join_devices import one_device
+from p2prl.cli.commands.join_devices import given_options, one_device
+from p2prl.cli.commands.runs import Indexes
 from p2prl.cli.commands.worker_start import requested, start_worker
-from p2prl.cli.options import AsJson, Base, Engine, Lan, Link, Threads, WorkerOptions, takes_records
+from p2prl.cli.options import AsJson, Base, Engine, Lan, Threads, WorkerOptions, takes_records
+from p2prl.errors import ConfigError
 from p2prl.protocol.limits import MAX_PRICE
 
 if TYPE_CHECKING:
@@ -64,14 +66,35 @@ Events = Annotated[
 ]
 
 
+AnyLink = Annotated[
+    str, typer.Argument(metavar="LINK", help="A join link in quotes: 'p2prl://NAME@…?b=…'; with --any the first run.")
+]
+AnyRun = Annotated[
+    bool, typer.Option("--any", help="Serve the listed run that needs this machine most, and go on to the next.")
+]
+Prefer = Annotated[
+    str,
+    typer.Option(
+        "--prefer", metavar="WORDS", help="With --any: small, or words of a run's name, goal or model. Default: none."
+    ),
+]
+Only = Annotated[
+    str, typer.Option("--only", metavar="OWNERS", help="With --any: ids of owners whose runs alone are served.")
+]
+
+
 def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None) -> Callable[..., None]:
     """Build the command. Experiments with dishonest volunteers wrap the sampler or the network."""
 
     @takes_records
     def join(
         context: typer.Context,
-        link: Link,
         options: WorkerOptions,
+        link: AnyLink = "",
+        any_run: AnyRun = False,
+        prefer: Prefer = "",
+        only: Only = "",
+        index: Indexes = None,
         device: Devices = "auto",
         engine: Engine = "auto",
         threads: Threads = 0,
@@ -90,6 +113,10 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
 
         Downloads the policy, samples, signs and delivers groups, and uploads weights to other volunteers.
         """
+        if any_run:
+            raise typer.Exit(join_any(context, link, options, prefer, only, index, events=events, as_json=as_json))
+        if not link or prefer or only or index:
+            raise ConfigError(_needs_any(link), remedy="Give a join link alone, or --any for the run in most need.")
         wanted = requested(link, options, "seat", lan=lan, share=share, vram_gb=vram_gb)
         device = one_device(context, device, home=options.home, events=events, as_json=as_json)
         request = replace(wanted, base=base, engine=engine, device=device, threads=threads)
@@ -108,6 +135,50 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         )
 
     return join
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def join_any(
+    context: typer.Context,
+    link: str,
+    options: WorkerOptions,
+    prefer: str,
+    only: str,
+    index: list[str] | None,
+    *,
+    events: bool,
+    as_json: bool,
+) -> int:
+    """Serve listed runs one after another; returns the exit code."""
+    from p2prl.cli.commands.join_any import AnyRequest, AnyRun  # a process that starts workers, and never becomes one
+    from p2prl.config.named_link import named_link
+    from p2prl.config.run_lists import asked_indexes
+    from p2prl.config.worker_folder import default_home
+
+    home = options.home or default_home()
+    request = AnyRequest(
+        home=home,
+        urls=asked_indexes(home, index),
+        limits=requested("", options, "seat").limits,
+        arguments=given_options(context, 1, without=_OF_ANY),
+        prefer=_words(prefer),
+        only=_words(only),
+        first_link=str(named_link(link)) if link else "",
+        events=events,
+        as_json=as_json,
+    )
+    return AnyRun(request).run()
+
+
+_OF_ANY = ("link", "any_run", "prefer", "only", "index", "events", "as_json")
+"""Options that are for the command itself, and not for the workers that it starts."""
+
+
+def _needs_any(link: str) -> str:
+    return "--prefer, --only and --index choose among runs, and a link names one" if link else "a join link is missing"
 
 
 join = make_join()

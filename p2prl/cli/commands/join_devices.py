@@ -90,12 +90,13 @@ def _every_card() -> tuple[str, ...]:
     return tuple(f"cuda:{number}" for number in range(count))
 
 
-def given_options(context: typer.Context, workers: int) -> list[str]:
-    """The options of this command line for one of several workers: all but the device and the kind of output."""
+def given_options(context: typer.Context, workers: int, without: Sequence[str] = _OWN) -> list[str]:
+    """The options of this command line for one of several workers, without some: those are the device and the kind of
+    output where nothing else is said."""
     arguments: list[str] = []
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params[str(parameter.name)]
-        if name in _OWN or getattr(context.get_parameter_source(name), "name", "") != "COMMANDLINE":
+        if name in without or getattr(context.get_parameter_source(name), "name", "") != "COMMANDLINE":
             continue
         if parameter.param_type_name == "argument":
             arguments.append(str(value))

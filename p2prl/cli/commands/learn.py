@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,16 @@ from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.learner_view import WAITING, update_line, update_panel, waiting_text
 from p2prl.cli.views.link_qr import show_qr
 from p2prl.clock import SystemClock
+from p2prl.config.index_addresses import index_url
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.toml_tables import with_changes
 from p2prl.config.worker_folder import write_status
 from p2prl.errors import ConfigError
 from p2prl.exit_codes import INTERRUPTED
+from p2prl.index.run_lister import RunLister, listed_until_end
 from p2prl.net.process.bridge import NetworkPort
+from p2prl.net.process.control import Status
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.net.transports.transport_registry import TRANSPORTS
@@ -91,6 +94,14 @@ def make_learn(
                 help="Also sample for the run, on this device: cpu, cuda:1. Training goes first. Default: none.",
             ),
         ] = "",
+        list_at: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--list",
+                metavar="URL",
+                help="List the run in public at this index while it runs; may be repeated. Default: run.toml's.",
+            ),
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.
@@ -107,6 +118,7 @@ def make_learn(
             track=track,
             via=tuple(via or ()),
             sample=sample,
+            list_at=tuple(map(index_url, list_at or ())),
             as_json=as_json,
             wrap_network=wrap_network,
             judges=judges,
@@ -129,13 +141,14 @@ def learn_command(
     track: str = "none",
     via: tuple[str, ...] = (),
     sample: str = "",
+    list_at: tuple[str, ...] = (),
     as_json: bool = False,
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
     judges: Judges | None = None,
 ) -> None:
     """Train the run in `directory`; `changes`, `updates` and `plan` override run.toml's, 0 updates for no end.
 
-    `sample` is the device of a volunteer beside the learner; empty for none.
+    `sample` is the device of a volunteer beside the learner; empty for none. `list_at` are indexes beside run.toml's.
     """
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
@@ -160,8 +173,12 @@ def learn_command(
         folder = _overridden(folder, updates=updates, plan=plan)
         check_disk(folder.manifest, folder.paths.blobs)
         say(disk_text(folder.manifest))
+        urls = tuple(dict.fromkeys((*map(index_url, folder.settings.network.list), *list_at)))
+        lister = RunLister(folder, urls, SystemClock(), tell=say)
         with tracker(track, folder) as track_metrics:
-            report = _Report(view, folder, planned=folder.settings.learner.updates, track=track_metrics)
+            report = _Report(
+                view, folder, planned=folder.settings.learner.updates, track=[track_metrics, lister.on_metrics]
+            )
             view.phase("loading the model and the journal")
             learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say, judges=judges)
             report.planned = learner.target_updates
@@ -176,9 +193,14 @@ def learn_command(
                 network = _network(folder, options, caps, learner, lan=lan, peers=further)
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
-                around = WatchedPort(link.around(network), lambda _: report.tell_waiting(learner, link))
-                with device_failures_explained(), unrepeatable_explained(), sampler.ended_at_last():
-                    learner.run(around, on_up=partial(_announce, link, learner, view, folder, sampler))
+                around = WatchedPort(link.around(network), partial(_look, report, learner, link, lister))
+                with (
+                    device_failures_explained(),
+                    unrepeatable_explained(),
+                    sampler.ended_at_last(),
+                    listed_until_end(lister, lambda: learner.finished),
+                ):
+                    learner.run(around, on_up=partial(_announce, link, learner, view, folder, sampler, lister))
             document = report.end(learner)
     if as_json:
         emit(document)
@@ -238,6 +260,7 @@ def _announce(
     view: LiveView,
     folder: RunFolder,
     sampler: LocalSampler,
+    lister: RunLister,
     addresses: tuple[str, ...],
 ) -> None:
     """The network is up at these addresses: show the link, and let this machine join by it."""
@@ -250,15 +273,22 @@ def _announce(
     for line in link.reach_warning().splitlines():
         say(line)
     say(f"Leaderboard:  p2prl board {shlex.quote(str(folder.directory))}")
+    lister.begin(text)
     view.phase(WAITING, waiting_text({}, 0))
     sampler.start(link.local(addresses))
+
+
+def _look(report: _Report, learner: Learner, link: LearnerLink, lister: RunLister, status: Status) -> None:
+    """The network's newest state: what has come while the first update waits, and who is there."""
+    report.tell_waiting(learner, link)
+    lister.note(link=link.text, volunteers=dict(status.peers).get("volunteer", 0))
 
 
 class _Report:
     """Sends each update's metrics to the view, the status file and the tracker."""
 
     def __init__(
-        self, view: LiveView, folder: RunFolder, *, planned: int, track: Callable[[dict[str, object]], None]
+        self, view: LiveView, folder: RunFolder, *, planned: int, track: Sequence[Callable[[dict[str, object]], None]]
     ) -> None:
         self.newest: dict[str, object] = {}
         self._view = view
@@ -279,7 +309,8 @@ class _Report:
         """Show and record the metrics of an update."""
         first, planned = not self.newest, self.planned
         self.newest = dict(metrics)
-        self._track(metrics)
+        for track in self._track:
+            track(metrics)
         state = {"target_updates": planned, "finished": False, "plan": self.plan}
         write_status(self._status_file, {"role": "learner", "run": self._name, **metrics, **state})
         self._view.update(

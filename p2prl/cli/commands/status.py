@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,13 +31,36 @@ def status(
     base = home or default_home()
     workers = status_documents(run, base)
     if as_json:
-        emit({"workers": workers, "time": time.time()})
+        taken = {} if run is not None else read_status(base / ANY_FILE)
+        emit({"workers": workers, "time": time.time(), "any": taken})
         return
+    if run is None:
+        for line in any_lines(read_status(base / ANY_FILE)):
+            show(line)
     if not workers:
         say(f"Nothing has run under {base} yet. Start with:  p2prl join LINK")
     for worker in workers:
         for line in worker_lines(worker, now=time.time()):
             show(line)
+
+
+ANY_FILE = "any.json"
+"""State of `join --any`, below the home."""
+
+_SHOWN_CHANGES = 5
+
+
+def any_lines(document: dict[str, Any]) -> list[str]:
+    """The newest changes of runs by `join --any`; none where it has not run here."""
+    changes = document.get("changes")
+    if not isinstance(changes, list):
+        return []
+    newest = [each for each in changes[-_SHOWN_CHANGES:] if isinstance(each, dict)]
+    lines = [
+        f"    {time.strftime('%a %H:%M', time.localtime(each.get('time', 0)))}  {each.get('text', '')}"
+        for each in newest
+    ]
+    return [f"join --any  {document.get('state', '')}", *lines]
 
 
 def status_documents(run: Path | None, home: Path) -> list[dict[str, object]]:

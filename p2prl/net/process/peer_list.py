@@ -152,9 +152,9 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def download(url: str, timeout_s: float = _FETCH_S) -> bytes:
-    """The first bytes at a web address, one more than a list may have. Raises `OSError` or `HTTPException`."""
-    opener = urllib.request.OpenerDirector()  # not `build_opener`, which also opens files and FTP
+def web_opener() -> urllib.request.OpenerDirector:
+    """An opener of web addresses: unlike `build_opener`'s it opens neither files nor FTP."""
+    opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.HTTPHandler(),
@@ -164,7 +164,12 @@ def download(url: str, timeout_s: float = _FETCH_S) -> bytes:
         _WebRedirects(),
     ):
         opener.add_handler(handler)
-    response = opener.open(url, timeout=timeout_s)
+    return opener
+
+
+def download(url: str, timeout_s: float = _FETCH_S) -> bytes:
+    """The first bytes at a web address, one more than a list may have. Raises `OSError` or `HTTPException`."""
+    response = web_opener().open(url, timeout=timeout_s)
     if response is None:
         raise urllib.error.URLError("it is no web address")
     with response:

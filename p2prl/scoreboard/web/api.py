@@ -10,10 +10,7 @@ import base64
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Path, Query, Request, Response
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import StreamingResponse
-from fastapi.staticfiles import StaticFiles
-from starlette.middleware.gzip import GZipMiddleware
 
 from p2prl.protocol import limits
 from p2prl.scoreboard.documents import api_views
@@ -46,10 +43,7 @@ from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import dump_items
 from p2prl.scoreboard.web.answers import Answers
 from p2prl.scoreboard.web.events import EventStreams
-from p2prl.scoreboard.web.host_check import LOOPBACK_NAMES, HostCheck
-from p2prl.scoreboard.web.http_middleware import ResponseRules
 from p2prl.scoreboard.web.http_responses import add_error_handlers, error_response, json_response
-from p2prl.scoreboard.web.page import STATIC
 from p2prl.scoreboard.web.page_routes import add_pages, missing_page
 from p2prl.scoreboard.web.parameters import (
     DEFAULT_ROWS,
@@ -65,9 +59,7 @@ from p2prl.scoreboard.web.parameters import (
     Search,
     Window,
 )
-
-_GZIP_FROM_BYTES = 1_000
-"""Smaller responses fit one packet with or without compression."""
+from p2prl.scoreboard.web.web_app import web_app
 
 _MAX_TOP = 20
 """Contributors named in one activity document."""
@@ -80,21 +72,7 @@ def create_app(source: LedgerSource, *, is_public: bool = False, streams: EventS
 
     `streams` are its event streams, for a server that ends them before it stops.
     """
-    app = FastAPI(
-        title="p2prl scoreboard",
-        version="1",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/api/v1/openapi.json",
-        redirect_slashes=False,  # an address with a slash too many is not found, as any other
-    )
-    app.add_middleware(GZipMiddleware, minimum_size=_GZIP_FROM_BYTES, compresslevel=5)
-    if is_public:
-        app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "HEAD"], expose_headers=["ETag"])
-    else:
-        app.add_middleware(HostCheck, names=LOOPBACK_NAMES)
-    app.add_middleware(ResponseRules)  # the outermost
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app = web_app("p2prl scoreboard", is_public=is_public)
     answers = Answers(source)
     add_error_handlers(app, missing_page(answers))
     add_pages(app, answers)

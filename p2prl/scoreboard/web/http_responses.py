@@ -61,7 +61,7 @@ def add_error_handlers(app: FastAPI, missing_page: Callable[[Request], Response]
             return missing_page(request)
         if error.status_code == 405:
             return error_response(
-                405, f"{request.method} is not allowed", "A board is read-only: use GET.", headers=headers
+                405, f"{request.method} is not allowed", f"Use {headers.get('allow', 'GET')}.", headers=headers
             )
         message = f"{path} does not exist" if error.status_code == 404 else f"{path}: {error.detail}"
         return error_response(

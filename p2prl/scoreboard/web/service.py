@@ -1,29 +1,23 @@
-"""HTTP server of a board: uvicorn in this process, on a port that is bound before anything else starts."""
+"""HTTP server of a board: its ledger read at most twice a second, and its application on a port."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable
 
-import uvicorn
-
 from p2prl.errors import P2PRLError
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource, Snapshot
 from p2prl.scoreboard.ledger.signed_head import Witness
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.events import EventStreams
-from p2prl.scoreboard.web.host_check import is_loopback
-from p2prl.scoreboard.web.listen_port import bind
-from p2prl.scoreboard.web.visitor_limits import VisitorLimits, bounded_protocol
+from p2prl.scoreboard.web.visitor_limits import VisitorLimits
+from p2prl.scoreboard.web.web_server import VISITOR_LIMITS, WebServer
 
 FRESH_S = 0.5
 """Seconds for which a snapshot is used again: shorter than anyone notices, and each one costs several queries."""
-
-VISITOR_LIMITS = VisitorLimits()
 
 
 class CachedSource:
@@ -77,11 +71,11 @@ def serve(
     """
     board = BoardServer(source, host=host, port=port, listener=listener, is_public=is_public)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises it after shutting down
-        board.run(on_ready)
+        board.serve(on_ready)
 
 
-class BoardServer:
-    """A board bound to its port: `run` serves it, `stop` stops it from another thread."""
+class BoardServer(WebServer):
+    """A board bound to its port: `serve` serves it, `stop` stops it from another thread."""
 
     def __init__(
         self,
@@ -93,66 +87,16 @@ class BoardServer:
         is_public: bool = False,
         limits: VisitorLimits = VISITOR_LIMITS,
     ) -> None:
+        super().__init__(host=host, port=port, listener=listener, is_public=is_public, limits=limits)
         self._source = source
-        self._limits = limits
-        self._socket = listener or bind(host, port)
-        bound = self._socket.getsockname()
-        shown = host if host not in ("0.0.0.0", "::", "") else "localhost"  # noqa: S104 - compared, not bound
-        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{bound[1]}"
-        self._is_public = is_public or not is_loopback(host)
-        self._server: _Server | None = None
-        self._stopped = False
 
-    def run(self, on_ready: Callable[[str], None]) -> None:
-        """Serve until stopped; see `serve`."""
+    def serve(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until stopped; see the function `serve`."""
         source = CachedSource(self._source)
         streams = EventStreams(source)
-        config = uvicorn.Config(
-            create_app(source, is_public=self._is_public, streams=streams),
-            http=bounded_protocol(self._limits),
-            ws="none",
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            timeout_graceful_shutdown=2,
-        )
-        self._server = _Server(config, self._source, streams, lambda: on_ready(self.url))
-        self._server.should_exit = self._stopped
-        try:
-            asyncio.run(self._server.serve(sockets=[self._socket]))
-        finally:
-            self._socket.close()
+        app = create_app(source, is_public=self.is_public, streams=streams)
+        # An open stream would hold the server until its grace ends.
+        self.run(app, on_ready=on_ready, on_end=streams.close, has_failed=lambda: self._source.failure() is not None)
         failure = self._source.failure()
         if failure is not None:
             raise failure
-
-    def stop(self) -> None:
-        """Make `run` return soon. May be called from any thread, even before `run`."""
-        self._stopped = True
-        if self._server is not None:
-            self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """Reports when it is ready, and stops when its source has failed."""
-
-    def __init__(
-        self, config: uvicorn.Config, source: LedgerSource, streams: EventStreams, on_started: Callable[[], None]
-    ) -> None:
-        super().__init__(config)
-        self._source = source
-        self._streams = streams
-        self._on_started = on_started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_started()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._streams.close()  # an open stream would hold the server until its grace ends
-        await super().shutdown(sockets)
-
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._source.failure() is not None

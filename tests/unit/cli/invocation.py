@@ -33,6 +33,8 @@ def commands() -> dict[str, click.Command]:
         if not hasattr(command, "list_commands"):
             found[name] = command
             return
+        if command.invoke_without_command and name != "p2prl":
+            found[name] = command  # a group that does something by itself
         context = click.Context(command)
         for child in command.list_commands(context):
             walk(command.resolve_command(context, [child])[1], f"{name} {child}")

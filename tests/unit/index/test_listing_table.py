@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ UNHURRIED = TableLimits(key_rate=FREE, subnet_rate=FREE, total_rate=FREE)
 """The numbers of the default, without limits of time."""
 
 
-def put(table: ListingTable, run: ListedRun, source: Subnet = HOME, *, now: float = NOW, **claims: object) -> None:
+def put(table: ListingTable, run: ListedRun, source: Subnet = HOME, *, now: float = NOW, **claims: Any) -> None:
     table.offer(run.signed(now=now, **claims), run.manifest_raw, source=source, now=now)
 
 

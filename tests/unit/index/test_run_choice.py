@@ -35,8 +35,8 @@ RUNS = many_runs(4)
     ("volunteers", "missing", "wanted"),
     [
         (0, 0, 1),
-        (0, None, 1),
-        (3, None, 4),
+        (0, None, 4),
+        (3, None, 7),
         (3, 5, 8),
         (3, -2, 1),
         (3, -9, 1),
@@ -105,7 +105,8 @@ def test_the_list_begins_with_what_is_most_likely_taken() -> None:
 def test_reasons_to_leave_a_run_out(claims: dict[str, Any], machine: Any, wishes: dict[str, str], words: str) -> None:
     opened = RUNS[0].opened(**claims)
     ids = {"run": run_id(opened.run), "owner": str(opened.owner), "other": str(RUNS[1].learner.peer_id)}
-    mine = Wishes(**{name: frozenset({ids[which]}) for name, which in wishes.items()})
+    named: dict[str, Any] = {name: frozenset({ids[which]}) for name, which in wishes.items()}
+    mine = Wishes(**named)
     why = left_out(opened, Machine(**machine), mine)
     assert words in why
     assert bool(words) == bool(why)
@@ -133,6 +134,21 @@ def test_a_move_leads_to_a_run_that_is_filled_less_with_the_newcomer() -> None:
     closed = [two[0], replace(two[1], left_out="no")]
     assert moved(closed[0], closed, Wishes(), (0.0, 0.5)) is None
     assert moved(two[0], [], Wishes(), (0.0, 0.5)) is None
+
+
+def test_two_that_took_the_same_new_run_part_within_two_minutes() -> None:
+    """Six looks at listings, of which the first one and a half pass before a machine has stayed long enough."""
+    rng, parted = random.Random(2), 0
+    for _ in range(1_000):
+        here = [2, 0]
+        for _ in range(5):
+            offers = [offer(run, volunteers, None) for run, volunteers in zip(RUNS, here, strict=False)]
+            for place in [0] * here[0] + [1] * here[1]:
+                if moved(offers[place], offers, Wishes(), (rng.random(), rng.random())) is not None:
+                    here[place] -= 1
+                    here[1 - place] += 1
+        parted += here == [1, 1]
+    assert parted > 900
 
 
 def simulated(seed: int, scale: float, *, volunteers: int = 1_000, runs: int = 50) -> tuple[list[float], int]:

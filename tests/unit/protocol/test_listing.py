@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.index.run_facts import checked_manifest, listing_of
 from p2prl.protocol import listing as listings
+from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import NO_RUN, seal
+from p2prl.protocol.identity import verify_raw
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.listing import (
     MAX_LIFE_S,
@@ -60,7 +62,7 @@ def test_any_bytes_are_refused_and_raise_nothing_else(raw: bytes) -> None:
 
 def test_size_comes_before_the_signature_and_the_signature_before_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    verify, decoded = listings.verify_raw, decode
+    verify, decoded = verify_raw, decode
 
     def noted_verify(key: bytes, data: bytes, signature: bytes) -> bool:
         seen.append("signature")
@@ -122,7 +124,7 @@ def test_impossible_claims_are_neither_signed_nor_read(claims: dict[str, Any], w
     with pytest.raises(RemoteProtocolError, match=words):
         sign_listing(RUN.learner, wrong)
     body = encode(wrong)
-    signature = RUN.learner.sign_raw(listings.digest("p2prl/listing/v1", RUN.learner.public_key, body))
+    signature = RUN.learner.sign_raw(digest("p2prl/listing/v1", RUN.learner.public_key, body))
     with pytest.raises(RemoteProtocolError, match=words):
         open_listing(encode(SignedListing(RUN.learner.public_key, body, signature)), now=NOW)
 
