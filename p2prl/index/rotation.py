@@ -68,10 +68,10 @@ _EXCLUDED = Ending(why="has excluded this machine's key; it is left for an hour"
 
 _ENDINGS: Mapping[int, Ending] = {
     exit_codes.RUN_FINISHED: Ending(why="has ended", avoid_s=300.0),
-    exit_codes.REFUSED_RUN: Ending(why="broke the rules of runs; it is blocked here", avoid_s=0.0, blocks=True),
+    exit_codes.REFUSED_RUN: Ending(why="broke the rules of runs; it is blocked here", avoid_s=86_400.0, blocks=True),
     exit_codes.WORK_REFUSED: Ending(
         why="refuses this machine's work, and nothing here says that the work is wrong; it is blocked here",
-        avoid_s=0.0,
+        avoid_s=86_400.0,
         blocks=True,
     ),
     exit_codes.UNREACHABLE: Ending(why="could not be reached; it is tried again in ten minutes", avoid_s=600.0),

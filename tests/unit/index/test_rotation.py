@@ -140,8 +140,8 @@ def test_groups_that_wait_here_bring_their_run_first_once_it_is_back() -> None:
     ("code", "excluded", "words", "blocks", "back_after"),
     [
         (exit_codes.RUN_FINISHED, False, "has ended", False, 300.0),
-        (exit_codes.REFUSED_RUN, False, "broke the rules", True, 0.0),
-        (exit_codes.WORK_REFUSED, False, "refuses this machine's work", True, 0.0),
+        (exit_codes.REFUSED_RUN, False, "broke the rules", True, 86_400.0),
+        (exit_codes.WORK_REFUSED, False, "refuses this machine's work", True, 86_400.0),
         (exit_codes.UNREACHABLE, False, "could not be reached", False, 600.0),
         (exit_codes.TEMPORARY, False, "in a minute", False, 60.0),
         (exit_codes.MACHINE, True, "excluded", False, 3_600.0),
@@ -158,7 +158,7 @@ def test_the_end_of_a_worker_says_what_follows(
     assert words in ending.why
     assert ending.blocks == blocks
     assert rotation.serving is None
-    for now, avoided in ((100.0 + back_after - 1.0, back_after > 0), (100.0 + back_after, False)):
+    for now, avoided in ((100.0 + back_after - 1.0, True), (100.0 + back_after, False)):
         (offer,) = rotation.offers(listed(a={}), HERE, NO_WISH, {}, now)
         assert bool(offer.left_out) == avoided
 

@@ -18,7 +18,7 @@ from tests.unit.cli.invocation import invoke, json_of
 
 SMALL, HUGE, BAIT = (
     ListedRun("small", "a"),
-    ListedRun("huge", "b", (("parameters", 900_000_000_000),)),
+    ListedRun("huge", "b", (("parameters", 100_000_000_000),)),
     ListedRun("bait", "c"),
 )
 
