@@ -55,7 +55,8 @@ _EXAMPLES = {
     ),
     "p2prl plan": (
         "p2prl plan --fleet fleet.toml",
-        "p2prl plan --fleet fleet.toml --model 3b --staleness 128",
+        "p2prl plan --fleet fleet.toml --model 3b --staleness 128 --budget 2.0",
+        "p2prl plan runs/my-run",
     ),
     "p2prl learn": ("p2prl learn runs/my-run", "p2prl learn runs/my-run --updates 0 --track tensorboard"),
     "p2prl rollouts": (

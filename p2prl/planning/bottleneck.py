@@ -7,15 +7,14 @@ fleet's arithmetic takes less than a millisecond.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from p2prl.errors import P2PRLError
 from p2prl.learner.timing.capacity import capacity_of
 from p2prl.plain_text import counted
 from p2prl.planning.fleet import MOST_MACHINES, Fleet
-from p2prl.planning.fleet_capacity import FleetCapacity, capacity_of_fleet
+from p2prl.planning.fleet_capacity import FleetCapacity
 from p2prl.protocol import limits
 from p2prl.quantity_text import percent
 
@@ -29,6 +28,10 @@ _SURPLUS = 1.2
 """Useful groups over what is needed from which on the fleet has more than it needs."""
 
 _FACTORS = (2, 4, 8, 16, 32)
+
+
+Arithmetic = Callable[[Fleet], FleetCapacity]
+"""The arithmetic of a fleet, before a run or of one that is observed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +53,14 @@ class Advice:
     changes: tuple[Change, ...]
 
 
-def advise(fleet: Fleet, found: FleetCapacity, folder: Path) -> Advice:
-    """Advice on a fleet with this capacity."""
+def advise(fleet: Fleet, arithmetic: Arithmetic, *, more_of: Sequence[int] | None = None) -> Advice:
+    """Advice on a fleet. More machines are tried of the rows `more_of`, or of each that can sample."""
+    found = arithmetic(fleet)
+    if more_of is None:
+        more_of = [number for number, row in enumerate(found.rows) if row.machine is not None]
     bottleneck, sentence = _bottleneck(found)
-    return Advice(bottleneck=bottleneck, sentence=sentence, changes=tuple(_changes(fleet, found, folder)))
+    changes = tuple(_changes(fleet, found, arithmetic, more_of))
+    return Advice(bottleneck=bottleneck, sentence=sentence, changes=changes)
 
 
 def _bottleneck(found: FleetCapacity) -> tuple[str, str]:
@@ -67,6 +74,9 @@ def _bottleneck(found: FleetCapacity) -> tuple[str, str]:
             return "replay", f"{of_need}; replays take more of its time than training."
         surplus = "" if capacity.useful_per_s <= _SURPLUS * needed else ", so some of its work will be lost or wait"
         return "training", f"{of_need}{surplus}. The learner's own speed is the limit."
+    if demand.replay_per_s < min(needed, capacity.useful_per_s):
+        share = demand.replay_per_s / needed
+        return "replay", f"The learner's replays check {percent(share)} of the groups that it can train on."
     if capacity.sampled_per_s < needed:
         share = capacity.sampled_per_s / needed
         return "volunteers", f"The machines sample {percent(share)} of the groups that the learner can train on."
@@ -91,7 +101,7 @@ def _bottleneck(found: FleetCapacity) -> tuple[str, str]:
     )
 
 
-def _changes(fleet: Fleet, found: FleetCapacity, folder: Path) -> Iterator[Change]:
+def _changes(fleet: Fleet, found: FleetCapacity, arithmetic: Arithmetic, more_of: Sequence[int]) -> Iterator[Change]:
     """The changes that help, each the smallest that suffices, or the best there is."""
     if found.capacity.utilization >= _ENOUGH:
         return
@@ -125,14 +135,13 @@ def _changes(fleet: Fleet, found: FleetCapacity, folder: Path) -> Iterator[Chang
         ),
     ]
     for setting, text, values, changed in tried:
-        best = _smallest(found, folder, ((text.format(value), changed(value)) for value in values))
+        best = _smallest(found, arithmetic, ((text.format(value), changed(value)) for value in values))
         if best is not None:
             yield Change(setting=setting, text=best[0], utilization=best[1])
-    for index, row in enumerate(found.rows):
-        if row.machine is not None:
-            best = _smallest(found, folder, _more_machines(fleet, index))
-            if best is not None:
-                yield Change(setting="count", text=best[0], utilization=best[1])
+    for index in more_of:
+        best = _smallest(found, arithmetic, _more_machines(fleet, index))
+        if best is not None:
+            yield Change(setting="count", text=best[0], utilization=best[1])
 
 
 def _more_machines(fleet: Fleet, index: int) -> Iterator[tuple[str, Fleet]]:
@@ -145,16 +154,18 @@ def _more_machines(fleet: Fleet, index: int) -> Iterator[tuple[str, Fleet]]:
             replace(row, count=row.count + more),
             *fleet.machines[index + 1 :],
         )
-        yield f"{more} more of {row.name} ({counted(row.count + more, 'machine')})", replace(fleet, machines=machines)
+        yield f"{more} more like {row.name} ({counted(row.count + more, 'machine')})", replace(fleet, machines=machines)
         more = math.ceil(more * 1.1)
 
 
-def _smallest(found: FleetCapacity, folder: Path, options: Iterable[tuple[str, Fleet]]) -> tuple[str, float] | None:
+def _smallest(
+    found: FleetCapacity, arithmetic: Arithmetic, options: Iterable[tuple[str, Fleet]]
+) -> tuple[str, float] | None:
     """The first option with which the learner is at work all the time, else the best; None if none helps enough."""
     best: tuple[str, float] | None = None
     for text, fleet in options:
         try:
-            share = capacity_of_fleet(fleet, folder).capacity.utilization
+            share = arithmetic(fleet).capacity.utilization
         except P2PRLError:
             break
         if best is None or share > best[1] + 1e-6:

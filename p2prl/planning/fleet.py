@@ -20,7 +20,7 @@ class PlannedRun:
     """What is trained: the table `[run]`."""
 
     model: str = "7b"
-    """A size of `p2prl.planning.model_shapes`."""
+    """A size of `p2prl.planning.model_shapes`; empty for a run that is observed."""
     group_size: int = 8
     """G: completions of a group."""
     groups_per_update: int = 16
@@ -37,7 +37,8 @@ class PlannedRun:
     """κ: updates between versions."""
 
     def __post_init__(self) -> None:
-        model_named(self.model)
+        if self.model:
+            model_named(self.model)
         longest, largest, stalest = limits.MAX_COMPLETION_TOKENS, limits.MAX_GROUP_SIZE, limits.MAX_STALENESS
         require("group_size", self.group_size, 1 <= self.group_size <= largest, f"1 to {largest}")
         require("groups_per_update", self.groups_per_update, 1 <= self.groups_per_update <= 4096, "1 to 4096")

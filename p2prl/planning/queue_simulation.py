@@ -2,8 +2,8 @@
 
 Machines sample without pause, as many groups at once as they have slots, each with the newest version that has reached
 them when it begins. As in the product a machine begins nothing more once a newer version is there, until its last group
-in flight is done, and one with too many groups waiting at the learner stops. Machines come and go, and lose what they
-have begun. Time is virtual; the randomness is that of the caller's generator.
+in flight is done and the time of the switch is over; one with too many groups waiting at the learner stops. Machines
+come and go, and lose what they have begun. Time is virtual; the randomness is that of the caller's generator.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +33,9 @@ order; paced: that, and the product's pause between updates."""
 
 ORDERS: tuple[Order, ...] = ("newest", "newest in turns", "soonest", "paced")
 
+PACE_LIMIT = 0.25
+"""`learner.pace_limit` unless it is set."""
+
 _EVERYTHING = 1 << 30
 
 _BACKLOG = AgentConfig().backlog
@@ -48,7 +52,7 @@ class QueueConfig:
     demand: Demand
     order: Order = "paced"
     updates: int = 200
-    pace_limit: float = 0.25
+    pace_limit: float = PACE_LIMIT
     """`learner.pace_limit`, for `paced`."""
     most_s: float = math.inf
     """Virtual seconds after which the simulation ends, however few updates were made."""
@@ -104,8 +108,10 @@ class _Kind(Enum):
     """What happens at a moment."""
 
     DONE = "a group is done"
+    REPLAYED = "a group has passed its replay"
     LEFT = "a machine leaves"
     CAME = "a machine comes back"
+    SWITCHED = "a machine has switched to a version"
     UPDATED = "an update ends"
 
 
@@ -120,6 +126,8 @@ class _Machine:
     outstanding: int = 0
     """Begun, and not yet settled by the learner."""
     version_step: int = 0
+    ready_s: float = 0.0
+    """When it has switched to its version."""
     session: int = 0
     """Times that it left; a group of an earlier session never arrives."""
 
@@ -141,6 +149,7 @@ class _Simulation:
         self._newest = config.order in ("newest", "newest in turns")
         self._in_turns = config.order != "newest"
         in_time = int((1.0 - SAMPLING_SHARE) * demand.staleness_bound * demand.groups_per_update)
+        self._in_time = in_time
         self._backlog = ReplayBacklog(
             BacklogConfig(
                 batch_groups=demand.groups_per_update,
@@ -159,6 +168,9 @@ class _Simulation:
         """(time at which it was published, step)."""
         self._step = 0
         self._updating = False
+        self._to_replay: deque[tuple[int, SimulatedGroup]] = deque()
+        """Groups that have arrived and not been replayed, the one in replay first."""
+        self._replay_s = 1.0 / demand.replay_per_s
         self._work = LostWork()
         self._result = QueueResult()
 
@@ -182,6 +194,10 @@ class _Simulation:
         elif kind is _Kind.DONE:
             assert group is not None
             self._done(number, about, group, now)
+        elif kind is _Kind.REPLAYED:
+            self._replayed(now)
+        elif kind is _Kind.SWITCHED:
+            self._fill(about, now, switched=True)
         else:
             self._come_or_go(about, now, comes=kind is _Kind.CAME)
         return now
@@ -215,18 +231,24 @@ class _Simulation:
         self._until_change(machine, now)
         self._fill(machine, now)
 
-    def _fill(self, machine: int, now: float) -> None:
-        """Begin as many groups as a machine has room for."""
+    def _fill(self, machine: int, now: float, *, switched: bool = False) -> None:
+        """Begin as many groups as a machine has room for; after a switch with the version it has switched to."""
         config, state = self._config.machines[machine], self._machines[machine]
-        if not state.is_here:
+        if not state.is_here or now < state.ready_s or (config.together and state.in_flight):
             return
-        version = self._version_at(now - config.version_delay_s)
-        if config.drains and state.in_flight and version != state.version_step:
-            return  # the last group in flight completes before the switch
-        state.version_step = version
+        version = state.version_step if switched else self._version_at(now - config.version_delay_s)
+        if version != state.version_step:
+            if config.drains and state.in_flight:
+                return  # the last group in flight completes before the switch
+            state.version_step, state.ready_s = version, now + config.switch_s
+            if config.switch_s:
+                self._push(state.ready_s, _Kind.SWITCHED, machine)
+                return
         most = max(_BACKLOG, 4 * config.slots)
+        seconds = 0.0
         while state.in_flight < config.slots and state.outstanding < most:
-            seconds = config.group_s * self._factor(machine, state.begun)
+            if not (config.together and seconds):
+                seconds = config.group_s * self._factor(machine, state.begun)
             group = SimulatedGroup(machine, state.begun, version, seconds)
             state.begun += 1
             state.in_flight += 1
@@ -249,13 +271,46 @@ class _Simulation:
         if acceptance < 1.0 and self._rng.random() >= acceptance:
             state.outstanding -= 1
         else:
-            name = digest("p2prl/planning", number.to_bytes(8, "big"))
-            self._groups[name] = group
-            peer = (group.machine if self._in_turns else 0).to_bytes(32, "big")
-            # The order by newest version is that of versions counted backwards.
-            version = -group.version_step if self._newest else group.version_step
-            self._backlog.add(WaitingGroup(name, peer, version, 1))
+            if self._replay_s:
+                self._to_replay.append((number, group))
+                if len(self._to_replay) == 1:
+                    self._push(now + self._replay_s, _Kind.REPLAYED)
+            else:
+                self._add(number, group)
         self._fill(group.machine, now)
+
+    def _replayed(self, now: float) -> None:
+        """The first group to replay has passed. The next is the one that came first, or last while more wait than
+        training takes in half the staleness bound, as in the product; none is replayed that is too stale by then."""
+        waiting = self._to_replay
+        self._add(*waiting.popleft())
+        while waiting:
+            if len(waiting) > self._in_time:
+                waiting.rotate(1)
+            if not self._is_stale(waiting[0][1]):
+                self._push(now + self._replay_s, _Kind.REPLAYED)
+                return
+            self._lose(waiting.popleft()[1])
+
+    def _add(self, number: int, group: SimulatedGroup) -> None:
+        """Let a replayed group wait for training."""
+        if self._is_stale(group):
+            self._lose(group)
+            return
+        name = digest("p2prl/planning", number.to_bytes(8, "big"))
+        self._groups[name] = group
+        peer = (group.machine if self._in_turns else 0).to_bytes(32, "big")
+        # The order by newest version is that of versions counted backwards.
+        version = -group.version_step if self._newest else group.version_step
+        self._backlog.add(WaitingGroup(name, peer, version, 1))
+
+    def _is_stale(self, group: SimulatedGroup) -> bool:
+        return group.version_step < self._step - self._config.demand.staleness_bound
+
+    def _lose(self, group: SimulatedGroup) -> None:
+        self._machines[group.machine].outstanding -= 1
+        self._work.lost(_facts(group))
+        self._result.lost.append(group)
 
     # --- the learner -------------------------------------------------------------------------------------------
 
@@ -282,8 +337,7 @@ class _Simulation:
         self._step += 1
         if self._step % demand.publish_every == 0:
             self._versions.append((now, self._step))
-        oldest = self._step - demand.staleness_bound
-        stale = [name for name, group in self._groups.items() if group.version_step < oldest]
+        stale = [name for name, group in self._groups.items() if self._is_stale(group)]
         for name in stale:
             self._work.lost(_facts(self._groups[name]))
         self._settle(stale, self._result.lost)

@@ -68,6 +68,7 @@ class SwarmConfig:
     """Fraction of frames lost."""
     crashes: int = 0
     """Volunteers that crash once and restart a minute later."""
+    groups_per_update: int = 16
     staleness_bound: int = 128
     publish_every: int = 2
     max_virtual_s: float = 24 * 3600.0
@@ -198,7 +199,11 @@ class Swarm:
                 layout=run.layout,
                 replaying=ReplayTools(self._scorer, run.work),
                 loss=LossPipeline.plain(build_loss("gepo_t")),
-                config=LearnerConfig(updates=config.updates, checkpoint_every=max(1, config.updates)),
+                config=LearnerConfig(
+                    groups_per_update=config.groups_per_update,
+                    updates=config.updates,
+                    checkpoint_every=max(1, config.updates),
+                ),
                 clock=self.network.loop_clock,
                 random_bytes=random.Random(f"beacon/{config.seed}").randbytes,  # noqa: S311 - simulated
                 on_metrics=self._metrics.append,

@@ -13,12 +13,13 @@ from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 
-_FLEETS = 18
+_CHOSEN_FROM = 18
 """Fleets drawn for the choice of the cheapest machines."""
 
 
 def bench_plan(
-    updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 40,
+    updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 24,
+    fleets: Annotated[int, typer.Option("--fleets", min=1, help="Swarms to simulate.")] = 24,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -30,20 +31,22 @@ def bench_plan(
     use_threads(1)
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         chosen = list(
-            activation.run_activation_bench(updates=2 * updates, seed=seed, fleets=_FLEETS, on_progress=on_progress)
+            activation.run_activation_bench(
+                updates=2 * updates, seed=seed, fleets=_CHOSEN_FROM, on_progress=on_progress
+            )
         )
-        fleets = list(benchmark.run_plan_bench(updates=updates, seed=seed, on_progress=on_progress))
+        rows = list(benchmark.run_plan_bench(updates=updates, seed=seed, fleets=fleets, on_progress=on_progress))
     if as_json:
         emit(
             {
-                "fleets": [asdict(row) for row in fleets],
+                "fleets": [asdict(row) for row in rows],
                 "activation": [asdict(row) for row in chosen],
                 "seed": seed,
                 "wall_s": time.monotonic() - began,
             }
         )
         return
-    print_table(benchmark.as_markdown(fleets))
+    print_table(benchmark.as_markdown(rows))
     print_table(activation.as_markdown(chosen))
 
 

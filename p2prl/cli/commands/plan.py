@@ -1,9 +1,12 @@
-"""`p2prl plan`: whether a fleet of machines keeps a learner at work, before a run begins."""
+"""`p2prl plan`: whether a fleet of machines keeps a learner at work, before a run begins or beside it."""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +16,7 @@ from p2prl.cli.benchmark import print_table
 from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
+from p2prl.errors import ConfigError
 from p2prl.quantity_text import percent, quantity, size_text
 
 _HEADING = (
@@ -21,46 +25,74 @@ _HEADING = (
 )
 
 if TYPE_CHECKING:
-    from p2prl.planning.activation import Activation
-    from p2prl.planning.bottleneck import Advice
+    from p2prl.planning.activation import Activation, Affordable
+    from p2prl.planning.bottleneck import Advice, Arithmetic
     from p2prl.planning.fleet import Fleet
     from p2prl.planning.fleet_capacity import FleetCapacity, RowCapacity
+    from p2prl.planning.observed_run import ObservedRun
     from p2prl.planning.utilization_forecast import Forecast
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Subject:
+    """What is planned: a fleet of a file, or a run that is observed."""
+
+    title: str
+    fleet: Fleet
+    arithmetic: Arithmetic
+    observed: ObservedRun | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """Everything that is said of it."""
+
+    subject: _Subject
+    found: FleetCapacity
+    advice: Advice
+    expected: Forecast
+    activation: Activation | None
+    affordable: Affordable | None
+
+
 def plan(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="A run folder, also while its learner works. Default: none, give --fleet."),
+    ] = None,
     fleet: Annotated[
-        Path, typer.Option("--fleet", help="TOML file of the learner and the machines. Default: none, give one.")
-    ],
+        Path | None, typer.Option("--fleet", help="TOML file of the learner and the machines. Default: none, give RUN.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="0.5b, 1.5b, 3b, 7b, 8b, 14b or 32b. Default: the file's, else 7b.")
     ] = None,
     staleness: Annotated[
         int | None,
-        typer.Option("--staleness", min=1, help="Largest staleness, in updates. Default: the file's, else 64."),
+        typer.Option(
+            "--staleness", min=1, help="Largest staleness, in updates. Default: the file's, else 64; the run's."
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", min=0.0, help="Most that machines may cost an hour, by their prices. Default: any."),
     ] = None,
     updates: Annotated[int, typer.Option("--updates", min=8, max=10_000, help="Updates of a simulated run.")] = 100,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast whether a fleet of machines keeps a learner at work, before a run.
+    """Forecast whether machines keep a learner at work: a fleet's before a run, or a run's own volunteers.
 
     Contacts nobody, and needs no card.
     """
-    from p2prl.planning.activation import activation_of
+    from p2prl.planning.activation import activation_of, affordable
     from p2prl.planning.bottleneck import advise
-    from p2prl.planning.fleet import read_fleet
-    from p2prl.planning.fleet_capacity import capacity_of_fleet
     from p2prl.planning.utilization_forecast import forecast
 
     began = time.monotonic()
-    planned = read_fleet(fleet)
-    changed: dict[str, Any] = {"model": model, "staleness": staleness}
-    run = replace(planned.run, **{name: value for name, value in changed.items() if value is not None})
-    planned = replace(planned, run=run)
-    found = capacity_of_fleet(planned, fleet.parent)
-    advice = advise(planned, found, fleet.parent)
-    activation = activation_of(found)
+    subject = _subject(run, fleet, {"model": model, "staleness": staleness})
+    found = subject.arithmetic(subject.fleet)
+    more_of = None if subject.observed is None else [subject.observed.usual_row]
+    advice = advise(subject.fleet, subject.arithmetic, more_of=more_of)
     with progress_bar("simulation", quiet=as_json) as on_progress:
         expected = forecast(
             found.machines,
@@ -69,26 +101,61 @@ def plan(
             seed=seed,
             on_progress=lambda share: on_progress("virtual time", share),
         )
+    answer = _Answer(
+        subject=subject,
+        found=found,
+        advice=advice,
+        expected=expected,
+        activation=activation_of(found),
+        affordable=None if budget is None else affordable(found, budget),
+    )
     if as_json:
-        document = plan_document(planned, found, advice, expected, activation)
-        emit({**document, "seed": seed, "wall_s": time.monotonic() - began})
+        emit({**plan_document(answer), "seed": seed, "wall_s": time.monotonic() - began})
         return
-    _show(planned, found, advice, expected, activation)
+    _show(answer)
 
 
-def _show(
-    fleet: Fleet, found: FleetCapacity, advice: Advice, expected: Forecast, activation: Activation | None
-) -> None:
-    run, update, demand = fleet.run, found.update, found.demand
+def _subject(run: Path | None, fleet: Path | None, changed: dict[str, Any]) -> _Subject:
+    """What to plan, with the options that were given."""
+    if (run is None) == (fleet is None):
+        raise ConfigError(
+            "give one of a run folder and --fleet",
+            remedy="p2prl plan --fleet fleet.toml before a run, p2prl plan runs/NAME once it makes updates.",
+        )
+    changed = {name: value for name, value in changed.items() if value is not None}
+    if fleet is not None:
+        from p2prl.planning.fleet import read_fleet
+        from p2prl.planning.fleet_capacity import capacity_of_fleet
+
+        planned = read_fleet(fleet)
+        planned = replace(planned, run=replace(planned.run, **changed))
+        arithmetic = partial(capacity_of_fleet, folder=fleet.parent)
+        return _Subject(title=planned.run.known_model.title, fleet=planned, arithmetic=arithmetic)
+    from p2prl.planning.run_reading import read_observed
+
+    assert run is not None
+    if "model" in changed:
+        raise ConfigError("--model is for a fleet's file", remedy="Leave it out: a run has its model.")
+    title, observed = read_observed(run)
+    planned = replace(observed.fleet, run=replace(observed.fleet.run, **changed))
+    return _Subject(title=title, fleet=planned, arithmetic=observed.capacity, observed=observed)
+
+
+def _show(answer: _Answer) -> None:
+    run, found = answer.subject.fleet.run, answer.found
+    update, demand = found.update, found.demand
     say(
-        f"run          {run.known_model.title}, {run.groups_per_update} groups of {run.group_size} × "
+        f"run          {answer.subject.title}, {run.groups_per_update} groups of {run.group_size} × "
         f"{run.completion_tokens:,} tokens an update, S = {run.staleness}, κ = {run.publish_every}"
     )
+    replays = f" + {update.replay_s:.1f} s replays" if answer.subject.observed is None else ""
     say(
-        f"an update    {update.total_s:.1f} s = {update.training_s:.1f} s training + {update.replay_s:.1f} s replays"
+        f"an update    {update.total_s:.1f} s = {update.training_s:.1f} s training{replays}"
         f" + {update.copying_s:.1f} s copying a version"
     )
     say(f"             {update.source}")
+    if math.isfinite(demand.replay_per_s):
+        say(f"replays      {demand.replay_per_s:.3g} groups/s, beside training")
     say(
         f"needed       {run.groups_per_update} groups in {update.total_s:.1f} s = {demand.groups_per_s:.3g} groups/s ="
         f" {quantity(round(demand.groups_per_s * run.group_size * run.completion_tokens))} tokens/s"
@@ -99,19 +166,40 @@ def _show(
     for row in found.rows:
         print_table(_row_line(row, demand.groups_per_s))
     say("")
+    _show_forecast(answer)
+    advice = answer.advice
+    say(f"bottleneck   {advice.bottleneck}: {advice.sentence}")
+    for change in advice.changes:
+        say(f"would help   {change.text}: {percent(round(change.utilization, 2))}")
+    if answer.activation is not None:
+        share = percent(round(answer.activation.share_of_cost, 2))
+        say(f"enough       {_chosen(found, answer.activation.counts)}, {share} of the fleet's price")
+    if (paid := answer.affordable) is not None:
+        names = _chosen(found, paid.counts) or "nobody"
+        say(
+            f"budget       {names} for {paid.cost:.4g} an hour of {paid.budget:.4g}:"
+            f" {percent(round(paid.utilization, 2))} by the formula"
+        )
+
+
+def _show_forecast(answer: _Answer) -> None:
+    expected, observed = answer.expected, answer.subject.observed
     say(f"at work      {_share_text(expected)}")
-    say(f"             by the formula {percent(round(found.capacity.utilization, 2))}")
+    say(f"             by the formula {percent(round(answer.found.capacity.utilization, 2))}")
+    if observed is not None:
+        left = f"; {observed.left} left meanwhile" if observed.left else ""
+        say(f"             so far {percent(round(observed.realized, 2))}, in {observed.updates} updates{left}")
     if expected.utilization > 0.0:
         say(f"an update    every {expected.interval_s:.1f} s, {86_400 / expected.interval_s:,.0f} a day")
         say(f"staleness    {expected.staleness_mean:.1f} in the mean, 95 % within {expected.staleness_p95:.0f}")
         say(f"lost to age  {percent(expected.lost_share)} of the groups")
-    say(f"bottleneck   {advice.bottleneck}: {advice.sentence}")
-    for change in advice.changes:
-        say(f"would help   {change.text}: {percent(round(change.utilization, 2))}")
-    if activation is not None:
-        chosen = zip(found.rows, activation.counts, strict=True)
-        names = [f"{count} of {row.row.count} {row.row.name}" for row, count in chosen if count]
-        say(f"enough       {', '.join(names)}, {percent(round(activation.share_of_cost, 2))} of the fleet's price")
+    if observed is not None and observed.expired_share:
+        say(f"             so far {percent(round(observed.expired_share, 3))}")
+
+
+def _chosen(found: FleetCapacity, counts: Sequence[int]) -> str:
+    rows = zip(found.rows, counts, strict=True)
+    return ", ".join(f"{count} of {row.row.count} {row.row.name}" for row, count in rows if count)
 
 
 def _share_text(expected: Forecast) -> str:
@@ -129,28 +217,28 @@ def _row_line(row: RowCapacity, needed: float) -> str:
     )
 
 
-def plan_document(
-    fleet: Fleet, found: FleetCapacity, advice: Advice, expected: Forecast, activation: Activation | None
-) -> dict[str, object]:
+def plan_document(answer: _Answer) -> dict[str, object]:
     """The document printed by `--json`."""
-    capacity = found.capacity
+    fleet, found, advice, expected = answer.subject.fleet, answer.found, answer.advice, answer.expected
+    capacity, observed = found.capacity, answer.subject.observed
+    replay_per_s = found.demand.replay_per_s
     return {
+        "title": answer.subject.title,
         "run": asdict(fleet.run),
         "update": {**asdict(found.update), "total_s": found.update.total_s},
         "needed_groups_per_s": found.demand.groups_per_s,
+        "replay_groups_per_s": replay_per_s if math.isfinite(replay_per_s) else None,
         "patch_bytes": found.patch_bytes,
-        "machines": [
-            {
-                "name": row.row.name,
-                "count": row.row.count,
-                "tokens_per_s": row.tokens_per_s,
-                "groups_per_s": row.groups_per_s,
-                "slots": row.machine.slots if row.machine else 0,
-                "version_delay_s": row.machine.version_delay_s if row.machine else None,
-                "source": row.source,
-            }
-            for row in found.rows
-        ],
+        "machines": [_machine_document(row) for row in found.rows],
+        "observed": None
+        if observed is None
+        else {
+            "updates": observed.updates,
+            "seconds": observed.seconds,
+            "realised": observed.realized,
+            "expired_share": observed.expired_share,
+            "left": observed.left,
+        },
         "formula": {
             "utilization": capacity.utilization,
             "sampled_groups_per_s": capacity.sampled_per_s,
@@ -161,5 +249,19 @@ def plan_document(
         "bottleneck": advice.bottleneck,
         "sentence": advice.sentence,
         "changes": [asdict(change) for change in advice.changes],
-        "activation": None if activation is None else asdict(activation),
+        "activation": None if answer.activation is None else asdict(answer.activation),
+        "affordable": None if answer.affordable is None else asdict(answer.affordable),
+    }
+
+
+def _machine_document(row: RowCapacity) -> dict[str, object]:
+    return {
+        "name": row.row.name,
+        "count": row.row.count,
+        "tokens_per_s": row.tokens_per_s,
+        "groups_per_s": row.groups_per_s,
+        "share_of_time": row.row.share_of_time,
+        "slots": row.machine.slots if row.machine else 0,
+        "version_delay_s": row.machine.version_delay_s if row.machine else None,
+        "source": row.source,
     }

@@ -13,6 +13,7 @@ from p2prl.learner.evaluation.evaluations import Evaluations
 from p2prl.learner.intake.admission import Admission, Candidate, Outcome
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.replay_pace import ReplayPace
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.staleness_buffer import RolloutBuffer
@@ -52,6 +53,7 @@ class GroupChecks:
         self._standings = standings
         self._stage = stage
         self._evaluations = evaluations
+        self._pace = ReplayPace()
         self._evaluated: Callable[[Any, float], None] | None = None
         """What to do with the result of the slice on the stage; None for a replay."""
 
@@ -67,9 +69,10 @@ class GroupChecks:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Queue lengths, failures of scorers and the newest evaluation, as keys of the metrics log."""
+        """Queue lengths, pace, failures of scorers and the newest evaluation, as keys of the metrics log."""
         return self.evaluation_figures | {
             **self._replayer.figures,
+            **self._pace.figures,
             "queue/stored_groups": len(self._backlog) - self._backlog.in_replay,
             "queue/replaying_groups": self._backlog.in_replay,
         }
@@ -116,6 +119,7 @@ class GroupChecks:
             return False
         for outcomes in results:
             self._backlog.replay_ended(self._stage.job_s, newcomers_s=self._replayer.newcomers_s)
+            self._pace.replayed(len(outcomes), self._stage.job_s)
             self._settle(outcomes, step, surplus=self._backlog.is_surplus)
         return bool(results)
 

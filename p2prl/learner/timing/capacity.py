@@ -7,10 +7,10 @@ from one update to the next, machine i brings at a time
 
 groups a second: it works a share a_i of the time, a share v_i of its groups pass, c_i groups at once take τ_i seconds
 each, F_i is the distribution of that time, and a version arrives b_i seconds after it is published. e_i is the share
-of its slots that is at work although a switch of versions waits for the last group in flight, and although a machine
-that leaves loses what it had begun. The learner's pace is the fixed point
+of its slots that is at work although a switch of versions waits for the last group in flight and takes some time
+itself, and although a machine that leaves loses what it had begun. The learner's pace is the fixed point
 
-    P* = min { P ≥ T : Σ useful_i(P) · P ≥ R }                                           utilization = T / P*
+    P* = min { P ≥ T : min( Σ useful_i(P), replays a second ) · P ≥ R }                   utilization = T / P*
 
 Σ a v μ ≥ R / T, the rule of ECHO-2 (arXiv 2602.02192, §4), is the case F = e = 1. Staleness counts updates, so a
 learner that waits makes the same work fresher: without the fixed point, fleets that keep a learner at work for three
@@ -56,8 +56,13 @@ class SamplingMachine:
     version_delay_s: float = 0.0
     """b: seconds from the end of an update until it samples with that version, if it is idle."""
 
+    switch_s: float = 0.0
+    """Seconds that a switch to a version takes, in which it samples nothing."""
+
     drains: bool = True
     """Whether a switch of versions waits for the last group in flight, as the product's does."""
+    together: bool = False
+    """Whether its groups in flight begin and end at once, so that it has none to wait for before a switch."""
 
     @property
     def groups_per_s(self) -> float:
@@ -77,6 +82,8 @@ class Demand:
     """S: updates."""
     publish_every: int
     """κ: updates between versions."""
+    replay_per_s: float = math.inf
+    """Groups a second that its replays check beside the updates."""
 
     @property
     def groups_per_s(self) -> float:
@@ -112,7 +119,7 @@ def capacity_of(machines: Sequence[SamplingMachine], demand: Demand) -> Capacity
         return math.fsum(number * useful_rate([kind], demand, interval_s) for kind, number in kinds.items())
 
     def suffices(interval_s: float) -> bool:
-        return useful_at(interval_s) * interval_s >= demand.groups_per_update
+        return min(useful_at(interval_s), demand.replay_per_s) * interval_s >= demand.groups_per_update
 
     sampled = math.fsum(number * kind.groups_per_s for kind, number in kinds.items())
     useful = useful_at(demand.update_s)
@@ -159,10 +166,12 @@ def _done_within(machine: SamplingMachine, seconds: float) -> float:
 def _at_work(machine: SamplingMachine, version_s: float) -> float:
     """e: share of the slots' time that ends in a group, with a new version every `version_s` seconds."""
     between = max(version_s, machine.group_s)
-    idle_s = machine.group_s * (_longest_of(machine.slots, machine.spread) - 1.0) if machine.drains else 0.0
+    waits = machine.drains and not machine.together
+    idle_s = machine.group_s * (_longest_of(machine.slots, machine.spread) - 1.0) if waits else 0.0
     ratio = machine.group_s / machine.session_s
     kept = ratio / math.expm1(ratio) if 1e-9 < ratio < 700.0 else float(ratio <= 1e-9)
-    return between / (between + idle_s) * kept
+    switched = 1.0 - machine.switch_s / max(version_s, machine.group_s + machine.switch_s)
+    return between / (between + idle_s) * switched * kept
 
 
 def _longest_of(count: int, spread: float) -> float:

@@ -16,6 +16,7 @@ from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
+from p2prl.learner.intake.replay_pace import ReplayPace
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.timing.live_forecast import UPDATES, Forecaster
 from p2prl.learner.timing.standby import StandbyChoice
@@ -75,6 +76,13 @@ def lost_figures() -> set[str]:
     return set(work.figures)
 
 
+def pace_figures() -> set[str]:
+    """Keys of a learner whose replays take time, as they do not on virtual time."""
+    pace = ReplayPace()
+    pace.replayed(1, 1.0)
+    return set(pace.figures)
+
+
 def forecast_figures() -> set[str]:
     """Keys of a learner that has made more than sixteen updates, and then sixteen more, with somebody on standby."""
     forecaster = Forecaster(groups_per_update=2)
@@ -119,7 +127,8 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
     written = {re.sub("^(evaluation|reward)/chain4/", r"\1/TASK/", key) for key in written}
     written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
-    seen = without_buckets(written | losses_metrics() | metrics_of_settings() | lost_figures() | forecast_figures())
+    written |= losses_metrics() | metrics_of_settings() | lost_figures() | forecast_figures() | pace_figures()
+    seen = without_buckets(written)
     assert seen == glossary("metrics.jsonl")
 
 

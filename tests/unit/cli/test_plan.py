@@ -13,6 +13,7 @@ from p2prl.planning.model_shapes import MODELS
 from tests.command_doc import json_keys, section
 from tests.unit.cli.invocation import invoke, json_of
 from tests.unit.cli.light_imports import outcomes
+from tests.unit.planning.observed_folder import write_run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
 FILE, ANSWER = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[0] for kind in ("toml", "text"))
@@ -75,3 +76,44 @@ def test_a_forecast_imports_no_torch(fleet: Path) -> None:
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     assert outcomes([program]) == [""]
+
+
+def test_a_run_is_planned_from_what_its_learner_has_seen(tmp_path: Path) -> None:
+    """Three volunteers bring a group in five seconds together, of two that training could use."""
+    run = write_run(tmp_path / "run")
+    found = json_of("plan", run, "--updates", 20)
+    assert set(found) == json_keys("p2prl plan")
+    assert found["observed"]["realised"] == pytest.approx(0.5)
+    assert found["formula"]["utilization"] == pytest.approx(0.5, abs=0.05)
+    assert (found["run"]["staleness"], found["bottleneck"], found["saturated"]) == (4, "volunteers", False)
+    assert json_of("plan", run, "--staleness", 32, "--updates", 8)["run"]["staleness"] == 32
+    text = invoke("plan", run, "--updates", 8).output
+    assert "so far 50 %" in text
+    assert "more like" in text
+
+
+def test_a_budget_names_whom_to_take(fleet: Path) -> None:
+    priced = FILE + 'price = 0.1\n[[machines]]\nname = "lab"\ncount = 2\ncard = "l4"\nprice = 0.8\n'
+    fleet.write_text(priced)
+    paid = json_of("plan", "--fleet", fleet, "--budget", 0.5, "--updates", 8)["affordable"]
+    assert (paid["counts"], paid["cost"]) == ([5, 0], pytest.approx(0.5))
+    assert 0.0 < paid["utilization"] < json_of("plan", "--fleet", fleet, "--updates", 8)["formula"]["utilization"]
+    assert "budget       5 of 12 RTX 3060 at home for 0.5 an hour of 0.5:" in invoke(
+        "plan", "--fleet", fleet, "--budget", 0.5, "--updates", 8
+    ).output  # fmt: skip
+    assert "nobody for 0 an hour" in invoke("plan", "--fleet", fleet, "--budget", 0.05, "--updates", 8).output
+
+
+def test_either_a_run_or_a_fleet_is_planned(tmp_path: Path, fleet: Path) -> None:
+    run = write_run(tmp_path / "run", updates=4)
+    for arguments, told in (
+        ((), "give one of a run folder and --fleet"),
+        ((run, "--fleet", fleet), "give one of a run folder and --fleet"),
+        ((run, "--model", "3b"), "--model is for a fleet's file"),
+        ((run,), "the run has 4 updates"),
+        ((tmp_path,), "is not a run folder"),
+    ):
+        error = invoke("plan", *arguments).exception
+        assert isinstance(error, ConfigError)
+        assert told in str(error)
+        assert error.remedy

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from p2prl.learner.timing.capacity import Demand, SamplingMachine, useful_rate
-from p2prl.planning.activation import cheapest_enough
+from p2prl.planning.activation import best_within, cheapest_enough
 from p2prl.planning.utilization_forecast import simulate_run, utilization_of
 
 DEMAND = Demand(groups_per_update=16, update_s=20.0, staleness_bound=64, publish_every=2)
@@ -94,3 +94,39 @@ def test_machines_that_come_and_go_need_more_of_them() -> None:
     counts = [len(cheapest_enough(each, [1.0] * 60, DEMAND)) for each in (steady, fickle)]
     assert useful_of(steady)[0] == useful_of(fickle)[0]
     assert counts[0] < counts[1]
+
+
+def test_a_budget_takes_nearly_what_an_integer_program_takes() -> None:
+    shares = []
+    for seed in range(40):
+        machines, costs = drawn(seed, surplus=0.9)
+        useful = useful_of(machines)
+        most = random.Random(seed).uniform(0.1, 0.8) * sum(costs)
+        chosen = best_within(machines, costs, DEMAND, most)
+        assert chosen == sorted(set(chosen))
+        assert sum(costs[place] for place in chosen) <= most
+        best = milp(
+            -np.array(useful),
+            constraints=LinearConstraint(np.array([costs]), ub=most),
+            integrality=np.ones(len(costs)),
+            bounds=Bounds(0, 1),
+        )
+        shares.append(sum(useful[place] for place in chosen) / -best.fun)
+    assert max(shares) <= 1.0 + 1e-6, "the oracle is one"
+    assert median(shares) >= 0.97
+    assert min(shares) >= 0.5
+
+
+def test_a_budget_is_not_spent_beyond_what_is_enough() -> None:
+    machines, costs = drawn(3, surplus=2.0)
+    enough = cheapest_enough(machines, costs, DEMAND)
+    price = sum(costs[place] for place in enough)
+    assert best_within(machines, costs, DEMAND, 2 * price) == enough
+    assert best_within(machines, costs, DEMAND, price + 1e-9) == enough
+    assert sum(costs[place] for place in best_within(machines, costs, DEMAND, 0.9 * price)) <= 0.9 * price
+    assert best_within(machines, costs, DEMAND, 0.0) == []
+
+
+def test_one_large_machine_is_taken_where_small_ones_bring_less() -> None:
+    small, large = SamplingMachine(group_s=1000.0, slots=1), SamplingMachine(group_s=50.0, slots=1)
+    assert best_within([small, large], [0.04, 1.0], DEMAND, 1.0) == [1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_replays_are_the_bottleneck_when_they_take_more_than_training(replay_s: 
     learner = PlannedLearner(update_s=10.0, replay_s=replay_s)  # sixteen of them an update
     fleet = Fleet(learner=learner, machines=(MachineRow(name="lab", count=100, tokens_per_s=5000.0),))
     assert fleet.run.groups_per_update == 16
-    assert advise(fleet, capacity_of_fleet(fleet, HERE), HERE).bottleneck == bottleneck
+    assert advise(fleet, partial(capacity_of_fleet, folder=HERE)).bottleneck == bottleneck
 
 
 def test_twelve_home_cards_of_12_gb_hold_no_7b_and_all_of_a_smaller_model() -> None:

@@ -59,6 +59,36 @@ def test_a_machine_drains_its_slots_before_it_takes_a_version() -> None:
     assert drained.seconds > 1.3 * mixed.seconds
 
 
+def test_a_machine_samples_nothing_while_it_switches_to_a_version() -> None:
+    """One group at a time in ten seconds and an update a group, each with a version that takes five to switch to."""
+    demand = Demand(groups_per_update=1, update_s=1.0, staleness_bound=16, publish_every=1)
+    machine = SamplingMachine(group_s=10.0, slots=1)
+    quick, slow = (simulate([replace(machine, switch_s=seconds)], demand, updates=20) for seconds in (0.0, 5.0))
+    assert quick.began_s == [10.0 * number for number in range(1, 21)]
+    assert slow.began_s[:4] == [10.0, 20.0, 35.0, 50.0], "version 1 is out at 11, amid the second group"
+    assert capacity_of([replace(machine, switch_s=5.0)], demand).interval_s == pytest.approx(15.0)
+
+
+def test_groups_that_end_together_take_one_time_and_wait_for_none() -> None:
+    machine = SamplingMachine(group_s=30.0, slots=4, spread=0.8)
+    apart, together = (simulate([replace(machine, together=how)], updates=300) for how in (False, True))
+    assert all(len({group.seconds for group in batch}) == 1 for batch in together.batches)
+    assert any(len({group.seconds for group in batch}) > 1 for batch in apart.batches)
+    assert together.seconds == pytest.approx(300 * 30.0, rel=0.15)
+    assert capacity_of([replace(machine, together=True)], DEMAND).interval_s == pytest.approx(30.0, rel=0.01)
+    assert apart.seconds > 1.3 * together.seconds, "they wait for the longest before each version"
+
+
+def test_slow_replays_hold_training_up() -> None:
+    fleet = [SamplingMachine(group_s=10.0, slots=1)] * 8
+    demand = replace(DEMAND, replay_per_s=0.2)
+    assert simulate(fleet, DEMAND, updates=100).seconds == pytest.approx(1010.0, rel=0.02)
+    slow = simulate(fleet, demand, updates=100)
+    assert slow.seconds == pytest.approx(100 * 4 / 0.2, rel=0.03)
+    assert max(slow.staleness()) <= demand.staleness_bound
+    assert capacity_of(fleet, demand).utilization == pytest.approx(0.5)
+
+
 def test_groups_older_than_the_bound_are_lost_and_never_trained_on() -> None:
     slow, fast = SamplingMachine(group_s=300.0, slots=1), SamplingMachine(group_s=10.0, slots=4)
     result = simulate([slow, fast], updates=200)

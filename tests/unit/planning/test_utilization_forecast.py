@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from p2prl.learner.timing.capacity import Demand, SamplingMachine
 from p2prl.planning.bottleneck import Advice, advise
 from p2prl.planning.fleet import Fleet, MachineRow, PlannedLearner, PlannedRun
 from p2prl.planning.fleet_capacity import capacity_of_fleet
-from p2prl.planning.utilization_forecast import forecast, simulate_run, utilization_of
+from p2prl.planning.utilization_forecast import _quantile, forecast, simulate_run, utilization_of
 
 HERE = Path()
 DEMAND = Demand(groups_per_update=16, update_s=20.0, staleness_bound=64, publish_every=2)
@@ -24,7 +26,7 @@ ONE_AT_A_TIME = {"count": 60, "slots": 1, "card": "", "tokens_per_s": 130.0}
 
 
 def advice_on(fleet: Fleet) -> Advice:
-    return advise(fleet, capacity_of_fleet(fleet, HERE), HERE)
+    return advise(fleet, partial(capacity_of_fleet, folder=HERE))
 
 
 def test_equal_machines_without_chance_give_what_they_sample() -> None:
@@ -55,6 +57,25 @@ def test_the_interval_holds_eight_of_ten_unseen_runs() -> None:
     runs = [utilization_of(simulate_run(machines, DEMAND, updates=40, seed=f"unseen {n}"), DEMAND) for n in range(40)]
     assert 0.6 <= sum(found.low <= run <= found.high for run in runs) / len(runs) <= 0.97
     assert found.high - found.low < 0.4
+
+
+def test_a_learner_that_never_waits_for_slow_machines_is_at_work_longer() -> None:
+    machines = [SamplingMachine(group_s=200.0, spread=0.3, slots=8)] * 80
+    demand = replace(DEMAND, staleness_bound=16)
+    waits, hurries = (forecast(machines, demand, updates=40, pace_limit=limit) for limit in (0.25, 0.0))
+    assert hurries.utilization > waits.utilization + 0.05
+    assert hurries.staleness_mean > waits.staleness_mean
+
+
+def test_an_interval_of_few_runs_holds_eight_of_ten_further_ones() -> None:
+    """By ranks: between the .1 and .9 places of n draws lie (.8 n + .8) / (n + 1) = .8 of all further ones."""
+    rng, held = random.Random(3), 0
+    for _ in range(2000):
+        draws = sorted(rng.gauss(0.0, 1.0) for _ in range(12))
+        held += _quantile(draws, 0.1) <= rng.gauss(0.0, 1.0) <= _quantile(draws, 0.9)
+    assert 0.77 <= held / 2000 <= 0.83
+    assert _quantile([1.0, 2.0], 0.1) == 1.0
+    assert _quantile([1.0, 2.0], 0.9) == 2.0
 
 
 def test_the_same_seed_gives_the_same_forecast_and_progress_ends_at_one() -> None:
@@ -120,4 +141,4 @@ def test_as_few_machines_are_advised_as_suffice() -> None:
     assert enough > 3
     for missing in (1, 2, 3):
         changes = {change.setting: change for change in advice_on(at_work(enough - missing)).changes}
-        assert changes["count"].text.startswith(f"{missing} more of home")
+        assert changes["count"].text.startswith(f"{missing} more like home")

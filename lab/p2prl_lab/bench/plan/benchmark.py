@@ -20,14 +20,23 @@ from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.planning.utilization_forecast import forecast
 from p2prl.sim.swarm import Swarm, SwarmConfig
 
-_GROUPS = 16
-"""Groups of an update, the learner's default."""
+_GROUPS = 4
+"""Groups of an update: few, so that a simulated swarm takes a minute."""
 
 _SLOTS = 2
 """Groups that a simulated volunteer samples at once."""
 
 _SPREAD = 0.3
 """Standard deviation of the logarithm of a volunteer's time."""
+
+IDLE_TURN_S = 0.2
+"""As over sockets, where a volunteer waits no longer for a version, nor the learner for a group."""
+
+_MOMENT_S = 0.01
+"""Times closer than this are one: virtual time is no exact sum."""
+
+_COMINGS = 12
+"""Times that the volunteers of a fleet leave, all together, if they leave at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,16 +49,37 @@ class SimulatedFleet:
     step_s: float
     staleness: int
     publish_every: int
+    share_of_time: float = 1.0
+    session_s: float = math.inf
+    """Mean time from a volunteer's coming to its leaving."""
 
 
-FLEETS = (
-    SimulatedFleet(name="few", volunteers=4, sample_s=20.0, step_s=20.0, staleness=128, publish_every=2),
-    SimulatedFleet(name="enough", volunteers=12, sample_s=20.0, step_s=20.0, staleness=128, publish_every=2),
-    SimulatedFleet(name="fast learner", volunteers=6, sample_s=20.0, step_s=10.0, staleness=128, publish_every=2),
-    SimulatedFleet(name="slow and strict", volunteers=12, sample_s=120.0, step_s=20.0, staleness=8, publish_every=2),
-    SimulatedFleet(name="nearly enough", volunteers=3, sample_s=20.0, step_s=40.0, staleness=128, publish_every=1),
-)
-"""None was used to choose anything of the planner."""
+def drawn_fleets(seed: int, number: int, *, updates: int) -> list[SimulatedFleet]:
+    """Fleets that bring .3 to 1.5 of their learners' need, every other one with volunteers that come and go.
+
+    Those come and go at least `_COMINGS` times together.
+    """
+    rng = random.Random(f"fleets/{seed}")  # noqa: S311 - simulated
+    fleets = []
+    for index in range(number):
+        volunteers, step_s = rng.randint(8, 10), 10.0
+        share = rng.choice((0.6, 0.8)) if index % 2 else 1.0
+        of_need = rng.uniform(*((0.3, 0.95) if index % 3 else (0.95, 1.5)))
+        fleets.append(
+            SimulatedFleet(
+                name=f"{volunteers} volunteers{', come and go' if share < 1.0 else ''}, {of_need:.2f} of the need",
+                volunteers=volunteers,
+                sample_s=share * volunteers * _SLOTS * step_s / (_GROUPS * of_need),
+                step_s=step_s,
+                staleness=rng.choice((16, 64, 128)),
+                publish_every=rng.choice((1, 2, 4)),
+                share_of_time=share,
+                session_s=share * volunteers * updates * step_s / min(of_need, 1.0) / _COMINGS
+                if share < 1.0
+                else math.inf,
+            )
+        )
+    return fleets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +89,8 @@ class PlanRow:
     fleet: str
     saturated: bool
     """Whether the formula says so."""
+    formula: float
+    """Utilization by the formula."""
     predicted: float
     """Utilization, mean over simulated queues."""
     low: float
@@ -69,22 +101,63 @@ class PlanRow:
     updates: int
 
 
+class _Presence:
+    """When a volunteer is there: times of exponential length, by turns there and away."""
+
+    def __init__(self, fleet: SimulatedFleet, rng: random.Random) -> None:
+        self._means = fleet.session_s, fleet.session_s * (1.0 / fleet.share_of_time - 1.0)
+        self._rng = rng
+        self._comes = 0.0 if rng.random() < fleet.share_of_time else rng.expovariate(1.0 / self._means[1])
+        self._leaves = self._comes + rng.expovariate(1.0 / self._means[0])
+
+    def away_s(self, now: float, needed_s: float) -> float:
+        """Seconds until it comes back; 0 if it is there now and for as long as is needed."""
+        while self._leaves < now:
+            self._next()
+        if self._comes <= now + _MOMENT_S and now + needed_s <= self._leaves:
+            return 0.0
+        if self._comes <= now + _MOMENT_S:
+            self._next()
+        return self._comes - now
+
+    def _next(self) -> None:
+        self._comes = self._leaves + self._rng.expovariate(1.0 / self._means[1])
+        self._leaves = self._comes + self._rng.expovariate(1.0 / self._means[0])
+
+
 class _TimedSwarm(Swarm):
     """A swarm whose volunteers take lognormal times, and that notes them and when each update begins."""
 
-    idle_turn_s = 0.2
-    """As over sockets, where a volunteer waits no longer for a version, nor the learner for a group."""
+    idle_turn_s = IDLE_TURN_S
 
-    def __init__(self, config: SwarmConfig, folder: Path) -> None:
+    def __init__(self, config: SwarmConfig, fleet: SimulatedFleet, folder: Path) -> None:
         self.paces: dict[int, float] = {}
         """Mean seconds of a volunteer's groups, by its number."""
         self.began_s: list[float] = []
+        self._fleet = fleet
         self._times = random.Random(f"times/{config.seed}")  # noqa: S311 - simulated
+        self._presences: dict[int, _Presence] = {}
         super().__init__(config, tiny_model(config.task, seed=config.seed), folder)
+
+    def run_to_the_end(self) -> None:
+        """Make the updates; nothing is evaluated."""
+        while not self._finished and self.network.elapsed < self._config.max_virtual_s:
+            self.network.run_for(30.0)
+        self._learner.close()
+        for volunteer in self._volunteers.values():
+            volunteer.role.close()
+            volunteer.blobs.close()
 
     def _volunteer_turn(self, host: Any, pace: float) -> float:
         self.paces[host.number] = pace
         factor = math.exp(self._times.gauss(0.0, _SPREAD) - _SPREAD**2 / 2)
+        if self._fleet.share_of_time < 1.0:
+            if host.number not in self._presences:
+                self._presences[host.number] = _Presence(self._fleet, self._times)
+            presence = self._presences[host.number]
+            # What it cannot complete before it leaves is lost, and need not be sampled.
+            if away_s := presence.away_s(self.network.elapsed, pace * factor):
+                return away_s
         return super()._volunteer_turn(host, pace * factor)
 
     def _learner_turn(self, learner: Learner) -> float:
@@ -95,11 +168,12 @@ class _TimedSwarm(Swarm):
 
 
 def run_plan_bench(
-    *, updates: int, seed: int, on_progress: Callable[[str, float], None] = lambda *_: None
+    *, updates: int, seed: int, fleets: int, on_progress: Callable[[str, float], None] = lambda *_: None
 ) -> Iterator[PlanRow]:
     """A row for each fleet, as soon as its swarm has made its updates."""
-    for number, fleet in enumerate(FLEETS):
-        on_progress(fleet.name, number / len(FLEETS))
+    drawn = drawn_fleets(seed, fleets, updates=updates)
+    for number, fleet in enumerate(drawn):
+        on_progress(fleet.name, number / len(drawn))
         yield plan_row(fleet, updates=updates, seed=seed + number)
 
 
@@ -112,16 +186,27 @@ def plan_row(fleet: SimulatedFleet, *, updates: int, seed: int) -> PlanRow:
         publish_every=fleet.publish_every,
     )
     swarm = _simulated(fleet, updates=updates, seed=seed)
-    # The groups of a simulated volunteer end together, so it has nothing to drain before it takes a version.
     machines = [
-        SamplingMachine(group_s=pace, slots=_SLOTS, spread=_SPREAD, drains=False) for pace in swarm.paces.values()
+        SamplingMachine(
+            group_s=pace,
+            slots=_SLOTS,
+            spread=_SPREAD,
+            switch_s=IDLE_TURN_S,
+            together=True,
+            share_of_time=fleet.share_of_time,
+            session_s=fleet.session_s,
+        )
+        for pace in swarm.paces.values()
     ]
-    expected = forecast(machines, demand, updates=updates)
+    # A learner on virtual time never waits for slow machines: it knows no time that an update took.
+    expected = forecast(machines, demand, updates=updates, pace_limit=0.0)
+    capacity = capacity_of(machines, demand)
     began = swarm.began_s
     first = len(began) // 4
     return PlanRow(
         fleet=fleet.name,
-        saturated=capacity_of(machines, demand).saturated,
+        saturated=capacity.saturated,
+        formula=capacity.utilization,
         predicted=expected.utilization,
         low=expected.low,
         high=expected.high,
@@ -135,6 +220,7 @@ def _simulated(fleet: SimulatedFleet, *, updates: int, seed: int) -> _TimedSwarm
     config = SwarmConfig(
         volunteers=fleet.volunteers,
         updates=updates,
+        groups_per_update=_GROUPS,
         step_seconds=fleet.step_s,
         sample_seconds=fleet.sample_s,
         staleness_bound=fleet.staleness,
@@ -142,18 +228,18 @@ def _simulated(fleet: SimulatedFleet, *, updates: int, seed: int) -> _TimedSwarm
         seed=seed,
     )
     with tempfile.TemporaryDirectory(prefix="p2prl-plan-") as folder:
-        swarm = _TimedSwarm(config, Path(folder))
-        swarm.run(on_progress=lambda _: None)
+        swarm = _TimedSwarm(config, fleet, Path(folder))
+        swarm.run_to_the_end()
     return swarm
 
 
 def as_markdown(rows: list[PlanRow]) -> str:
     """Rows as a Markdown table."""
-    titles = ("fleet", "saturated", "predicted", "low", "high", "realized", "updates")
-    lines = [f"| {' | '.join(titles)} |", "|---|---" + "|---:" * 5 + "|"]
+    titles = ("fleet", "saturated", "formula", "predicted", "low", "high", "realized", "updates")
+    lines = [f"| {' | '.join(titles)} |", "|---|---" + "|---:" * 6 + "|"]
     lines += [
-        f"| {row.fleet} | {'yes' if row.saturated else 'no'} | {row.predicted:.2f} | {row.low:.2f} | {row.high:.2f} "
-        f"| {row.realised:.2f} | {row.updates} |"
+        f"| {row.fleet} | {'yes' if row.saturated else 'no'} | {row.formula:.2f} "
+        f"| {row.predicted:.2f} | {row.low:.2f} | {row.high:.2f} | {row.realised:.2f} | {row.updates} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"
