@@ -66,6 +66,11 @@ _GAUGES = {
     "target_updates": "Step at which the run ends; 0 when it goes on until stopped.",
     "reward": "Mean reward of the newest batch.",
     "publishing": "Share of the next version that is encoded.",
+    "plan/realised": "Share of the last 16 updates' time in which training had groups.",
+    "plan/predicted_utilisation": "The same, as the learner foresees it for the next 16 updates.",
+    "plan/low": "Lower end of the interval of that forecast, which eight of ten lie in.",
+    "plan/high": "Upper end of the interval of that forecast.",
+    "plan/error": "The newest forecast that was compared with what came, less what came.",
 }
 
 

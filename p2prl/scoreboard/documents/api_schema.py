@@ -75,6 +75,20 @@ class TaskDocument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PaceDocument:
+    """Share of the last 16 updates' time in which training had groups, and what the learner foresaw."""
+
+    realised: float
+    predicted: float | None
+    """The same, foreseen for the next 16 updates; null where too few groups came."""
+    low: float | None
+    high: float | None
+    """Eight of ten such forecasts lie between these."""
+    error: float | None
+    """The newest forecast that was compared, less what came; null before one was."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunDocument:
     """Overview of the run. Texts come from the run's signed manifest.
 
@@ -103,6 +117,8 @@ class RunDocument:
     finished: bool
     learner_offline_since: str | None
     """When the learner was last heard of, if it is offline; null while it is not, and after the run's end."""
+    pace: PaceDocument | None
+    """null where this board does not read the learner's folder, and before 16 updates."""
     neighbours: dict[str, int] | None
     """Peers this board is connected to, by role; null when it reads a run folder."""
     join_link: str

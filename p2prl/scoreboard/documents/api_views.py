@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import lru_cache, reduce
 
 from p2prl.errors import StaleWorkError
@@ -10,6 +11,7 @@ from p2prl.scoreboard.documents.api_schema import (
     HealthDocument,
     LedgerHeadDocument,
     MetricsDocument,
+    PaceDocument,
     RunDocument,
     TaskDocument,
     Totals,
@@ -71,6 +73,7 @@ def run_document(snapshot: Snapshot) -> RunDocument:
         policy_version=max(versions, default=None),
         finished=snapshot.finished,
         learner_offline_since=None if offline is None else time_text(int(offline * 1000)),
+        pace=None if snapshot.pace is None else PaceDocument(**asdict(snapshot.pace)),
         neighbours=snapshot.connected_peers,
         join_link=snapshot.join_link,
         credit_definition=CREDIT_DEFINITION,

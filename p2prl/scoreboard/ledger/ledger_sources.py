@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,32 @@ from p2prl.errors import P2PRLError
 from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.signed_head import Witness
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaceOfRun:
+    """Share of the newest updates' time in which training had groups, and what was foreseen."""
+
+    realised: float
+    predicted: float | None
+    """For the next updates; None where too few groups came."""
+    low: float | None
+    high: float | None
+    error: float | None
+    """The newest judged forecast less what came; None before there is one."""
+
+    @classmethod
+    def of_status(cls, status: Mapping[str, Any]) -> PaceOfRun | None:
+        """As a learner's `status.json` has it; None before it has measured enough updates."""
+
+        def figure(key: str) -> float | None:
+            value = status.get(f"plan/{key}")
+            return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+        if (realised := figure("realised")) is None:
+            return None
+        predicted, low, high = (figure(key) for key in ("predicted_utilisation", "low", "high"))
+        return cls(realised=realised, predicted=predicted, low=low, high=high, error=figure("error"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +73,8 @@ class Snapshot:
     evaluations: tuple[Mapping[str, Any], ...] = ()
     """Lines of the learner's `evaluations.jsonl`, oldest first. Only a board beside its learner has them: they are not
     signed, so no peer passes them on."""
+    pace: PaceOfRun | None = None
+    """As the learner has measured it; None where this board does not read its folder."""
 
 
 class LedgerSource(Protocol):

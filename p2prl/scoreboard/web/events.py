@@ -88,7 +88,8 @@ def state_tag(snapshot: Snapshot) -> str:
     offline = snapshot.learner_offline_since is not None
     numbers = (snapshot.policy_version, snapshot.learner_step, snapshot.signed_height, len(snapshot.evaluations))
     flags = (snapshot.finished, offline, snapshot.incident is not None)
-    return "-".join([head, *map(str, numbers), "".join("01"[flag] for flag in flags)])
+    pace = "" if snapshot.pace is None else f"{snapshot.pace.realised:.2f}"
+    return "-".join([head, *map(str, numbers), "".join("01"[flag] for flag in flags), pace])
 
 
 def _event(snapshot: Snapshot, tag: str) -> str:

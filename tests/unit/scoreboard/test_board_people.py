@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.profile_view import profile_document
+from p2prl.scoreboard.ledger.ledger_sources import PaceOfRun
 from p2prl.scoreboard.ledger_dump import verify_dump, write_dump
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.events import EventStreams, state_tag
@@ -351,6 +353,9 @@ def test_events_tell_of_each_change_and_end_with_the_board() -> None:
     assert json.loads(data.removeprefix("data: ")) == {"height": len(writer.entries), "head": writer.head.hex()}
 
 
+PACE = PaceOfRun(realised=0.5, predicted=0.7, low=0.6, high=0.8, error=0.1)
+
+
 def test_the_state_tag_differs_whenever_the_page_does() -> None:
     def tag(**changes: Any) -> str:
         return state_tag(MemorySource(WRITER, **changes).snapshot())
@@ -363,6 +368,8 @@ def test_the_state_tag_differs_whenever_the_page_does() -> None:
         {"policy_version": 3},
         {"learner_step": 3},
         {"evaluations": ({},)},
+        {"pace": PACE},
+        {"pace": replace(PACE, realised=0.6)},
         {"known": False},
     ]
     assert len({tag(**change) for change in changes}) == len(changes)

@@ -129,3 +129,13 @@ def test_every_number_of_a_workers_status_file_has_a_description_of_its_own() ->
     counted = {key for keys, unit in rows if unit for key in re.findall(r"`(\w+)`", keys)}
     assert len(counted) > 25
     assert counted - {"time", "fetching"} <= DESCRIBED
+
+
+def test_what_a_learner_foresaw_and_what_came_are_gauges_with_descriptions() -> None:
+    figures = {"plan/realised": 0.71, "plan/predicted_utilisation": 0.8, "plan/low": 0.7, "plan/high": 0.9}
+    text = prometheus_text([{"role": "learner", **figures, "plan/error": -0.04}])
+    samples = dict(re.findall(r"^p2prl_plan_(\w+)\{.*\} (\S+)$", text, re.MULTILINE))
+    assert samples == {
+        "realised": "0.71", "predicted_utilisation": "0.8", "low": "0.7", "high": "0.9", "error": "-0.04",
+    }  # fmt: skip
+    assert {f"plan/{name}" for name in samples} <= DESCRIBED
