@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from p2prl.client.service import VolunteerConfig
+from p2prl.client.standby import StandbyFollower
 from p2prl.errors import RemoteProtocolError
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.envelope import open_envelope, seal
@@ -104,3 +105,28 @@ def test_a_standby_without_a_near_end_is_refused(seconds: int) -> None:
     opened = open_envelope(seal(learner, message, run=bytes(32), now=START), now=START)
     with pytest.raises(RemoteProtocolError, match="until_ms"):
         check_envelope(opened, run=bytes(32), learner=learner.public_key, group_bytes=1)
+
+
+def test_a_standby_of_another_run_or_one_that_is_held_back_and_sent_again_is_refused() -> None:
+    learner, day = identity_of("learner"), 86_400.0
+    message = Standby((bytes(32),), int((START + 300) * 1000))
+    other = open_envelope(seal(learner, message, run=bytes([1]) * 32, now=START), now=START)
+    with pytest.raises(RemoteProtocolError):
+        check_envelope(other, run=bytes(32), learner=learner.public_key, group_bytes=1)
+    raw = seal(learner, message, run=bytes(32), now=START)
+    follower = StandbyFollower(bytes(32), is_agreed=True)
+    follower.take(message, open_envelope(raw, now=None).sent_ms)
+    assert follower.reason(START + 299)
+    assert follower.reason(START + 301) == "", "withheld or sent again, its end stays"
+    follower.take(message, open_envelope(raw, now=None).sent_ms)
+    assert follower.reason(START + day) == ""
+
+
+def test_a_changed_standby_is_nobodys() -> None:
+    """Whoever relays it can neither put another peer in it nor move its end."""
+    learner, mine, other = identity_of("learner"), bytes([2]) * 32, bytes([1]) * 32
+    raw = seal(learner, Standby((mine,), int((START + 300) * 1000)), run=bytes(32), now=START)
+    assert raw.count(mine) == 1
+    changed = raw.replace(mine, other)
+    with pytest.raises(RemoteProtocolError):
+        check_envelope(open_envelope(changed, now=START), run=bytes(32), learner=learner.public_key, group_bytes=1)

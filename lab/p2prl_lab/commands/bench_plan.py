@@ -52,5 +52,5 @@ def bench_plan(
 
 BENCHMARK = Benchmark(
     bench_plan,
-    examples=("p2prl bench plan --updates 40",),
+    examples=("p2prl bench plan --updates 24 --seed 1",),
 )

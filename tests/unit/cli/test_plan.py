@@ -16,7 +16,9 @@ from tests.unit.cli.light_imports import outcomes
 from tests.unit.planning.observed_folder import write_run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
-FILE, ANSWER = (re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[0] for kind in ("toml", "text"))
+(FILE, FILE_7B), (ANSWER, ANSWER_7B) = (
+    re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[:2] for kind in ("toml", "text")
+)
 
 
 @pytest.fixture
@@ -26,10 +28,12 @@ def fleet(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_page_shows_what_the_program_answers(fleet: Path) -> None:
+@pytest.mark.parametrize(("file", "answer"), [(FILE, ANSWER), (FILE_7B, ANSWER_7B)])
+def test_the_page_shows_what_the_program_answers(file: str, answer: str, fleet: Path) -> None:
+    fleet.write_text(file)
     result = invoke("plan", "--fleet", fleet)
     assert result.exit_code == 0
-    assert ANSWER.strip() in "\n".join(line.rstrip() for line in result.output.splitlines())
+    assert answer.strip() in "\n".join(line.rstrip() for line in result.output.splitlines())
 
 
 def test_home_cards_do_not_hold_7b_and_the_other_cards_of_the_host_do(fleet: Path) -> None:

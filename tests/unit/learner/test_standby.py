@@ -22,6 +22,8 @@ class Machine:
     busy_s: float = 0.0
     outstanding: int = 0
     is_there: bool = True
+    verified: int = 0
+    """Groups with a receipt: what credit comes from."""
 
 
 class Swarm:
@@ -87,6 +89,7 @@ class Swarm:
         while self.backlog and self.ready < 1.5 * GROUPS:
             peer = self.backlog.pop(0)
             self.machines[peer].outstanding -= 1
+            self.machines[peer].verified += 1
             self.ready += 1
             self.choice.delivered(peer, self.now)
 
@@ -224,3 +227,43 @@ def test_a_shortage_doubles_the_wait_for_the_next_attempt() -> None:
     assert waits[0] == 8
     assert waits[1] >= 16
     assert waits[-1] <= 256
+
+
+LIAR = bytes([5])
+
+
+def verified_of_the_liar(price: float | None, seed: int, *, held_back: float = 1.0) -> int:
+    """Groups that one of 24 machines is credited for, in a swarm with three times the need."""
+    machines = fleet(seed, surplus=3.0)
+    machines[LIAR].price = price
+    machines[LIAR].per_s *= held_back
+    Swarm(machines, seed=seed).run(300)
+    return machines[LIAR].verified
+
+
+def test_a_lying_price_is_credited_for_no_more_than_naming_none() -> None:
+    """The lowest price makes a volunteer work, as naming none does; the highest makes it rest."""
+    silent, cheap, dear = (
+        sum(verified_of_the_liar(price, seed) for seed in range(4)) for price in (None, 1e-9, 1e6)
+    )  # fmt: skip
+    assert cheap <= 1.03 * silent
+    assert dear < 0.7 * silent
+
+
+def test_a_volunteer_that_holds_groups_back_to_look_slow_is_credited_for_fewer() -> None:
+    """What it says of its speed is nowhere asked, so it could only deliver less."""
+    for price in (None, 1.0):
+        honest, slow = (sum(verified_of_the_liar(price, seed, held_back=h) for seed in range(4)) for h in (1.0, 0.4))
+        assert slow < honest
+
+
+def test_liars_with_the_lowest_price_put_nobody_on_standby_that_agreed_to_nothing() -> None:
+    machines = fleet(7, surplus=3.0)
+    for number, machine in enumerate(machines.values()):
+        machine.price = 1e-9 if number % 2 else None
+    swarm = Swarm(machines)
+    silent = {peer for peer, machine in machines.items() if machine.price is None}
+    for _ in range(150):
+        swarm.run(1)
+        assert not silent & set(swarm.choice.peers)
+    assert swarm.choice.peers, "it is they that rest, at any price"

@@ -1,4 +1,4 @@
-"""How much of its time a learner has groups, as its board shows it: realized, foreseen, and the forecast's error."""
+"""Pace of a learner on its board: the share of the time with groups, what was foreseen, and the error of it."""
 
 from __future__ import annotations
 
