@@ -151,7 +151,6 @@ class Volunteer:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
         self._follow_order(self.owner.order)
         self._doubt()
-        self._agent.stand_by(self._standby.reason(self._clock.now()))
         action, was_ready = self._next_action(), self.bootstrap.prepared is not None
         rest_s = self.owner.rest_s() if isinstance(action, Sample) else 0.0
         self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
@@ -188,7 +187,7 @@ class Volunteer:
             if self.owner.order.rests:
                 return Wait(self.owner.order.reason)
             return Wait("fetching the run's files" if manifest else "looking for the run")
-        waiting, now = None if self.owner.order.rests else self._agent.waiting, self._clock.now()
+        waiting, now = None if self._is_freed else self._agent.waiting, self._clock.now()
         return self._agent.next_action(
             staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(now),
@@ -199,15 +198,16 @@ class Volunteer:
         )
 
     def _follow_order(self, order: Order) -> None:
-        """Free the engine and leave the network, or come back. Slots in flight are sampled again later."""
+        """Free the engine, on standby once nothing is in flight, and leave the network where asked; or come back."""
+        standby, tools = self._standby.reason(self._clock.now()), self.bootstrap.prepared
         self._agent.rest(order.reason if order.rests else "")
-        tools = self.bootstrap.prepared
-        if not order.rests:
+        self._agent.stand_by(standby)
+        if not order.rests and (not standby or self._agent.in_flight):
             self._is_freed = False  # loading the next policy takes the memory again
         elif tools is not None and not self._is_freed:
             self._is_freed = True
             self._free_engine()
-            self._report(Wait(order.reason))  # leaving the network takes seconds
+            self._report(Wait(order.reason if order.rests else standby))  # leaving the network takes seconds
         self.owner.follow_network(order)
 
     def _free_engine(self) -> None:

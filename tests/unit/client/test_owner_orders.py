@@ -9,8 +9,11 @@ import pytest
 from p2prl.client.agent import Load, Sample, Wait
 from p2prl.client.progress import NO_STATUS
 from p2prl.controls.rules import Order
+from p2prl.net.process import control
 from p2prl.protocol.ledger_messages import ReceiptState
+from p2prl.protocol.peer_messages import Standby
 from tests.unit.client.volunteer_rig import ME, InboxPort, VolunteerRig
+from tests.unit.learner.small_run import NOW
 
 REST = Order(rests=True, reason="paused by you", keeps_network=False)
 
@@ -59,6 +62,32 @@ def test_rest_frees_the_weights_and_the_next_load_takes_them_again(rig: Voluntee
     assert held_bytes(rig) == before
     rig.turns(3)
     assert len(rig.groups()) > made
+
+
+def test_standby_frees_the_weights_once_nothing_is_in_flight_and_its_end_takes_them_again(
+    rig: VolunteerRig,
+) -> None:
+    rig.volunteer.close()
+    rig.start(stands_by=True)
+    before = held_bytes(rig)
+    rig.introduce()
+    rig.offer(0)
+    rig.turns(2)  # it loads the version, and two slots are in flight or done
+    until_ms = int((NOW + 200.0) * 1000)
+    standby = rig.says(Standby((ME.public_key,), until_ms))
+    rig.port.inbox.append(control.EnvelopeArrived(standby))
+    rig.turns(12)
+    assert rig.progress[-1].state.startswith("standing by until ")
+    assert held_bytes(rig) == 0 < before
+    made = len(rig.groups())
+    assert len(rig.groups()) == len({group.slot for group in rig.groups()}) >= 2, "what was begun is complete"
+    rig.offer(1)  # it stays warm: weights go on arriving
+    rig.turns(4)
+    assert (held_bytes(rig), len(rig.groups()), rig.volunteer.held_version) == (0, made, 1)
+    rig.clock.time = NOW + 201.0
+    rig.turns(4)
+    assert held_bytes(rig) == before
+    assert 1 in [group.version for group in rig.groups()][made:], "besides those of version 0, which nobody confirmed"
 
 
 def test_its_screen_says_that_it_rests_before_it_leaves_the_network_which_takes_seconds(rig: VolunteerRig) -> None:

@@ -79,13 +79,13 @@ class VolunteerRig:
         """How it checks refused groups at its next start."""
         self.start()
 
-    def start(self, *, background: bool = False) -> None:
+    def start(self, *, background: bool = False, stands_by: bool = False) -> None:
         self.port = InboxPort()
         self.volunteer = Volunteer(
             identity=ME,
             run=self.small_run.run,
             spool_path=self.spool,
-            config=VolunteerConfig(agent=AgentConfig(slots_in_flight=2), background=background),
+            config=VolunteerConfig(agent=AgentConfig(slots_in_flight=2), background=background, stands_by=stands_by),
             clock=self.clock,
             bootstrap=RunBootstrap(
                 lambda _, __: SamplingTools(self.small_run.sampler, self.small_run.work), lambda _, __: None
