@@ -9,11 +9,13 @@ from p2prl.json_lines import read_json_lines
 from p2prl.learner.journal.deliveries import read_deliveries
 from p2prl.planning.fleet import PlannedRun
 from p2prl.planning.observed_run import ObservedRun, newest_updates, observed_run
+from p2prl.planning.queue_simulation import PACE_LIMIT
 from p2prl.scoreboard.display_names import display_name
 
 
-def read_observed(directory: Path) -> tuple[str, ObservedRun]:
-    """(name and model of the run, what its learner has seen lately). `ConfigError` before there is enough."""
+def read_observed(directory: Path) -> tuple[str, ObservedRun, float]:
+    """(name and model of the run, what its learner has seen lately, its pace limit). `ConfigError` before there is
+    enough, or if run.toml is no TOML."""
     folder = open_folder(directory)
     manifest = folder.manifest
     updates = newest_updates(read_json_lines(folder.paths.metrics).objects)
@@ -26,4 +28,7 @@ def read_observed(directory: Path) -> tuple[str, ObservedRun]:
         staleness=manifest.staleness_bound,
     )
     seen = observed_run(updates, read_deliveries(folder.paths.journal, since=begins), run=run, name_of=display_name)
-    return f"{manifest.name}, {manifest.base_model}", seen
+    learner = folder.settings_table().get("learner")
+    limit = learner.get("pace_limit") if isinstance(learner, dict) else None
+    pace_limit = float(limit) if isinstance(limit, int | float) else PACE_LIMIT
+    return f"{manifest.name}, {manifest.base_model}", seen, pace_limit

@@ -40,6 +40,7 @@ class _Subject:
     title: str
     fleet: Fleet
     arithmetic: Arithmetic
+    pace_limit: float
     observed: ObservedRun | None = None
 
 
@@ -98,6 +99,7 @@ def plan(
             found.machines,
             found.demand,
             updates=updates,
+            pace_limit=subject.pace_limit,
             seed=seed,
             on_progress=lambda share: on_progress("virtual time", share),
         )
@@ -126,19 +128,21 @@ def _subject(run: Path | None, fleet: Path | None, changed: dict[str, Any]) -> _
     if fleet is not None:
         from p2prl.planning.fleet import read_fleet
         from p2prl.planning.fleet_capacity import capacity_of_fleet
+        from p2prl.planning.queue_simulation import PACE_LIMIT
 
         planned = read_fleet(fleet)
         planned = replace(planned, run=replace(planned.run, **changed))
         arithmetic = partial(capacity_of_fleet, folder=fleet.parent)
-        return _Subject(title=planned.run.known_model.title, fleet=planned, arithmetic=arithmetic)
+        title = planned.run.known_model.title
+        return _Subject(title=title, fleet=planned, arithmetic=arithmetic, pace_limit=PACE_LIMIT)
     from p2prl.planning.run_reading import read_observed
 
     assert run is not None
     if "model" in changed:
         raise ConfigError("--model is for a fleet's file", remedy="Leave it out: a run has its model.")
-    title, observed = read_observed(run)
+    title, observed, pace_limit = read_observed(run)
     planned = replace(observed.fleet, run=replace(observed.fleet.run, **changed))
-    return _Subject(title=title, fleet=planned, arithmetic=observed.capacity, observed=observed)
+    return _Subject(title=title, fleet=planned, arithmetic=observed.capacity, pace_limit=pace_limit, observed=observed)
 
 
 def _show(answer: _Answer) -> None:

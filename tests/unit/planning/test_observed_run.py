@@ -15,6 +15,7 @@ from p2prl.learner.journal.deliveries import Deliveries, Delivery, read_deliveri
 from p2prl.planning.bottleneck import advise
 from p2prl.planning.fleet import PlannedRun
 from p2prl.planning.observed_run import LEAST_UPDATES, ObservedRun, newest_updates, observed_run
+from p2prl.planning.queue_simulation import PACE_LIMIT
 from p2prl.planning.run_reading import read_observed
 from p2prl.planning.utilization_forecast import forecast
 from p2prl.scoreboard.display_names import display_name
@@ -169,7 +170,10 @@ def test_only_updates_since_the_learners_start_count_and_not_the_first() -> None
 
 
 def test_a_run_folder_is_read(tmp_path: Path) -> None:
-    title, found = read_observed(write_run(tmp_path))
+    title, found, pace_limit = read_observed(write_run(tmp_path))
+    assert pace_limit == PACE_LIMIT
+    (tmp_path / "run.toml").write_text("[learner]\npace_limit = 1\n")
+    assert read_observed(tmp_path)[2] == 1.0
     assert title.startswith("unit, ")
     names = [display_name(identity(peer).public_key) for peer in PACES]
     assert [row.name for row in found.fleet.machines] == names, "no stranger, no forger"
