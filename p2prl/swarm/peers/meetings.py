@@ -35,13 +35,14 @@ ADDRESSES_REMEMBERED = 4096
 took a tenth of a node's time. A node knows fewer addresses than this, and an address is short."""
 
 TRIES = 3
-"""Attempts with one peer; then a long pause. A router that cannot do it will not do it at the fourth attempt."""
+"""Attempts with one peer in quick succession. A router that cannot do it will hardly do it at the fourth."""
 
 _FIRST_WAIT_S = 4.0
 """From an introduction to the first request: a peer that can be dialed is linked by then."""
 _RETRY_S = 12.0
-_LONG_RETRY_S = 600.0
-"""After `TRIES` attempts: routers restart, and people move."""
+_LONGEST_RETRY_S = 600.0
+"""After `TRIES` attempts each pause is twice the one before, up to this: routers restart and people move, and nothing
+succeeds before the third peer has heard from them at their new address, after up to 35 s of silence."""
 
 _CHECK_S = 2.0
 _SAME_MEETING_S = 8.0
@@ -109,7 +110,7 @@ class Meetings:
                 continue
             host = others[wish.attempts % len(others)]
             wish.attempts += 1
-            wish.next_at = now + (_RETRY_S if wish.attempts < TRIES else _LONG_RETRY_S)
+            wish.next_at = now + min(_RETRY_S * 2 ** max(0, wish.attempts - TRIES + 1), _LONGEST_RETRY_S)
             due.append((host, MeetingRequest(public_key_of(peer))))
         return due
 

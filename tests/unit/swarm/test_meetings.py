@@ -11,7 +11,7 @@ from p2prl.protocol.link_messages import Meeting, MeetingRequest
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import Dial, Meet
 from p2prl.swarm.peers.connections import Connections
-from p2prl.swarm.peers.meetings import ALL_REQUESTS, REQUESTS, TRIES, Meetings, is_direct_public
+from p2prl.swarm.peers.meetings import ALL_REQUESTS, REQUESTS, Meetings, is_direct_public
 from tests.unit.swarm.peer_links import ME, NOW, A, B, connections, hello, introduction_of, record, with_learner
 
 C = identity_of("C")
@@ -97,7 +97,10 @@ def test_requests_wait_repeat_and_pause() -> None:
         asked += [(round(now), host) for host, _ in own.take_requests([B.peer_id], [A.peer_id], now)]
     times = [at for at, _ in asked]
     assert {host for _, host in asked} == {A.peer_id}
-    assert times == [4, 16, 28, 628][: TRIES + 1]
+    assert times == [4, 16, 28, 52, 100, 196, 388, 772]
+    for tenth in range(10_000, 30_000):
+        times += [round(tenth / 10) for _ in own.take_requests([B.peer_id], [A.peer_id], tenth / 10)]
+    assert times[8:] == [1372, 1972, 2572]
 
 
 def test_a_wish_that_is_granted_starts_anew_later() -> None:
