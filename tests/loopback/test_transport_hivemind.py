@@ -25,6 +25,8 @@ from p2prl.net.transports.hivemind.relay_slots import RelaySlots
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.net.transports.inbound_streams import NoGuard
 from p2prl.net.transports.multiaddrs import split_peer, to_bytes
+from p2prl.net.transports.simultaneous_open import dial_in_short_packets
+from p2prl.net.transports.tcp_trial import Outcome, outcome_of
 from p2prl.protocol import limits
 from p2prl.protocol.identity import PeerId
 from p2prl_lab.testing.swarm_processes import freeze
@@ -170,6 +172,40 @@ def test_a_meeting_carries_frames_both_ways_and_tells_where_the_peer_is() -> Non
             }, "not the loopback address under which the daemon knows it"
 
     run(scenario)
+
+
+def test_a_line_of_short_packets_gets_connections_that_this_process_carries() -> None:
+    async def scenario() -> None:
+        async with swarm(2) as (first, second):
+            assert await outcome_of(first.addresses[0]) is Outcome.GREETED, "a daemon answers long packets"
+            inbox, other = Inbox(first), Inbox(second)
+            lent = second._splices.carries
+            assert not any(map(lent, await second._daemon.remotes(first.peer_id)))
+            second._in_short_packets = True
+            await second.connect(first.addresses[0])
+            remotes = await second._daemon.remotes(first.peer_id)
+            assert remotes
+            assert all(map(lent, remotes)), "the long packets' connection is gone"
+            for size in (1, 3_000_000):
+                await second.send(first.peer_id, bytes(size), timeout_s=20)
+                assert await inbox.next() == (second.peer_id, bytes(size))
+                await first.send(second.peer_id, bytes(size), timeout_s=20)
+                assert await other.next() == (first.peer_id, bytes(size))
+            await second.connect(first.addresses[0])
+            assert await second._daemon.remotes(first.peer_id) == remotes, "it serves already"
+
+    run(scenario)
+
+
+def test_short_packets_are_announced_before_the_connection_stands() -> None:
+    async def scenario() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            where = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}"
+            with await dial_in_short_packets(where, ()) as dialed, server.accept()[0] as accepted:
+                ways = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) for each in (dialed, accepted)]
+        return max(ways)
+
+    assert asyncio.run(scenario()) + 60 <= 1_280  # headers of IPv6 and TCP
 
 
 def test_a_meeting_with_nobody_leaves_the_link_that_there_is() -> None:

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from p2prl.net.transports.tcp_trial import Outcome
 from p2prl.quantity_text import size_text
 
 LEAST_DISK, WANTED_DISK = 1_000_000_000, 10_000_000_000
@@ -63,8 +64,10 @@ class MachineFacts:
     """The object of `p2prl.config.confined_checkup`, or `error`; empty when it was skipped."""
     routes: tuple[str, ...] = ()
     """`IPv4` and `IPv6`, where the system has a way out."""
-    dialed: Mapping[str, str] = field(default_factory=dict)
-    """By peer of a join link, why it could not be dialed; empty texts for those that answered."""
+    has_public_address: bool = False
+    """Whether an interface has a public IPv4 address."""
+    dialed: Mapping[str, Outcome] = field(default_factory=dict)
+    """By address of a join link, what a dial saw."""
     daemon: tuple[tuple[str, bool, str], ...] = ()
     """Steps of a network daemon's self-test: name, whether it passed, and what it did or why it failed."""
     spool_bytes: int = 0
@@ -237,17 +240,31 @@ def _network(facts: MachineFacts) -> list[Finding]:
         fix = "Check the cable, the wireless network or the VPN."
         return [Finding(name="network", outcome=FAILED, text="offline", cause=cause, fix=fix)]
     ways = " and ".join(facts.routes)
+    role = (
+        "a public address of its own, so it can join, learn, and seed for others (p2prl seed)"
+        if facts.has_public_address
+        else "no public IPv4 address, so it can join, and learn through a rented machine (p2prl learn --via)"
+    )
     if not facts.dialed:
-        text = f"a way out over {ways}; with a join link, doctor dials its peers too"
+        text = f"a way out over {ways}, {role}; with a join link, doctor dials its peers too"
         return [Finding(name="network", outcome=PASSED, text=text)]
-    answered = sum(not why for why in facts.dialed.values())
-    text = f"{answered} of {len(facts.dialed)} peers of the link answer, over {ways}"
+    seen = set(facts.dialed.values())
+    answered = sum(outcome in _ANSWERS for outcome in facts.dialed.values())
+    text = f"{answered} of {len(facts.dialed)} peers of the link answer, over {ways}; {role}"
+    if Outcome.SHORT in seen and Outcome.GREETED not in seen:
+        cause = (
+            "Packets of full size are lost on the way, and nobody says so. p2prl uses shorter ones, for some more CPU."
+        )
+        fix = "Nothing is needed. Lower the MTU for other programs (Linux: sudo ip link set dev DEVICE mtu 1280)."
+        return [Finding(name="network", outcome=WARNING, text=text, cause=cause, fix=fix)]
     if answered:
         return [Finding(name="network", outcome=PASSED, text=text)]
-    reasons = sorted(set(facts.dialed.values()))
-    cause = f"Dialing them failed: {'; '.join(reasons)}. They are gone, or a firewall stops outbound TCP."
-    fix = "Ask for a fresh link; allow outbound TCP to other than the usual ports."
+    cause = f"Dialing them failed: {'; '.join(sorted(seen))}. They are gone, or a firewall lets web traffic alone out."
+    fix = "Ask for a fresh link, best with a peer at port 443; or allow outbound TCP to other than the usual ports."
     return [Finding(name="network", outcome=FAILED, text=text, cause=cause, fix=fix)]
+
+
+_ANSWERS = frozenset({Outcome.GREETED, Outcome.SHORT})
 
 
 def _daemon(facts: MachineFacts) -> list[Finding]:

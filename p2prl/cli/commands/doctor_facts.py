@@ -25,6 +25,8 @@ from p2prl.config.named_link import named_link
 from p2prl.config.worker_folder import check_home
 from p2prl.confinement import guard, linux
 from p2prl.errors import P2PRLError
+from p2prl.net.transports.interface_addresses import has_public_address
+from p2prl.net.transports.tcp_trial import Outcome, outcome_of
 from p2prl.protocol import wire_version
 
 _DIAL_S = 4.0
@@ -64,6 +66,7 @@ def machine_facts(home: Path, *, link: str, device: str, tests_device: bool, p2p
         cards=cards,
         device=device_facts(device) if tests_device else {},
         routes=tuple(name for name, family, address in _NOWHERE if _has_route(family, address)),
+        has_public_address=has_public_address(),
         dialed=dial(link) if link else {},
         daemon=daemon_steps(p2pd) if p2pd is not None else (),
         spool_bytes=sum(path.stat().st_size for path in home.glob("seat-*/*/spool.db")),
@@ -134,21 +137,14 @@ def daemon_steps(p2pd: Path) -> tuple[tuple[str, bool, str], ...]:
     return tuple((step.name, step.passed, step.text) for step in asyncio.run(self_test(p2pd.absolute())))
 
 
-def dial(link: str) -> dict[str, str]:
-    """Open a TCP connection to each peer of a join link and close it; by address, what went wrong."""
-    found = {}
-    for address in named_link(link).bootstrap[:_MOST_DIALED]:
-        parts = address.split("/")
-        place = (parts[2], int(parts[4])) if len(parts) > 4 and parts[3] == "tcp" and parts[4].isdigit() else None
-        if place is None:
-            found[address] = "it has no TCP address"
-            continue
-        try:
-            socket.create_connection(place, timeout=_DIAL_S).close()
-            found[address] = ""
-        except OSError as error:
-            found[address] = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    return found
+def dial(link: str) -> dict[str, Outcome]:
+    """What a connection to each address of a join link shows; it is closed again."""
+    addresses = named_link(link).bootstrap[:_MOST_DIALED]
+
+    async def tried() -> list[Outcome]:
+        return await asyncio.gather(*(outcome_of(address, _DIAL_S) for address in addresses))
+
+    return dict(zip(addresses, asyncio.run(tried()), strict=True))
 
 
 def _has_route(family: int, address: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -17,6 +19,7 @@ from p2prl.config.network_options import remember_run
 from p2prl.config.refused_runs import forgetting_refused
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.plain_text import counted
+from p2prl.protocol.join_link import reach_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.quantity_text import size_text
@@ -70,8 +73,16 @@ def seed_run(start: WorkerStart, *, as_json: bool) -> None:
 
 def _say_where(addresses: tuple[str, ...]) -> None:
     """Say how the run's learner finds this seeder, which knows nobody."""
+    places = one_of_each_family(addresses) or ("ADDRESS",)
     say("Waiting for the run's learner. It finds this machine with:")
-    say(f"p2prl learn RUN --via {next(iter(addresses), 'ADDRESS')}", unwrapped=True)
+    say(f"p2prl learn RUN {' '.join(f'--via {each}' for each in places)}", unwrapped=True)
+
+
+def one_of_each_family(addresses: Sequence[str]) -> tuple[str, ...]:
+    """The first public address of each IP version: a link that names both serves machines that have one alone."""
+    public = [each for each in addresses if reach_of(each) == "internet"]
+    first = [next((each for each in public if each.startswith(kind)), "") for kind in ("/ip4/", "/ip6/")]
+    return tuple(filter(None, first)) or tuple(addresses[:1])
 
 
 def seeding_document(seeding: Seeding) -> dict[str, object]:

@@ -26,6 +26,7 @@ _FILTERED = (
 )
 
 _SEEN: tuple[tuple[Outcome, str, str], ...] = (
+    (Outcome.SHORT, "a peer greets at {places}, and packets of full size to it are lost", _PACKETS),
     (Outcome.GREETED, "a peer greets at {places}, and the encrypted handshake does not complete", _PACKETS),
     (
         Outcome.ACCEPTED,

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import struct
 
+from p2prl import __version__
 from p2prl.errors import LocalProtocolError, RemoteProtocolError
 from p2prl.protocol import limits
 from p2prl.protocol.kinds import Kind
 
 FRAME_PROTOCOL = "/p2prl/frames/1"
 """The libp2p protocol id of a frame stream; its number changes when anything in this file changes."""
+
+VERSION_PROTOCOL = f"/p2prl/version/{__version__}"
+"""Names this software and its version among the protocols that identify tells: the daemon's agent is its own, and
+cannot be told another. A stream on it is closed at once."""
 
 ACK = b"\x06"
 HEADER_BYTES = 4

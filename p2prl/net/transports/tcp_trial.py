@@ -15,6 +15,12 @@ _TRIAL_S = 3.0
 _GREETING = b"\x13/multistream/1.0.0\n"
 """What both sides of a libp2p connection send first."""
 
+_PROPOSALS = (b"\x3f/p2prl/".ljust(63, b"-") + b"\n") * 48
+"""Proposals that every libp2p host refuses, sent at once after the greeting: they fill two packets of 1,500 bytes. A
+host on whose way such packets are lost, and nobody says so, gives no answer."""
+
+_REFUSAL_BYTES = 4
+
 _HOSTS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
 
 
@@ -22,15 +28,17 @@ class Outcome(StrEnum):
     """What a trial of an address saw."""
 
     GREETED = "greeted"
-    """A libp2p host greets there."""
-    ACCEPTED = "accepted"
+    """A libp2p host greets there, and packets of full size reach it."""
+    SHORT = "short packets alone"
+    """A libp2p host greets there, and packets of full size do not reach it."""
+    ACCEPTED = "no greeting"
     """A program accepts the connection and sends no libp2p greeting."""
     REFUSED = "refused"
     NO_ANSWER = "no answer"
     NO_ROUTE = "no route"
     """This machine knows no way to such addresses."""
     UNKNOWN_NAME = "unknown name"
-    UNTRIED = "untried"
+    UNTRIED = "no TCP port"
     """The address is not a TCP port of a host."""
 
 
@@ -54,7 +62,9 @@ async def outcome_of(address: str, timeout_s: float = _TRIAL_S) -> Outcome:
     except (OSError, OverflowError) as error:
         return Outcome.NO_ROUTE if getattr(error, "errno", None) in _NO_ROUTE else Outcome.NO_ANSWER
     try:
-        return Outcome.GREETED if await _greets(reader, writer, timeout_s) else Outcome.ACCEPTED
+        if not await _greets(reader, writer, timeout_s):
+            return Outcome.ACCEPTED
+        return Outcome.GREETED if await _takes_long_packets(reader, writer, timeout_s) else Outcome.SHORT
     finally:
         writer.transport.abort()
         with contextlib.suppress(OSError):
@@ -90,6 +100,14 @@ async def _greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ti
     return False
 
 
+async def _takes_long_packets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_s: float) -> bool:
+    with contextlib.suppress(OSError, EOFError, TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            writer.write(_PROPOSALS)
+            return len(await reader.readexactly(_REFUSAL_BYTES)) == _REFUSAL_BYTES
+    return False
+
+
 @contextlib.asynccontextmanager
 async def _connected(
     address: str, timeout_s: float
@@ -112,6 +130,17 @@ MOST_RELAYS = 3
 """Relays at which a node reserves a circuit: two may end."""
 
 _MOST_TRIED = 16
+
+
+_MOST_MEASURED = 4
+
+
+async def loses_long_packets(addresses: Iterable[str]) -> bool:
+    """Whether this machine's line carries short packets alone: no host at these multiaddrs gets long ones, and one or
+    more get short ones."""
+    tried = tuple(filter(can_be_tried, addresses))[:_MOST_MEASURED]
+    outcomes = await asyncio.gather(*map(outcome_of, tried))
+    return Outcome.SHORT in outcomes and Outcome.GREETED not in outcomes
 
 
 async def relays_among(addresses: Iterable[str]) -> tuple[str, ...]:

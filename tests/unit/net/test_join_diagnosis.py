@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
 from p2prl.net.process.join_diagnosis import no_manifest, unreachable
-from p2prl.net.transports.tcp_trial import _GREETING, Outcome, outcome_of
+from p2prl.net.transports.tcp_trial import _GREETING, Outcome, loses_long_packets, outcome_of
 from p2prl.protocol.identity import Identity
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -29,6 +29,7 @@ IP4, IP6 = f"/ip4/8.8.4.4/tcp/4001/p2p/{PEER}", f"/ip6/2001:4860::1/tcp/443/p2p/
         ({IP4: Outcome.NO_ANSWER}, "nothing answers at 8.8.4.4 port 4001", "web traffic alone"),
         ({IP4: Outcome.REFUSED}, "no program listens at 8.8.4.4 port 4001", "fresh join link"),
         ({IP4: Outcome.GREETED, IP6: Outcome.REFUSED}, "a peer greets at 8.8.4.4 port 4001", "mtu 1280"),
+        ({IP4: Outcome.SHORT, IP6: Outcome.GREETED}, "packets of full size to it are lost", "mtu 1280"),
         ({IP4: Outcome.ACCEPTED}, "does not greet as a peer does", "proxy"),
         ({IP4: Outcome.UNKNOWN_NAME}, "is not known to this network", "DNS"),
         ({f"{IP4}/p2p-circuit/p2p/{PEER}": Outcome.UNTRIED}, "p2p-circuit", "firewall"),
@@ -54,8 +55,18 @@ def test_a_minute_without_a_manifest_says_who_answered() -> None:
 
 
 async def greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As a libp2p host: the greeting, then a refusal of each unknown protocol that has arrived whole."""
     writer.write(_GREETING)
-    await reader.read()
+    assert await reader.readexactly(len(_GREETING)) == _GREETING
+    while size := (await reader.read(1) or b"\0")[0]:
+        assert (await reader.readexactly(size)).endswith(b"\n")
+        writer.write(b"\x03na\n")
+
+
+async def gets_short_packets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(_GREETING)
+    while await reader.read():
+        pass  # what comes in long packets never arrives, so nothing is answered
 
 
 async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,13 +92,34 @@ async def listening(serve: Serve) -> AsyncIterator[str]:
         await served.wait()
 
 
-@pytest.mark.parametrize(("serve", "expected"), [(greets, Outcome.GREETED), (is_silent, Outcome.ACCEPTED)])
+@pytest.mark.parametrize(
+    ("serve", "expected"),
+    [(greets, Outcome.GREETED), (gets_short_packets, Outcome.SHORT), (is_silent, Outcome.ACCEPTED)],
+)
 def test_a_trial_sees_whether_a_peer_greets(serve: Serve, expected: Outcome) -> None:
     async def tried() -> Outcome:
         async with listening(serve) as address:
             return await outcome_of(address, 1.0)
 
     assert asyncio.run(tried()) is expected
+
+
+@pytest.mark.parametrize(
+    ("served", "expected"),
+    [
+        ((gets_short_packets,), True),
+        ((gets_short_packets, is_silent), True),
+        ((gets_short_packets, greets), False),
+        ((greets,), False),
+        ((is_silent,), False),
+    ],
+)
+def test_a_line_loses_long_packets_if_no_host_gets_them(served: tuple[Serve, ...], expected: bool) -> None:
+    async def measured() -> bool:
+        async with AsyncExitStack() as opened:
+            return await loses_long_packets([await opened.enter_async_context(listening(serve)) for serve in served])
+
+    assert asyncio.run(measured()) is expected
 
 
 def test_a_trial_of_places_without_a_program() -> None:

@@ -95,6 +95,22 @@ def test_a_circuit_that_the_daemon_has_lost_is_reserved_anew_where_it_was() -> N
     story(steps)
 
 
+def test_a_relay_that_is_back_is_asked_at_once() -> None:
+    async def steps(slots: RelaySlots, relays: Relays) -> None:
+        assert not slots.reconnected(RELAY), "no slot was there"
+        await slots.completed((HOME, circuit(RELAY)), 0.0)
+        relays.answers = {RELAY: GRANTED}
+        assert await slots.completed((HOME,), 1.0) == (HOME, circuit(RELAY))
+        assert not slots.reconnected(OTHER)
+        await slots.completed((HOME,), 2.0)
+        assert relays.asked == [RELAY]
+        assert slots.reconnected(RELAY)
+        await slots.completed((HOME,), 3.0)
+        assert relays.asked == [RELAY] * 2
+
+    story(steps)
+
+
 def test_nothing_is_held_beside_a_circuit_of_the_daemon_or_a_public_address() -> None:
     async def steps(slots: RelaySlots, relays: Relays) -> None:
         relays.answers = {RELAY: GRANTED}

@@ -85,6 +85,15 @@ class RelaySlots:
             *(address for relay in self._circuits if relay in self._held for address in self._circuits[relay]),
         )
 
+    def reconnected(self, peer: PeerId) -> bool:
+        """Note that a connection with a peer has begun: whether a slot there, if there was one, is to be asked for now
+        and not at the next renewal."""
+        if peer not in self._circuits:
+            return False
+        self._held.discard(peer)
+        self._asked_at = float("-inf")
+        return True
+
     async def _reserve(self, relay: PeerId) -> bool:
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -32,8 +32,14 @@ from p2prl.net.transports.hivemind.relay_slots import RelaySlots
 from p2prl.net.transports.inbound_streams import InboundStreams
 from p2prl.net.transports.interface_addresses import routable_families
 from p2prl.net.transports.outbound_streams import OutboundStreams
-from p2prl.net.transports.simultaneous_open import Splices, open_simultaneously, own_endpoint, shared_socket
-from p2prl.net.transports.tcp_trial import accepts_connection, can_be_tried
+from p2prl.net.transports.simultaneous_open import (
+    Splices,
+    dial_in_short_packets,
+    open_simultaneously,
+    own_endpoint,
+    shared_socket,
+)
+from p2prl.net.transports.tcp_trial import accepts_connection, can_be_tried, loses_long_packets
 from p2prl.protocol.identity import Identity, PeerId
 
 
@@ -116,6 +122,8 @@ class HivemindTransport:
         self._slots = RelaySlots(daemon.open_stream)
         self._splices = Splices()
         self._meeting: set[PeerId] = set()
+        self._in_short_packets = False
+        """Whether this machine's line loses long packets: then its connections are this process's, of short ones."""
         self._watching: asyncio.Task[None] | None = None
         self._cleanup = contextlib.AsyncExitStack()
         """Ends the directory, hivemind's client and the daemon, in this order."""
@@ -152,6 +160,8 @@ class HivemindTransport:
             max_links=max_links,
         )
         async with contextlib.AsyncExitStack() as cleanup:
+            trial = asyncio.create_task(loses_long_packets(bootstrap))
+            cleanup.callback(trial.cancel)
             daemon = await Daemon.start(identity, chosen)
             cleanup.push_async_callback(daemon.close)
             p2p = await join_daemon(daemon)
@@ -160,9 +170,13 @@ class HivemindTransport:
             cleanup.callback(directory.close)
             transport = cls(daemon, directory, pacer=pacer, guard=guard, max_links=max_links)
             await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._accept)
+            await daemon.handle_streams(framing.VERSION_PROTOCOL, _hang_up)
             if chosen.is_public:
                 await daemon.handle_streams(PROTOCOL, DialBack(time_source).answer)
             await transport.refresh_addresses()
+            transport._in_short_packets = await trial
+            if transport._in_short_packets:
+                logger.warning("packets of full size are lost on this machine's line: connections use shorter ones")
             reached = await dial_bootstrap(transport, bootstrap)
             directory.warn_of_skew()
             if reached:
@@ -194,7 +208,7 @@ class HivemindTransport:
         self._note_failed(where)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._daemon.connect(peer, (raw,))
+                await self._reach(peer, where, raw)
                 await self._note_reached(peer, where)
                 await self._directory.introduce(peer)
         except TimeoutError as error:
@@ -203,7 +217,17 @@ class HivemindTransport:
             raise TransportError(f"cannot reach {address}: {error}") from error
         self._failed.pop(where, None)
         self._remember(peer, raw)
+        if self._slots.reconnected(peer):  # nobody reaches this peer before it has a slot there again
+            with contextlib.suppress(TransportError):
+                await self.refresh_addresses()
         return peer
+
+    async def _reach(self, peer: PeerId, where: str, raw: bytes) -> None:
+        """Let the daemon dial, where it has no connection; one of long packets is none if the line loses them."""
+        if not (self._in_short_packets and can_be_tried(where)):
+            await self._daemon.connect(peer, (raw,))
+        elif not any(map(self._splices.carries, await self._daemon.remotes(peer))):
+            await self._dial_anew(peer, where)
 
     async def meet(self, address: str, *, dials: bool) -> None:
         self._check_open()
@@ -219,7 +243,7 @@ class HivemindTransport:
             if not dials:
                 await self._splices.deliver(connection, where, daemon)
                 return
-            await self._dial_anew(f"{self._splices.offer(connection, where)}/p2p/{peer}", timeout_s=_ANEW_S)
+            await self._dial_anew(peer, where, connection)
         finally:
             self._meeting.discard(peer)
         await self._note_reached(peer, where)
@@ -228,21 +252,25 @@ class HivemindTransport:
     async def replace_circuit(self, address: str) -> PeerId:
         if not await accepts_connection(address):
             raise TransportError(f"{address} accepts no connection")
-        peer, raw = await self._dial_anew(address, timeout_s=_ANEW_S)
-        await self._note_reached(peer, address.partition("/p2p/")[0])
+        where, peer = multiaddrs.split_peer(address)
+        await self._dial_anew(peer, where)
+        await self._note_reached(peer, where)
         await self._directory.introduce(peer)
-        self._remember(peer, raw)
+        self._remember(peer, multiaddrs.to_bytes(where))
         return peer
 
-    async def _dial_anew(self, address: str, *, timeout_s: int) -> tuple[PeerId, bytes]:
-        """Dial without the circuits that there may be: the daemon dials nobody it is connected with."""
+    async def _dial_anew(self, peer: PeerId, where: str, lent: socket.socket | None = None) -> None:
+        """Dial without the connections that there may be: the daemon dials nobody it is connected with.
+
+        It gets `lent`, a connection with `where`, or one in short packets where the line takes no others.
+        """
         self._check_open()
-        where, peer = multiaddrs.split_peer(address)
-        raw = multiaddrs.to_bytes(where)
         with contextlib.suppress(TransportError):
             await self._daemon.disconnect(peer)
-        await self._daemon.connect(peer, (raw,), timeout_s=timeout_s)
-        return peer, raw
+        if lent is None and self._in_short_packets and can_be_tried(where):
+            lent = await dial_in_short_packets(where, self.addresses)
+        raw = multiaddrs.to_bytes(where if lent is None else self._splices.offer(lent, where))
+        await self._daemon.connect(peer, (raw,), timeout_s=_ANEW_S)
 
     async def send(self, peer: PeerId, frame: bytes, *, timeout_s: float) -> None:
         self._check_open()
@@ -282,6 +310,9 @@ class HivemindTransport:
         self._guard.note_address(peer, dialed if dialed in seen else next(iter((*direct, *seen)), dialed))
 
     def _remember(self, peer: PeerId, raw: bytes) -> None:
+        """Note where the daemon may dial a peer again by itself: in packets of any size."""
+        if self._in_short_packets:
+            return
         self._known[peer] = raw
         self._known.move_to_end(peer)
         if len(self._known) > _MAX_KNOWN_PEERS:
@@ -328,6 +359,10 @@ class HivemindTransport:
             stopped.cancel()
         logger.error("the network daemon ended")
         self._outbound.close("the network daemon ended")
+
+
+async def _hang_up(*_stream: object) -> None:
+    """The daemon ends a stream when its callback returns."""
 
 
 async def start_hivemind(config: TransportConfig) -> HivemindTransport:

@@ -1,1 +1,1 @@
-"""The light transport over py-libp2p: no native binary, no directory, about ten times slower than the daemon."""
+"""The light transport over py-libp2p: no native binary, no directory, half the daemon's speed."""

@@ -27,6 +27,7 @@ from p2prl.cli.commands.doctor_checks import (
 from p2prl.cli.commands.doctor_facts import ahead, clock, dial, key_files
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.errors import ConfigError, MachineError
+from p2prl.net.transports.tcp_trial import Outcome
 from tests.command_doc import json_keys
 from tests.unit.cli.invocation import invoke
 
@@ -88,8 +89,10 @@ def test_a_good_machine_passes_every_check() -> None:
         ("self-test", FAILED, {"device": {**GOOD_DEVICE, "verdict": "wrong", "differing": 9}}),
         ("self-test", WARNING, {"device": {**GOOD_DEVICE, "verdict": "noisy", "noise": 0.5}}),
         ("network", FAILED, {"routes": ()}),
-        ("network", FAILED, {"dialed": {"a": "no answer"}}),
-        ("network", PASSED, {"dialed": {"a": "no answer", "b": ""}}),
+        ("network", FAILED, {"dialed": {"a": Outcome.NO_ANSWER, "b": Outcome.ACCEPTED}}),
+        ("network", PASSED, {"dialed": {"a": Outcome.NO_ANSWER, "b": Outcome.GREETED}}),
+        ("network", PASSED, {"dialed": {"a": Outcome.SHORT, "b": Outcome.GREETED}}),
+        ("network", WARNING, {"dialed": {"a": Outcome.NO_ANSWER, "b": Outcome.SHORT}}),
     ],
 )  # fmt: skip
 def test_each_fact_makes_its_finding(name: str, expected: str, changes: dict[str, object]) -> None:
@@ -150,10 +153,16 @@ def test_peers_of_a_link_are_dialed_once() -> None:
         ends = [f"/ip4/127.0.0.1/tcp/{place.getsockname()[1]}/p2p/{peer}" for place in (listening, unused)]
         link = f"p2prl://chain@{'a' * 52}?b={ends[0]}&b={ends[1]}"
         found = dial(link)
-    assert found[ends[0]] == ""
-    assert found[ends[1]] != ""
+    assert found == {ends[0]: Outcome.ACCEPTED, ends[1]: Outcome.REFUSED}
     with pytest.raises(ConfigError):
         dial("p2prl://nonsense")
+
+
+def test_the_network_says_which_set_ups_the_machine_can_be() -> None:
+    for dialed in ({}, {"a": Outcome.GREETED}):
+        home, rented = (replace(GOOD, dialed=dialed, has_public_address=is_public) for is_public in (False, True))
+        assert "p2prl learn --via" in findings(home)[-1].text
+        assert "p2prl seed" in findings(rented)[-1].text
 
 
 SECRETS = {"/home/ada": "<home>", "ada": "<user>", "attic": "<host>"}
@@ -191,7 +200,7 @@ def test_no_address_survives(addresses: list[tuple[int, int, int, int]], between
 
 
 def test_the_report_names_nobody_and_keeps_the_findings() -> None:
-    facts = replace(GOOD, dialed={"/ip4/203.0.113.9/tcp/1": "no answer"})
+    facts = replace(GOOD, dialed={"/ip4/203.0.113.9/tcp/1": Outcome.NO_ANSWER})
     log = 'File "/home/ada/.venv/lib/python3.11/site-packages/p2prl/x.py"\nConnectionError: 203.0.113.9'
     text = bundle_text(findings(facts), {"system": "Linux"}, {"seat-1/crash.log": log}, secrets=SECRETS)
     assert "FAIL  network" in text
