@@ -122,6 +122,7 @@ def _config(arguments: argparse.Namespace) -> LabConfig:
         run=arguments.run,
         weight_bytes=int(arguments.weights_mb * 1e6) // 4 * 4 if arguments.case == "network" else 0,
         period_s=arguments.period_s,
+        home_transport=arguments.home_transport,
         seed=arguments.seed,
     )
 
@@ -147,6 +148,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--churn-s", type=float, default=3600.0, help="how long homes come and go (--case churn)")
     parser.add_argument("--weights-mb", type=float, default=4.0, help="random weights of each version (--case network)")
     parser.add_argument("--period-s", type=float, default=10.0, help="time between versions (--case network)")
+    parser.add_argument("--home-transport", default="hivemind", help="of the homes (--case network)")
     parser.add_argument("--round-trips-ms", default="0,50,150", help="of the line (--case goodput)")
     parser.add_argument("--versions", type=int, default=3, help="timed downloads per line (--case goodput)")
     parser.add_argument("--run", type=Path, help="a run folder of `p2prl init` to copy, instead of making one")

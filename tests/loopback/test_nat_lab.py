@@ -37,15 +37,18 @@ def lab_report(*arguments: str) -> dict[str, Any]:
 
 def test_homes_meet_as_their_routers_permit() -> None:
     report = lab_report("--case", "meeting")
-    assert len(report["pairs"]) == 12
+    assert len(report["pairs"]) == 14
     for pair in report["pairs"]:
-        assert pair["direct"] is ("symmetric" not in (pair["kind_a"], pair["kind_b"])), pair
+        kinds = pair["kind_a"], pair["kind_b"]
+        # Two homes behind one carrier meet only where it turns packets back: the first one here does not.
+        assert pair["direct"] is ("symmetric" not in kinds and kinds != ("carrier", "neighbor")), pair
 
 
 def test_homes_behind_routers_that_track_connections_link_directly() -> None:
-    """The whole way: directory, introduction, request, invitations, dials, the daemons' handshakes, and frames."""
+    """The whole way: directory, introduction, request, invitations, dials, the daemons' handshakes, and frames. One
+    home's line loses packets above 1,280 bytes, and says so to nobody."""
     options = ("--public", "0", "--disturb", "", "--join-s", "120", "--steady-s", "0", "--weights-mb", "1")
-    report = lab_report("--case", "network", "--homes", "preserving,rejecting", "--leave-early", *options)
+    report = lab_report("--case", "network", "--homes", "small,rejecting", "--leave-early", *options)
     assert [pair["direct"] for pair in report["pairs"]] == [True]
     assert report["untranslated"] == {}, "no packet that a router took for invalid"
 

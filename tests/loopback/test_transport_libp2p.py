@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from p2prl import __version__
 from p2prl.errors import TransportError
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.transport import HivemindTransport
@@ -166,3 +167,13 @@ def test_roles_run_over_libp2p_and_keep_the_upload_cap(tmp_path: Path, learner: 
     told = json.loads(ended.stdout)
     assert (told["intact"], told["slot"], told["peers"]) == (True, 1, {"volunteer": 1})
     assert told["rate_bytes_s"] < 1_600_000, "the learner's cap is 1.5 MB/s"
+
+
+@pytest.mark.skipif(sys.executable != PYTHON, reason="the libp2p extra is not installed")
+def test_software_that_knows_nothing_of_p2prl_reads_its_version_and_sends_a_frame() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "p2prl_lab.foreign_clients"], capture_output=True, text=True, timeout=120, check=False
+    )
+    row = json.loads(done.stdout)
+    assert (done.returncode, row["works"], row["frame_arrived"]) == (0, True, True), row
+    assert row["p2prl"] == f"/p2prl/version/{__version__}"

@@ -47,6 +47,15 @@ def home_shares(rows: Rows, kinds: Mapping[str, str], learner: str) -> HomeShare
     return HomeShares(total, **shares)
 
 
+def home_to_home_bytes(rows: Rows, kinds: Mapping[str, str], learner: str) -> dict[str, int]:
+    """Bytes that each home got from other homes, headers included; the learner's own come from no other home."""
+    sums = {name: 0 for name, kind in kinds.items() if kind != "public" and name != learner}
+    for row in rows:
+        if row["receiver"] in sums and row["sender"] in sums:
+            sums[row["receiver"]] += row["delivered_bytes"]
+    return sums
+
+
 def pair_rows(
     kinds: Mapping[str, str], started: Mapping[str, float], talked: Mapping[frozenset[str], float]
 ) -> list[dict[str, Any]]:
@@ -65,3 +74,17 @@ def learner_copies(rows: Rows, learner: str, weight_bytes: int) -> float | None:
     """The learner's egress over the weights that one worker needs; None without weights."""
     sent = sum(row["sent_bytes"] for row in rows if row["sender"] == learner)
     return round(sent / weight_bytes, 2) if weight_bytes else None
+
+
+def claimed_share(statuses: Iterable[Mapping[str, Any]]) -> float | None:
+    """The learner's share of the weights into homes, as the homes count it: by the peer that sent them."""
+    found = [
+        (status.get("weight_bytes_received", 0), status.get("weight_bytes_from_learner", 0)) for status in statuses
+    ]
+    total, learner = (sum(counts) for counts in zip(*found, strict=True)) if found else (0, 0)
+    return round(learner / total, 4) if total else None
+
+
+def slowest(times: Mapping[str, float | None]) -> float | None:
+    """The longest of them; None where one never came."""
+    return None if None in times.values() else max((at for at in times.values() if at is not None), default=0.0)

@@ -1,7 +1,8 @@
 """The lab's goodput: how fast weights cross one line of some delay, beside plain TCP on the same line.
 
-A learner publishes random weights, and one public volunteer downloads them; nobody else is there. A version's time is
-from its announcement to the last byte, by the volunteer's clock. First a socket of the kernel sends as many bytes.
+A learner publishes random weights, and one volunteer behind a home router downloads them; nobody else is there. A
+version's time is from its announcement to the last byte, by the volunteer's clock. First a socket of the kernel sends
+as many bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from p2prl_lab.home_networks.site_processes import LEARNER
 from p2prl_lab.home_networks.sites import LineSpeed, make_site
 from p2prl_lab.testing.swarm_processes import SwarmProcesses
 
-_WORKER = "public-1"
+_WORKER, _KIND = "home-1", "restricted"
 _PORT = 5001
 _POLL_S, _PATIENCE_S = 0.5, 120.0
 _PART_BYTES = 1 << 16
@@ -47,7 +48,7 @@ def goodput_report(
         rng = random.Random(seed)  # noqa: S311 - draws nothing here that matters
         # Two lines, both ways.
         line = LineSpeed(up_mbit=mbit, down_mbit=mbit, delay_s=round_trip_ms / 4_000, loss=1 - (1 - loss) ** 0.5)
-        sites = [make_site(name, "public", number, line) for number, name in enumerate((LEARNER, _WORKER))]
+        sites = [make_site(LEARNER, "public", 0, line), make_site(_WORKER, _KIND, 1, line)]
         home = folder / f"rtt-{round_trip_ms:g}"
         home.mkdir(parents=True)
         processes = SwarmProcesses(home)

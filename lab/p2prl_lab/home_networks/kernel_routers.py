@@ -33,6 +33,8 @@ class KernelRouter:
     """Its address towards the next router, with prefix length; the outermost one has the site's public address."""
     rejects: bool = False
     """Whether strangers' packets are answered with a reset, as OpenWrt does; otherwise they are dropped."""
+    turns_back: str = ""
+    """Its public address, if homes behind it reach each other there (hairpin, RFC 4787 section 6); otherwise empty."""
     lets_out: str = ""
     """nftables' condition for connections that the home may open; empty for all."""
 
@@ -46,9 +48,11 @@ class KernelRouter:
         )
         if self.lets_out:
             forward = f"{answers}\n    {forward}"
+        noted, turned, named = self._hairpin()
         translation = f'oifname "{OUTSIDE_DEVICE}" meta nfproto ipv4 meta l4proto {{ tcp, udp }} {self.translation}'
         return f"""table inet home {{
   map opened {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
+  map homes {{ type inet_proto . inet_service : ipv4_addr . inet_service; flags dynamic,timeout; timeout 5m; }}
   chain input {{
     type filter hook input priority filter; policy drop;
     iifname != "{OUTSIDE_DEVICE}" accept
@@ -57,18 +61,33 @@ class KernelRouter:
   }}
   chain forward {{
     type filter hook forward priority filter; policy drop;
+    {noted}
     {forward}
   }}
   chain prerouting {{
     type nat hook prerouting priority dstnat;
     iifname "{OUTSIDE_DEVICE}" dnat ip to meta l4proto . th dport map @opened
+    {turned}
   }}
   chain postrouting {{
     type nat hook postrouting priority srcnat;
     {translation if self.translation else ""}
+    {named}
   }}
 }}
 """
+
+    def _hairpin(self) -> tuple[str, str, str]:
+        """Rules of `forward`, `prerouting` and `postrouting`: note which home has which port, lead packets from inside
+        for that port to it, and let them come from the outside address."""
+        if not self.turns_back:
+            return "", "", ""
+        inside, ports = f'"{OUTSIDE_DEVICE}" meta nfproto ipv4', "meta l4proto . th"
+        return (
+            f"oifname {inside} meta l4proto {{ tcp, udp }} update @homes {{ {ports} sport : ip saddr . th sport }}",
+            f"iifname != {inside} ip daddr {self.turns_back} dnat ip to {ports} dport map @homes",
+            f"oifname != {inside} ct status dnat snat ip to {self.turns_back}",
+        )
 
 
 def opened_port(protocol: str, outside: int, inside: tuple[str, int]) -> str:

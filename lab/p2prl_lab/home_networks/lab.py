@@ -17,6 +17,7 @@ from p2prl_lab.home_networks.internet import Internet
 from p2prl_lab.home_networks.lab_config import LabConfig
 from p2prl_lab.home_networks.namespaces import Machine, machines_of
 from p2prl_lab.home_networks.network_swarm import NetworkSwarm
+from p2prl_lab.home_networks.outages import Outages
 from p2prl_lab.home_networks.real_swarm import RealSwarm
 from p2prl_lab.home_networks.router import RouterControl, running_router
 from p2prl_lab.home_networks.site_processes import LEARNER, SiteProcesses
@@ -27,7 +28,7 @@ _LEARNER_GOES = ("learner-restart", "learner-moves", "learner-away")
 _NEWCOMER = "newcomer"
 
 _POLL_S = 0.5
-_OFFLINE_S, _ASLEEP_S, _RELAY_AWAY_S = 30.0, 120.0, 20.0
+_OFFLINE_S, _ASLEEP_S, _RELAY_AWAY_S, _ROUTER_AWAY_S = 30.0, 120.0, 20.0, 20.0
 _LINK_S = 120.0
 """A public peer is named in the link after seconds, once its record is known."""
 _PUBLISH_S = 120.0
@@ -37,7 +38,7 @@ _PUBLIC_SPEED = LineSpeed(up_mbit=100.0, down_mbit=100.0, delay_s=0.005)
 
 
 class Lab:
-    """A running swarm and its router."""
+    """A running swarm and its router: many attributes, because each phase leaves figures for the report."""
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class Lab:
         self._kinds = {site.name: site.kind for site in sites}
         self._workers = [site.name for site in sites if site.name not in (LEARNER, _NEWCOMER)]
         self._homes = [name for name in self._workers if self._kinds[name] != "public"]
+        self._relay = next((name for name in self._workers if self._kinds[name] == "public"), "")
+        self._outages = Outages(swarm, control, self._homes, self._relay)
         self._started: dict[str, float] = {}
         self._circuit_s: dict[str, float] = {}
         """When each home first named a circuit, after its start."""
@@ -93,19 +96,22 @@ class Lab:
             "untranslated": self._control.untranslated(),
             "pairs": figures.pair_rows(self._kinds, self._started, talked),
             "home_learner_pairs_direct": sum(frozenset((name, LEARNER)) in talked for name in self._homes),
-            "relay_restart_s": _slowest(relinked_s["relay-restart"]) if "relay-restart" in relinked_s else None,
+            "relay_restart_s": figures.slowest(relinked_s["relay-restart"]) if "relay-restart" in relinked_s else None,
+            "relay_up_s": self._outages.relay_up_s,
             "joined_s": joined_s,
             "first_circuit_s": self._circuit_s,
             "learner_share_of_home_bytes": shares.learner,
             "public_share_of_home_bytes": shares.public,
             "learner_share_while_joining": first.learner,
-            "learner_share_claimed": _claimed_share(claimed),
+            "learner_share_claimed": figures.claimed_share(claimed),
             "learner_copies": figures.learner_copies(before, LEARNER, weights),
-            "relinked_s": {what: _slowest(times) for what, times in relinked_s.items()},
+            "relinked_s": {what: figures.slowest(times) for what, times in relinked_s.items()},
             "relinked_s_by_home": relinked_s,
+            "learner_circuit_s": self._outages.learner_circuit_s,
             "home_to_home_share_before": shares.homes,
             "home_to_home_share_after": None if after is None else after.homes,
             "home_bytes_steady": shares.total_bytes,
+            "home_to_home_bytes": figures.home_to_home_bytes(before, self._kinds, LEARNER),
             "newcomer": self._newcomer,
             "home_groups": self._home_groups,
             "churn": churn,
@@ -114,6 +120,7 @@ class Lab:
             "groups_lost": groups["lost"],
             "groups_double": groups["double"],
             "groups_waiting": groups["waiting"],
+            "groups_voided": groups["voided"],
         }
 
     def _join(self) -> tuple[dict[str, float | None], dict[frozenset[str], float], figures.HomeShares]:
@@ -150,6 +157,9 @@ class Lab:
             return self._await_talk(self._homes)
         if what == "relay-restart":
             return self._restart_relay()
+        if what == "learner-line-moves":
+            at_home = self._kinds[LEARNER] != "public"
+            return self._outages.move_learner(lambda: self._move(LEARNER), self._watch_patiently, at_home=at_home)
         return self._disturb_home(what, home)
 
     def _start_learner(self) -> None:
@@ -158,36 +168,23 @@ class Lab:
         if self._kinds[LEARNER] != "public":
             relay = self._relay
             self._started[relay] = time.monotonic()
-            via = (self._swarm.start_waiting_seeder(relay),)
+            via = self._swarm.start_waiting_seeder(relay)
         self._started[LEARNER] = time.monotonic()
         self._swarm.start_learner(via)
 
-    @property
-    def _relay(self) -> str:
-        return next(name for name in self._workers if self._kinds[name] == "public")
-
     def _restart_relay(self) -> dict[str, float | None]:
-        """When each home had a circuit, or had talked with another home, after the relay was back."""
-        relay = self._relay
-        self._absent = frozenset({relay})
-        self._swarm.kill(relay)
-        self._wait(_RELAY_AWAY_S, "relay away")
-        self._swarm.start_again(relay)
-        self._absent = frozenset()
-        self._control.forget_traffic()
-        began = time.monotonic()
-        found: dict[str, float | None] = dict.fromkeys(self._homes)
+        def stay_away() -> None:
+            self._absent = frozenset({self._relay})
+            self._wait(_RELAY_AWAY_S, "relay away")
+            self._absent = frozenset()
 
-        def look() -> bool:
-            talked = figures.talked_since(self._control.traffic())
-            for name in self._homes:
-                is_direct = any(name in pair and pair <= {*self._homes, LEARNER} for pair in talked)
-                if found[name] is None and (is_direct or self._swarm.has_circuit(name)):
-                    found[name] = round(time.monotonic() - began, 1)
-            return None not in found.values()
-
-        self._watch(look, self._config.patience_s, "circuits", lambda: f"{sum(v is not None for v in found.values())}")
+        found = self._outages.restart_relay(stay_away, self._watch_patiently)
+        if self._outages.home_groups:
+            self._home_groups["relay-restart"] = self._outages.home_groups
         return found
+
+    def _watch_patiently(self, is_done: Callable[[], bool], what: str, news: Callable[[], str]) -> None:
+        self._watch(is_done, self._config.patience_s, what, news)
 
     def _disturb_home(self, what: str, home: str) -> dict[str, float | None]:
         sampled, used = self._swarm.groups_of(home), self._swarm.used_of(home)
@@ -196,6 +193,11 @@ class Lab:
         elif what == "home-offline":
             self._control.cut(home)
             self._wait(_OFFLINE_S, what)
+            self._control.heal(home)
+        elif what == "router-restart":
+            self._control.cut(home)
+            self._wait(_ROUTER_AWAY_S, what)
+            self._machines[home].restart_router()
             self._control.heal(home)
         else:
             sleeping = self._swarm.roles[home].tree()
@@ -223,7 +225,7 @@ class Lab:
         planned = absences(self._homes, LEARNER, self._config.churn_s, rng)
         found = Churning(self._swarm, self._control, self._move, say).run(planned, self._config.churn_s)
         self._control.forget_traffic()
-        return {**found, "relinked_s": _slowest(self._await_talk(self._homes))}
+        return {**found, "relinked_s": figures.slowest(self._await_talk(self._homes))}
 
     def _welcome(self) -> dict[str, Any]:
         """Half of the learner's absence alone, half of it with a newcomer that has the link: what it gets."""
@@ -326,7 +328,12 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
         swarm: SiteProcesses
         if config.weight_bytes:
             swarm = NetworkSwarm(
-                folder, machines, processes, weight_bytes=config.weight_bytes, period_s=config.period_s
+                folder,
+                machines,
+                processes,
+                weight_bytes=config.weight_bytes,
+                period_s=config.period_s,
+                home_transport=config.home_transport,
             )
         else:
             swarm = RealSwarm(folder, machines, processes, config.run, share=config.share)
@@ -340,14 +347,3 @@ def run_lab(config: LabConfig, folder: Path) -> dict[str, Any]:
 def say(text: str) -> None:
     """Progress, on standard error."""
     print(f"nat_lab: {text}", file=sys.stderr, flush=True)
-
-
-def _claimed_share(statuses: list[dict[str, Any]]) -> float | None:
-    """The learner's share of the weights into homes, as the homes count it: by the peer that sent them."""
-    total = sum(status.get("weight_bytes_received", 0) for status in statuses)
-    learner: int = sum(status.get("weight_bytes_from_learner", 0) for status in statuses)
-    return round(learner / total, 4) if total else None
-
-
-def _slowest(times: dict[str, float | None]) -> float | None:
-    return None if None in times.values() else max((at for at in times.values() if at is not None), default=0.0)

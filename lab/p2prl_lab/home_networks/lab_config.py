@@ -15,10 +15,13 @@ DISTURBANCES = (
     "home-offline",
     "home-asleep",
     "relay-restart",
+    "router-restart",
+    "learner-line-moves",
 )
 """What may be done to a settled swarm: kill the learner and start it again, also at another address, or only after
 `away_s`, half of it with a newcomer; give a home another address; take its line down for 30 s; stop its processes for
-two minutes; kill the first public seeder and start it again after 20 s."""
+two minutes; kill the first public seeder and start it again after 20 s; take a home's line down for 20 s while its
+router forgets connections and opened ports; give the learner another address while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,4 +59,6 @@ class LabConfig:
     """Size of random weights, sent by network processes alone; 0 runs the commands, with a model."""
     period_s: float = 10.0
     """Time between versions of random weights."""
+    home_transport: str = "hivemind"
+    """Transport of the homes that send random weights."""
     seed: int = 0

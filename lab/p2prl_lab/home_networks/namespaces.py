@@ -32,6 +32,10 @@ _OWN = "/proc/self/ns/net"
 _TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "nft": "nftables", "sysctl": "procps"}
 """Programs and their Debian packages."""
 
+_NETLINK_NETFILTER = 12
+_FORGET_CONNECTIONS = struct.pack("=IHHIIBBH", 20, 0x0102, 0x0005, 0, 0, 0, 0, 0)
+"""nfnetlink: delete what connection tracking holds (IPCTNL_MSG_CT_DELETE, with no condition), and answer."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,7 +49,8 @@ class Machine:
     routers: tuple[int, ...]
     """The same of its routers, from the home to the internet."""
     tun: int
-    """File descriptor of the line's device: packets that leave the outermost namespace are read here."""
+    """File descriptor of the line's device: packets that leave the outermost namespace are read here. −1 for a home
+    behind another one's carrier."""
 
     def inside(self, *command: str, router: int | None = None) -> list[str]:
         """The command line that runs `command` on this machine, or on one of its routers. Works while this process
@@ -71,6 +76,16 @@ class Machine:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.setblocking(False)
         return made
+
+    def restart_router(self) -> None:
+        """Let the router next to the machine forget its connections and opened ports, as one does that starts again."""
+        with _entered(self.routers[0]), socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as kernel:
+            kernel.send(_FORGET_CONNECTIONS)
+            answer = kernel.recv(1_024)
+        number = -struct.unpack_from("=i", answer, 16)[0]
+        if number:
+            raise OSError(number, f"{self.name}: connections: {os.strerror(number)}")
+        self.run("nft", "flush", "map", "inet", "home", "opened", router=0)
 
     def move(self, addresses: tuple[str, ...]) -> None:
         """Take these public addresses, with prefix lengths, in place of what the machine or its outermost router had.
@@ -138,22 +153,25 @@ def machines_of(sites: list[Site]) -> Iterator[dict[str, Machine]]:
     made: dict[str, Machine] = {}
     try:
         for site in sites:
-            machine = made[site.name] = _make_machine(site.name, len(site.routers))
+            machine = made[site.name] = _make_machine(site.name, len(site.routers), has_line=not site.behind)
             _set_up(machine, site)
+            if site.behind:
+                _join_carrier(machine, site, made[site.behind])
         yield made
     finally:
         for machine in made.values():
             for descriptor in (machine.tun, machine.namespace, *machine.routers):
-                os.close(descriptor)
+                if descriptor >= 0:
+                    os.close(descriptor)
 
 
-def _make_machine(name: str, routers: int) -> Machine:
-    """Namespaces from the machine to the internet; the last one made has the line's device."""
-    namespaces = []
+def _make_machine(name: str, routers: int, *, has_line: bool) -> Machine:
+    """Namespaces from the machine to the internet; the last one made has the line's device, if there is one."""
+    namespaces, tun = [], -1
     for number in range(routers + 1):
         with _entered(None):
             namespaces.append(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
-            if number == routers:
+            if number == routers and has_line:
                 tun = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
                 fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", OUTSIDE_DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
     return Machine(name, namespaces[0], tuple(namespaces[1:]), tun)
@@ -171,7 +189,7 @@ def _set_up(machine: Machine, site: Site) -> None:
         lines = ["ip link set lo up", f"ip link set {INSIDE_DEVICE} up"]
         lines.append(f"ip address add {router.inside} dev {INSIDE_DEVICE} {'nodad' if ':' in router.inside else ''}")
         lines.append("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
-        lines.extend((line_up,) if number == len(site.routers) - 1 else ())
+        lines.extend((line_up,) if number == len(site.routers) - 1 and not site.behind else ())
         machine.script([*lines, "nft -f - <<'END'", router.rules(), "END"], router=number)
         if number:  # the router before this one has its outside address on that link
             hop = router.inside.partition("/")[0]
@@ -179,7 +197,22 @@ def _set_up(machine: Machine, site: Site) -> None:
             machine.script([*joined, f"ip route add default via {hop} dev {OUTSIDE_DEVICE}"], router=number - 1)
     if site.router is not None and "." in site.addresses[0]:
         machine.set_home(site.addresses, site.router)
+    if site.behind:
+        return
     machine.move(tuple(f"{ipaddress.ip_address(raw)}/{8 * len(raw)}" for raw in sorted(site.outside, key=len)))
+
+
+def _join_carrier(machine: Machine, site: Site, host: Machine) -> None:
+    """A link from the home's router to the outermost router of `host`."""
+    outside = site.routers[0].outside
+    hop, device, carrier = outside.replace(".2/", ".1/"), f"lan{site.number}", len(host.routers) - 1
+    peer = f"peer name {device} netns {_path(host.routers[carrier])}"
+    lines = [f"ip link add {OUTSIDE_DEVICE} type veth {peer}", f"ip link set {OUTSIDE_DEVICE} up"]
+    host_lines = [f"ip address add {hop} dev {device}", f"ip link set {device} up"]
+    lines.append(f"ip address add {outside} dev {OUTSIDE_DEVICE}")
+    machine.script(lines, router=0)
+    host.script(host_lines, router=carrier)
+    machine.script([f"ip route add default via {hop.partition('/')[0]} dev {OUTSIDE_DEVICE}"], router=0)
 
 
 def _path(namespace: int) -> str:

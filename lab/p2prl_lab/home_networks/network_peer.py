@@ -3,7 +3,8 @@
     python -m p2prl_lab.home_networks.network_peer JSON
 
 The argument is an object with `role` (learner, volunteer or seeder), `folder`, `link` (a file: the learner writes it,
-the others read it), `weight_bytes`, `period_s` between the learner's versions, and `listen`. A seeder that `waits`
+the others read it), `weight_bytes`, `period_s` between the learner's versions, `listen`, and
+perhaps `transport`. A seeder that `waits`
 reads no link: the learner dials it, which gets its address in `via`. A learner that is started again in its folder goes
 on with the next version. Writes `status.json` into its folder every second, until Ctrl-C.
 """
@@ -69,6 +70,7 @@ class NetworkPeer:
                 bootstrap=self._via if is_first else tuple(json.loads(self._link.read_text())),
                 peers_file=self._folder / "peers",
                 manifest=b"" if waits else manifest,
+                transport=given.get("transport", "hivemind"),
             ),
             on_start=self._introduce,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -59,7 +60,7 @@ class RealSwarm(SiteProcesses):
         if made.returncode:
             raise SystemExit(f"p2prl init failed: {made.stderr[-2000:]}")
 
-    def start_waiting_seeder(self, name: str) -> str:
+    def start_waiting_seeder(self, name: str) -> tuple[str, ...]:
         """`p2prl seed` with a link that names no peer."""
         bare = JoinLink(self.run.name, Digest(envelope_digest((self.run / "run.manifest").read_bytes())), ())
         listen = [part for address in RENTED_LISTEN for part in ("--listen", address)]
@@ -68,7 +69,7 @@ class RealSwarm(SiteProcesses):
         wait_until(lambda: "--via " in role.log or not role.is_alive, seconds=_START_S, what="the seeder's address")
         if not role.is_alive:
             raise SystemExit(f"the seeder ended: {role.log[-2000:]}")
-        return role.log.partition("--via ")[2].split()[0]
+        return tuple(re.findall(r"--via (\S+)", role.log))
 
     def start_learner(self, via: tuple[str, ...] = ()) -> None:
         """`p2prl learn`, at a fixed port on IPv4 and IPv6."""
@@ -100,8 +101,9 @@ class RealSwarm(SiteProcesses):
 
     def group_counts(self) -> dict[str, int]:
         """`delivered` are in the learner's journal, `lost` are those a spool has signed word of that the journal
-        lacks, `double` were trained on twice, `waiting` are still in a spool."""
+        lacks, `double` were trained on twice, `waiting` are still in a spool, `voided` were refused by the learner."""
         journal = self.run / "journal.db"
+        ((voided,),) = rows(journal, "SELECT COUNT(*) FROM groups WHERE state = 'rejected'")
         stored = {bytes(digest) for (digest,) in rows(journal, "SELECT digest FROM groups")}
         batches = [bytes(digests) for (digests,) in rows(journal, "SELECT digests FROM batches")]
         trained = Counter(
@@ -114,4 +116,4 @@ class RealSwarm(SiteProcesses):
                     lost += state in _SPOOLED_FOR_GOOD and bytes(digest) not in stored
                     waiting += state == "generated"
         double = sum(count - 1 for count in trained.values())
-        return {"delivered": len(stored), "lost": lost, "double": double, "waiting": waiting}
+        return {"delivered": len(stored), "lost": lost, "double": double, "waiting": waiting, "voided": int(voided)}

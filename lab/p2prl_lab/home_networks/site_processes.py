@@ -44,8 +44,8 @@ class SiteProcesses(ABC):
         """Make what the roles need."""
 
     @abstractmethod
-    def start_waiting_seeder(self, name: str) -> str:
-        """Start a seeder that knows the run's digest alone; returns the address at which a learner finds it."""
+    def start_waiting_seeder(self, name: str) -> tuple[str, ...]:
+        """Start a seeder that knows the run's digest alone; returns the addresses at which a learner finds it."""
 
     @abstractmethod
     def start_learner(self, via: tuple[str, ...] = ()) -> None:
@@ -69,7 +69,8 @@ class SiteProcesses(ABC):
 
     @abstractmethod
     def group_counts(self) -> dict[str, int]:
-        """What became of the groups, from the files of stopped roles: `delivered`, `lost`, `double`, `waiting`."""
+        """What became of the groups, from the files of stopped roles: `delivered`, `lost`, `double`, `waiting`,
+        `voided`."""
 
     def policy_of(self, name: str) -> int:
         """The newest version that a worker holds; -1 for none."""
@@ -100,8 +101,10 @@ class SiteProcesses(ABC):
         self._processes.start_again(self.roles[name])
 
     def has_circuit(self, name: str) -> bool:
-        """Whether a worker names a circuit among its addresses (network processes alone say so)."""
-        return any("p2p-circuit" in address for address in self.status(name).get("addresses", ()))
+        """Whether a worker names a circuit among its addresses: network processes say so, and commands where nothing
+        better than a circuit leads to them."""
+        status = self.status(name)
+        return status.get("reach") == "relayed" or any("p2p-circuit" in text for text in status.get("addresses", ()))
 
     def kill(self, name: str) -> None:
         """SIGKILL a role, its network process and its daemon."""

@@ -18,9 +18,10 @@ KINDS = (*USUAL_KINDS, "gateway", "rejecting", "small", "web")
 """Homes: a router that keeps ports, one that draws them, one that draws them for every remote, a router behind the
 carrier's, IPv6 alone behind a stateful firewall, a router that opens ports when asked by NAT-PMP, and one that opens
 them when asked by UPnP's SOAP; one that resets strangers' connections where others drop them; a line that carries 1,280
-bytes and says so to nobody; and a network that lets out TCP to port 443 alone."""
+bytes and says so to nobody; and a network that lets out TCP to port 443 alone. The lab without a swarm has two more
+(`meeting.NEIGHBORS`)."""
 
-PUNCHABLE = frozenset({"preserving", "restricted", "carrier", "upnp", "gateway", "rejecting"})
+PUNCHABLE = frozenset({"preserving", "restricted", "carrier", "upnp", "gateway", "rejecting", "small"})
 """Homes whose outside port is the same for every remote, so that two of them can meet."""
 
 SMALL_MTU = 1_280
@@ -45,7 +46,7 @@ class LineSpeed:
 
 @dataclass(slots=True)
 class Site:
-    """A machine of the lab, its routers and its line."""
+    """A machine of the lab, its routers and its line: many fields, because a kind of home may differ in each."""
 
     name: str
     kind: str
@@ -66,10 +67,13 @@ class Site:
     mtu: int = MTU
     """Longest packet that its line carries; longer ones are lost, and no ICMP says so."""
     is_cut: bool = False
+    behind: str = ""
+    """The site whose outermost router this one shares; empty for a line of its own."""
 
 
-def make_site(name: str, kind: str, number: int, speed: LineSpeed) -> Site:
-    """A site; `number` gives its addresses and is different for each."""
+def make_site(name: str, kind: str, number: int, speed: LineSpeed, *, behind: str = "") -> Site:
+    """A site; `number` gives its addresses and is different for each. `behind` is the site that a `neighbor` shares a
+    carrier with."""
     if not 0 <= number < _MOST_SITES:
         raise ValueError(f"the lab has at most {_MOST_SITES} sites")
     public, public6 = public_address(number), public_address6(number)
@@ -95,6 +99,7 @@ def make_site(name: str, kind: str, number: int, speed: LineSpeed) -> Site:
         outside,
         {"upnp": PORT, "gateway": GATEWAY_PORT}.get(kind, 0),
         SMALL_MTU if kind == "small" else MTU,
+        behind=behind,
     )
 
 
@@ -105,9 +110,15 @@ def _routers_of(kind: str, number: int) -> tuple[KernelRouter, ...]:
             return ()
         case "ipv6":
             return (KernelRouter(inside=f"{_LINK_LOCAL_ROUTER}/64"),)
-        case "carrier":
+        case "carrier" | "hairpin" | "neighbor":
             home = KernelRouter(translation=KEEPS_PORTS, inside=inside, outside=f"100.64.{number}.2/30")
-            return home, KernelRouter(translation=DRAWS_PORTS, inside=f"100.64.{number}.1/30")
+            if kind == "neighbor":
+                return (home,)
+            carrier = f"100.64.{number}.1/30"
+            if kind == "carrier":
+                return home, KernelRouter(translation=DRAWS_PORTS, inside=carrier)
+            public = str(ipaddress.ip_address(public_address(number)))
+            return home, KernelRouter(translation=KEEPS_PORTS, inside=carrier, turns_back=public)
         case "restricted":
             return (KernelRouter(translation=DRAWS_PORTS, inside=inside),)
         case "symmetric":

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2prl_lab.home_networks.figures import home_shares, learner_copies, pair_rows, talked_since
+from p2prl_lab.home_networks.figures import (
+    claimed_share,
+    home_shares,
+    home_to_home_bytes,
+    learner_copies,
+    pair_rows,
+    slowest,
+    talked_since,
+)
 
 KINDS = {"learner": "public", "public-1": "public", "a": "preserving", "b": "symmetric", "c": "carrier"}
 
@@ -54,3 +62,18 @@ def test_each_pair_of_homes_has_a_row() -> None:
 def test_copies_are_the_learners_egress_over_what_one_needs() -> None:
     assert learner_copies(ROWS, "learner", 952) == 10.0
     assert learner_copies(ROWS, "learner", 0) is None
+
+
+def test_bytes_from_other_homes_by_home() -> None:
+    assert home_to_home_bytes(ROWS, KINDS, "learner") == {"a": 100, "b": 0, "c": 100}
+    at_home = home_to_home_bytes(ROWS, KINDS, "a")  # a learner at home is no other home
+    assert at_home == {"b": 0, "c": 0}
+
+
+def test_what_homes_claim_and_the_slowest_of_them() -> None:
+    told = {"weight_bytes_received": 30, "weight_bytes_from_learner": 10}
+    assert claimed_share([told, told, {}]) == 0.3333
+    assert claimed_share([]) is claimed_share([{}]) is None
+    assert slowest({"a": 2.0, "b": 3.0}) == 3.0
+    assert slowest({"a": 2.0, "b": None}) is None
+    assert slowest({}) == 0.0
