@@ -22,7 +22,7 @@ _WEB_ALONE = (
 
 _FILTERED = (
     "Either those peers are off, or this network lets web traffic alone through (TCP 443): try another network, such as"
-    " a phone's. If it is the same there, ask for a fresh join link."
+    " a phone's. If it works there, ask for a link with a peer at port 443; if it is the same, for a fresh join link."
 )
 
 _SEEN: tuple[tuple[Outcome, str, str], ...] = (

@@ -26,7 +26,7 @@ IP4, IP6 = f"/ip4/8.8.4.4/tcp/4001/p2p/{PEER}", f"/ip6/2001:4860::1/tcp/443/p2p/
         ({IP6: Outcome.NO_ROUTE}, "no way to IPv6 addresses", "an IPv4 address"),
         ({IP4: Outcome.NO_ROUTE, IP6: Outcome.NO_ROUTE}, "no way to any address of the link", "to a network"),
         ({IP4: Outcome.NO_ROUTE, IP6: Outcome.NO_ANSWER}, "nothing answers at 2001:4860::1 port 443", "TCP 443"),
-        ({IP4: Outcome.NO_ANSWER}, "nothing answers at 8.8.4.4 port 4001", "web traffic alone"),
+        ({IP4: Outcome.NO_ANSWER}, "nothing answers at 8.8.4.4 port 4001", "a peer at port 443"),
         ({IP4: Outcome.REFUSED}, "no program listens at 8.8.4.4 port 4001", "fresh join link"),
         ({IP4: Outcome.GREETED, IP6: Outcome.REFUSED}, "a peer greets at 8.8.4.4 port 4001", "mtu 1280"),
         ({IP4: Outcome.SHORT, IP6: Outcome.GREETED}, "packets of full size to it are lost", "mtu 1280"),
