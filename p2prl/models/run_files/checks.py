@@ -66,7 +66,7 @@ _COUNTS = {
 too (`_COUNTED`), and so is what is made of them (`MAX_MODULES`)."""
 
 _COUNTED = {"layers": MAX_LAYERS, "layer": MAX_LAYERS, "heads": MAX_HEADS, "experts": MAX_EXPERTS, "blocks": MAX_LAYERS}
-"""Last words of settings that count, and their bounds."""
+"""Bounds of other settings, by the end of their names."""
 
 MAX_MODULES = 65_536
 """Modules and parameters of a model; the largest open ones have some ten thousand."""
