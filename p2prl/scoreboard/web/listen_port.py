@@ -33,6 +33,6 @@ def bind(host: str, port: int) -> socket.socket:
                 remedy="Give one of its own with --host: 127.0.0.1 for this machine alone, 0.0.0.0 for all.",
             ) from error
         raise MachineError(
-            f"the board cannot use port {port} on {host}: {error.strerror}", remedy=_REMEDIES.get(error.errno, _OTHER)
+            f"the board cannot use port {port} on {host}: {error.strerror}", remedy=_REMEDIES.get(error.errno or 0, _OTHER)
         ) from error
     return listener
