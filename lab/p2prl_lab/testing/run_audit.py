@@ -21,11 +21,7 @@ import torch
 from p2prl.config.new_run import RunFolder, open_run
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.training.checkpoints import complete_checkpoints
-from p2prl.learner.training.local_engine import make_trainer
-from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
-from p2prl.learner.training.micro_batch_log import MicroBatchLog
-from p2prl.learner.training.optimizer_step import StepMemory
 from p2prl.learner.training.training_group import TrainingGroup
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.weights.layout import flatten, layout_of, weights_digest
@@ -37,6 +33,7 @@ from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.signed_group import read_group
 from p2prl_lab.testing.swarm_processes import rows
+from p2prl_lab.testing.trainer_by_plan import trainer_by_plan
 
 _TRIGGERS = """
 CREATE TABLE witness_groups (digest BLOB PRIMARY KEY, raw BLOB, behavior BLOB, rewards BLOB, body BLOB);
@@ -237,35 +234,20 @@ def _kept(run: Path) -> dict[bytes, tuple[RolloutGroup, bytes, bytes]]:
 
 def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[PolicyManifest]) -> int:
     """Train again from the initial weights without interruption, and reproduce every published policy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        settings = folder.settings.learner.memory
-        precision = settings.precision_on("cpu", folder.manifest.engine_dtype)
-        held_in = weight_dtype(precision)
-        loaded = load_pretrained(str(folder.directory / "model"), device=torch.device("cpu"), dtype=held_in)
-        layout = layout_of(loaded.model, folder.manifest.dtype)
-        trainer = make_trainer(
-            loaded.model,
-            LossPipeline(folder.loss_config()),
-            folder.settings.learner.optimizer,
-            temperature=folder.manifest.sampling.temperature,
-            reference=folder.settings.loss.reference_config(),
-            memory=StepMemory(
-                precision=precision,
-                states=settings.optimizer_states,
-                rules=MicroBatchLog(folder.paths.micro_batches),
-            ),
-        )
-        kept = _kept(folder.directory)
-        published = {manifest.step: manifest for manifest in manifests}
-        step_of_version = {manifest.version: manifest.step for manifest in manifests}
-        reproduced = 0
-        words = np.empty(0)
+    kept = _kept(folder.directory)
+    published = {manifest.step: manifest for manifest in manifests}
+    step_of_version = {manifest.version: manifest.step for manifest in manifests}
+    reproduced = 0
+    words = np.empty(0)
+    newest = complete_checkpoints(folder.paths.checkpoints)[-1]
+    held_in = weight_dtype(folder.settings.learner.memory.precision_on("cpu", folder.manifest.engine_dtype))
+    saved = load_pretrained(str(newest), device=torch.device("cpu"), dtype=held_in).model
+    layout = layout_of(saved, folder.manifest.dtype)
+    with trainer_by_plan(folder) as run:
         for step in range(len(batches) + 1):
             if step in published:
                 word = f"<u{layout.size_bytes // layout.parameters}"
-                fresh = np.frombuffer(flatten(trainer.model, layout), dtype=word)
+                fresh = np.frombuffer(run.trainer.engine.copy_weights(layout), dtype=word)
                 words = _banded(fresh, words, folder.settings.learner.dead_band_ulp)
                 state = weights_digest(words.tobytes())
                 assert state == published[step].weights_digest, (
@@ -273,16 +255,11 @@ def _replay(folder: RunFolder, batches: list[list[bytes]], manifests: list[Polic
                 )
                 reproduced += 1
             if step < len(batches):
-                trainer.update([_group(kept[digest], step, step_of_version) for digest in batches[step]])
-        newest = load_pretrained(
-            str(complete_checkpoints(folder.paths.checkpoints)[-1]), device=torch.device("cpu"), dtype=held_in
-        )
-        assert flatten(newest.model, layout) == flatten(trainer.model, layout), (
+                run.at(step).update([_group(kept[digest], step, step_of_version) for digest in batches[step]])
+        assert flatten(saved, layout) == run.trainer.engine.copy_weights(layout), (
             "the checkpoint differs from the trained model"
         )
-        return reproduced
-    finally:
-        torch.set_num_threads(threads)
+    return reproduced
 
 
 def _banded(fresh: Any, published: Any, band_ulp: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from p2prl.cli.views.console import LiveView, emit, say
 from p2prl.cli.views.learner_view import WAITING, update_line, update_panel, waiting_text
 from p2prl.cli.views.link_qr import show_qr
 from p2prl.clock import SystemClock
+from p2prl.config.host_launch import HostLaunch
 from p2prl.config.index_addresses import index_url
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
@@ -295,7 +297,12 @@ class _Report:
         self._directory, self._name = folder.directory, folder.manifest.name
         self._status_file = folder.directory / "status.json"
         self._needed = folder.settings.learner.groups_per_update
-        self.plan = folder.settings.learner.parallel.name
+        parallel, launch = folder.settings.learner.parallel, HostLaunch.of(os.environ)
+        self._ranks: dict[str, object] = {
+            "plan": parallel.name,
+            "ranks": parallel.ranks,
+            "hosts": 1 if launch is None else launch.hosts,
+        }
         self.planned = planned
         """Step at which the run ends; 0 for no end. Set to the learner's own figure once it is built."""
         self._track = track
@@ -311,7 +318,7 @@ class _Report:
         self.newest = dict(metrics)
         for track in self._track:
             track(metrics)
-        state = {"target_updates": planned, "finished": False, "plan": self.plan}
+        state = {"target_updates": planned, "finished": False, **self._ranks}
         write_status(self._status_file, {"role": "learner", "run": self._name, **metrics, **state})
         self._view.update(
             lambda: update_panel(self._name, metrics, planned=planned, first=first),
@@ -322,6 +329,6 @@ class _Report:
         """Record how the learner ended, and return it: the last version is published and measured after its update."""
         document = {"run": str(self._directory), "step": learner.step, **self.newest, **learner.status()}
         state = "finished" if learner.finished else "stopped"
-        ended = {"state": state, "plan": self.plan, "time": SystemClock().now()}
+        ended = {"state": state, **self._ranks, "time": SystemClock().now()}
         write_status(self._status_file, {"role": "learner", **document, **ended})
         return document

@@ -23,7 +23,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.join_link import is_link, parse_link
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
-from p2prl.scoreboard.ledger.ledger_sources import PaceOfRun
+from p2prl.scoreboard.ledger.ledger_sources import PaceOfRun, RanksOfRun
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
 from p2prl.scoreboard.ledger.swarm_source import SwarmSource, SwarmSourceConfig
 from p2prl.swarm.peers.peer_memory import PeerMemory
@@ -97,6 +97,7 @@ def ledger_of_run(directory: Path) -> Iterator[RunFolderSource]:
         offline_since=LearnerWatch(directory),
         evaluations=lambda: read_results(folder.paths.evaluations).objects,
         pace=lambda: PaceOfRun.of_status(read_status(directory / "status.json")),
+        ranks=lambda: RanksOfRun.of_status(read_status(directory / "status.json")),
     )
     try:
         yield source

@@ -114,6 +114,12 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _ranks_text(worker: Mapping[str, Any]) -> str:
+    """The processes that share a learner's updates."""
+    hosts = f" on {worker['hosts']:,} hosts" if worker.get("hosts", 1) > 1 else ""
+    return f"{worker['ranks']:,}{hosts}, by plan {worker['plan']}" if "ranks" in worker else f"by plan {worker['plan']}"
+
+
 def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of a learner."""
     if "step" not in worker:
@@ -123,7 +129,7 @@ def _learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "publishing" in worker:
         rows.append(("publishing", f"the next version, {worker['publishing']:.0%} encoded"))
     if worker.get("plan", ONE_PROCESS) != ONE_PROCESS:
-        rows.append(("ranks", f"by plan {worker['plan']}"))
+        rows.append(("ranks", _ranks_text(worker)))
     if "reward" in worker:
         rows.append(("reward", f"{worker['reward']:.3f}, mean of the newest batch"))
     if "staleness_p50" in worker:

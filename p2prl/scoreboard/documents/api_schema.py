@@ -89,6 +89,18 @@ class PaceDocument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RanksDocument:
+    """Processes that share every update of the learner."""
+
+    plan: str
+    """How they share it, as `p2prl learn --plan` names it; `1` for one process."""
+    ranks: int
+    """Processes together."""
+    machines: int
+    """How many computers they run on; no field says which."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunDocument:
     """Overview of the run. Texts come from the run's signed manifest.
 
@@ -119,6 +131,8 @@ class RunDocument:
     """When the learner was last heard of, if it is offline; null while it is not, and after the run's end."""
     pace: PaceDocument | None
     """null where this board does not read the learner's folder, and before 16 updates."""
+    ranks: RanksDocument | None
+    """null where this board does not read the learner's folder, and before its first update."""
     neighbours: dict[str, int] | None
     """Peers this board is connected to, by role; null when it reads a run folder."""
     join_link: str

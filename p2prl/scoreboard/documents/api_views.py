@@ -12,6 +12,7 @@ from p2prl.scoreboard.documents.api_schema import (
     LedgerHeadDocument,
     MetricsDocument,
     PaceDocument,
+    RanksDocument,
     RunDocument,
     TaskDocument,
     Totals,
@@ -74,6 +75,9 @@ def run_document(snapshot: Snapshot) -> RunDocument:
         finished=snapshot.finished,
         learner_offline_since=None if offline is None else time_text(int(offline * 1000)),
         pace=None if snapshot.pace is None else PaceDocument(**asdict(snapshot.pace)),
+        ranks=None
+        if (shared := snapshot.ranks) is None
+        else RanksDocument(plan=shared.plan, ranks=shared.ranks, machines=shared.hosts),
         neighbours=snapshot.connected_peers,
         join_link=snapshot.join_link,
         credit_definition=CREDIT_DEFINITION,

@@ -40,6 +40,24 @@ class PaceOfRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RanksOfRun:
+    """Processes that share every update of a learner."""
+
+    plan: str
+    """`1` for one process."""
+    ranks: int
+    hosts: int
+
+    @classmethod
+    def of_status(cls, status: Mapping[str, Any]) -> RanksOfRun | None:
+        """As a learner's `status.json` has it; None where it has none."""
+        plan, ranks, hosts = status.get("plan"), status.get("ranks"), status.get("hosts")
+        if isinstance(plan, str) and isinstance(ranks, int) and isinstance(hosts, int):
+            return cls(plan=plan, ranks=ranks, hosts=hosts)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """Everything a page shows, at one point in time. One record, because a page must not mix two
     moments."""
@@ -75,6 +93,8 @@ class Snapshot:
     signed, so no peer passes them on."""
     pace: PaceOfRun | None = None
     """As the learner has measured it; None where this board does not read its folder."""
+    ranks: RanksOfRun | None = None
+    """As the learner has reported it; None where this board does not read its folder."""
 
 
 class LedgerSource(Protocol):

@@ -11,7 +11,7 @@ from p2prl.errors import IntegrityError, P2PRLError, RemoteProtocolError
 from p2prl.protocol.ledger_chain import entry_digest
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.known_run import open_run_manifest
-from p2prl.scoreboard.ledger.ledger_sources import PaceOfRun, Snapshot
+from p2prl.scoreboard.ledger.ledger_sources import PaceOfRun, RanksOfRun, Snapshot
 from p2prl.scoreboard.ledger.signed_head import SignedHead, Witness, open_signed_head
 
 _READ_AT_ONCE = 256
@@ -32,6 +32,7 @@ class RunFolderSource:
         offline_since: Callable[[], float | None] = lambda: None,
         evaluations: Callable[[], Sequence[Mapping[str, Any]]] = lambda: (),
         pace: Callable[[], PaceOfRun | None] = lambda: None,
+        ranks: Callable[[], RanksOfRun | None] = lambda: None,
     ) -> None:
         """Verify the whole ledger. Raises `MachineError` when the journal cannot be read.
 
@@ -39,7 +40,8 @@ class RunFolderSource:
         is called for each snapshot, because peers come into it and go. So is `planned_updates`, which returns the
         learner's target, because a restarted learner may have another one; None means no end.
         `offline_since` returns the time of the learner's last report, seconds since 1970, if no learner runs now.
-        `evaluations` returns its results, and `pace` how much of its time it has groups.
+        `evaluations` returns its results, `pace` how much of its time it has groups, and `ranks` the processes it
+        trains in. It has more than eight arguments because each is another part of the folder, read anew.
         """
         self._run = open_run_manifest(manifest, validator=validator)
         self._reader = JournalReader(journal)
@@ -49,6 +51,7 @@ class RunFolderSource:
         self._offline_since = offline_since
         self._evaluations = evaluations
         self._pace = pace
+        self._ranks = ranks
         self._head: SignedHead | None = None
         self._incident: str | None = None
         self._lock = threading.Lock()
@@ -82,6 +85,7 @@ class RunFolderSource:
                 total_steps=planned,
                 evaluations=tuple(self._evaluations()),
                 pace=self._pace(),
+                ranks=self._ranks(),
             )
 
     def entries(self, from_height: int, limit: int) -> list[bytes]:

@@ -89,7 +89,8 @@ def state_tag(snapshot: Snapshot) -> str:
     numbers = (snapshot.policy_version, snapshot.learner_step, snapshot.signed_height, len(snapshot.evaluations))
     flags = (snapshot.finished, offline, snapshot.incident is not None)
     pace = "" if snapshot.pace is None else f"{snapshot.pace.realised:.2f}"
-    return "-".join([head, *map(str, numbers), "".join("01"[flag] for flag in flags), pace])
+    ranks = "" if snapshot.ranks is None else f"{snapshot.ranks.plan}x{snapshot.ranks.hosts}"
+    return "-".join([head, *map(str, numbers), "".join("01"[flag] for flag in flags), pace, ranks])
 
 
 def _event(snapshot: Snapshot, tag: str) -> str:

@@ -17,7 +17,9 @@ from markupsafe import escape
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.quantity_text import credit, percent, quantity
 from p2prl.scoreboard.documents import api_views
+from p2prl.scoreboard.documents.api_views import run_document
 from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.ledger.ledger_sources import RanksOfRun
 from p2prl.scoreboard.web.learning_curve import HEIGHT, WIDTH, reward_chart
 from p2prl.scoreboard.web.page import STATIC, PageRequest, quoted, render_page
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, manifest, receipt, sample_run
@@ -193,6 +195,26 @@ def test_an_absent_learner_is_not_said_to_train() -> None:
     assert "learner offline since 2026-09-21 14:13:20 UTC" in offline
     assert "training" not in offline.split("parameters")[0]
     assert "offline" not in header(learner_offline_since=1_790_000_000.0, finished=True)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (None, ""),
+        (RanksOfRun(plan="1", ranks=1, hosts=1), ""),
+        (RanksOfRun(plan="dp2", ranks=2, hosts=1), "trained by 2 ranks, plan dp2"),
+        (RanksOfRun(plan="dp4pp2", ranks=8, hosts=2), "trained by 8 ranks on 2 machines, plan dp4pp2"),
+    ],
+)
+def test_the_page_and_the_api_name_the_ranks_of_a_learner(ranks: RanksOfRun | None, text: str) -> None:
+    snapshot = MemorySource(sample_run(0, steps=3), ranks=ranks).snapshot()
+    shown = " ".join("".join(tags(render_page(snapshot, PageRequest())).text).split())
+    assert "trained by" in shown if text else "trained by" not in shown
+    assert text in shown
+    document = run_document(snapshot).ranks
+    assert (None if document is None else (document.plan, document.ranks, document.machines)) == (
+        None if ranks is None else (ranks.plan, ranks.ranks, ranks.hosts)
+    )
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,10 @@ def test_validator_and_learner_have_their_own_figures() -> None:
     learner = {"role": "learner", "running": True, "state": "training", "step": 1_500.0, "version": 40, "reward": 0.5,
                "staleness_p50": 13, "staleness_max": 74, "groups": 16, "peers": 3}  # fmt: skip
     assert "1,500 of 2,000" in shown({**learner, "target_updates": 2_000})
-    assert "ranks     by plan dp2pp2" in shown({**learner, "plan": "dp2pp2"})
+    ranks = {"plan": "dp2pp2", "ranks": 4, "hosts": 1}
+    assert "ranks     4, by plan dp2pp2" in shown({**learner, **ranks})
+    assert "ranks     4 on 2 hosts, by plan dp2pp2" in shown({**learner, **ranks, "hosts": 2})
+    assert "ranks     by plan dp2pp2" in shown({**learner, "plan": "dp2pp2"}), "of a learner of the release before"
     assert "ranks" not in shown({**learner, "plan": "1"})
     text = shown(learner)
     assert "dropped" not in text
