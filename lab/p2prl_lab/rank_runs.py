@@ -41,11 +41,16 @@ from p2prl_lab.testing.swarm_processes import (
     wait_until,
 )
 
+_FOLLOWER = "p2prl.ranks.follower_process"
+
 _ENDS_WITHIN_S = 10.0
 """What users are promised once a rank is gone."""
 
 _MOMENT_S = (0.0, 8.0)
 """Time from the start of the other ranks to a kill: while they meet, load, train or write."""
+
+_UNHURRIED = ("--threads", "1", "--slots", "1", "--share", "0.3")
+"""Of volunteers whose groups matter, and not their number: the learner checks each of them."""
 
 _START_S = 300.0
 _LOST_REWARD = 0.05
@@ -102,7 +107,7 @@ class RankRun:
         learner = self._start(self._plans[0])
         link = str(wait_until(lambda: _text(self._run / "link"), seconds=_START_S, what="a join link"))
         for home in self._homes:
-            self._swarm.start(home.name, "join", link, "--threads", "1", *LISTEN, home=home)
+            self._swarm.start(home.name, "join", link, *_UNHURRIED, *LISTEN, home=home)
         wait_until(lambda: recorded_steps(self._run), seconds=_START_S, what="a first update")
         for _ in range(kills):
             self._kill_a_rank(learner)
@@ -167,8 +172,8 @@ def followers(learner: RoleProcess) -> list[psutil.Process]:
     for process in learner.tree():
         with suppress(psutil.Error):
             words = process.cmdline()
-            if "p2prl.ranks.follower" in words:
-                found[int(words[words.index("p2prl.ranks.follower") + 1])] = process
+            if _FOLLOWER in words:
+                found[int(words[words.index(_FOLLOWER) + 1])] = process
     return [found[number] for number in sorted(found)]
 
 

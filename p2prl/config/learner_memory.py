@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from p2prl.config.host_launch import HostLaunch
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_data import folder_data
@@ -43,7 +45,8 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
     longest = _longest_prompt(folder, tokenizer) + manifest.sampling.max_new_tokens
     free, where = free_memory(device), str(device)
     if parallel.ranks > 1:
-        free //= parallel.ranks
+        launch = HostLaunch.of(os.environ)
+        free //= parallel.ranks if launch is None else launch.ranks_here
         where += f" for each of {parallel.ranks} ranks"
     plan = plan_memory(
         shape_of(model, manifest.parameters, adapters=_adapter_parameters(folder)),

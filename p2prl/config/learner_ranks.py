@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from p2prl.config.host_launch import HostLaunch
 from p2prl.config.new_run import RunFolder
 from p2prl.errors import ConfigError
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.update_engine import EngineMaker, EngineSettings
 from p2prl.models.hardware.device import use_threads
+from p2prl.plain_text import counted
 from p2prl.ranks import commands
+from p2prl.ranks.hosts import HostRanks, follow_host
 from p2prl.ranks.processes import RankProcesses, meeting_folder
-from p2prl.ranks.sharded_engine import ShardedEngine, check_states
+from p2prl.ranks.sharded_engine import OtherRanks, ShardedEngine, check_states
 
 
 def start_ranks(
@@ -32,11 +36,18 @@ def start_ranks(
             f"{parallel.ranks} ranks train on the CPU, and this learner's device is {device}",
             remedy='Set device = "cpu" in run.toml, or leave out --ranks.',
         )
-    threads = max(1, torch.get_num_threads() // parallel.ranks)
-    use_threads(threads)
-    each = f"{threads} CPU thread{'s' if threads > 1 else ''} each"
-    on_notice(f"starting {parallel.ranks} ranks by plan {parallel.name} with {each}")
-    ranks = RankProcesses(commands.Meeting(ranks=parallel.ranks, folder=str(meeting_folder()), threads=threads))
+    launch = HostLaunch.of(os.environ)
+    threads = threads_of_rank(parallel.ranks if launch is None else launch.ranks_here)
+    each = f"{counted(threads, 'CPU thread')} each"
+    ranks: OtherRanks
+    if launch is None:
+        on_notice(f"starting {parallel.ranks} ranks by plan {parallel.name} with {each}")
+        ranks = RankProcesses(commands.Meeting(ranks=parallel.ranks, folder=str(meeting_folder()), threads=threads))
+    else:
+        on_notice(
+            f"waiting for {parallel.ranks} ranks on {counted(launch.hosts, 'host')} by plan {parallel.name} with {each}"
+        )
+        ranks = HostRanks(parallel.ranks)
     first = folder.directory / "model"
 
     def engine(model: Any, settings: EngineSettings) -> ShardedEngine:
@@ -52,3 +63,16 @@ def start_ranks(
         return ShardedEngine(model, ranks, load)
 
     return engine, threads
+
+
+def follow_learner(launch: HostLaunch) -> int:
+    """Be another rank than 0 of a learner over several hosts, until it ends; returns an exit code."""
+    threads_of_rank(launch.ranks_here)
+    return follow_host(rank=launch.rank, ranks=launch.ranks)
+
+
+def threads_of_rank(ranks_here: int) -> int:
+    """Limit this process to its share of the machine's threads."""
+    threads = max(1, torch.get_num_threads() // ranks_here)
+    use_threads(threads)
+    return threads

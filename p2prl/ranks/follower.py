@@ -1,4 +1,4 @@
-"""The program of every rank but rank 0: `python -m p2prl.ranks.follower`, with commands on its standard input.
+"""The program of every rank but rank 0, with commands on its standard input (`follower_process.py` starts it).
 
 It ends with its pipe, so it never outlives the learner; a failure leaves its reason in the ranks' folder.
 """
@@ -39,8 +39,8 @@ def main(arguments: list[str]) -> int:
         use_threads(meeting.threads)
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
-        group = RankGroup(folder, rank=number, ranks=meeting.ranks)
-        _follow(sys.stdin.buffer, group)
+        group = RankGroup.in_folder(folder, rank=number, ranks=meeting.ranks)
+        follow(sys.stdin.buffer, group)
     except (RuntimeError, MemoryError, OSError, P2PRLError) as error:
         with suppress(FileNotFoundError):
             reason_file(folder, number).write_text(" ".join(str(error).split())[:500])
@@ -62,7 +62,8 @@ def _hangs_up(pipe: int, wait_s: float) -> bool:
     return bool(poll.poll(1000 * wait_s))
 
 
-def _follow(pipe: IO[bytes], group: RankGroup) -> None:
+def follow(pipe: IO[bytes], group: RankGroup) -> None:
+    """Execute the commands of rank 0 until they end."""
     rank: Rank | None = None
     while (command := commands.receive(pipe)) is not None:
         if isinstance(command, commands.Load):
@@ -74,7 +75,3 @@ def _follow(pipe: IO[bytes], group: RankGroup) -> None:
         else:
             assert rank is not None, "the model is loaded first"
             execute(command, rank)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """The ranks' collectives: torch.distributed behind one adapter.
 
-The ranks meet through files in a folder of this user, and talk over the loopback interface alone: torch's own launcher
-listens on every interface, unauthenticated.
+The ranks of one host meet through files in a folder of this user, and talk over the loopback interface alone: torch's
+own launcher listens on every interface, unauthenticated. Only ranks of several hosts meet at its store.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
 from p2prl.learner.training.parallel_config import ParallelConfig
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
-_MEETING_S = 300.0
+MEETING_S = 300.0
 """Time for all ranks to arrive: each has imported torch by then."""
 
 _COLLECTIVE_S = 1800.0
@@ -30,11 +31,10 @@ _COLLECTIVE_S = 1800.0
 class RankGroup:
     """The ranks of a learner, of which this process is one."""
 
-    def __init__(self, folder: Path, *, rank: int, ranks: int) -> None:
-        """Wait until all ranks are here."""
-        os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
-        store = dist.FileStore(str(folder / "meeting"), ranks)  # type: ignore[attr-defined]
-        store.set_timeout(timedelta(seconds=_MEETING_S))
+    def __init__(self, store: Store, *, interface: str, rank: int, ranks: int) -> None:
+        """Wait until all ranks are at `store`. They talk over a network interface of this machine."""
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        store.set_timeout(timedelta(seconds=MEETING_S))
         dist.init_process_group(
             "gloo",
             store=store,
@@ -46,6 +46,12 @@ class RankGroup:
         self.ranks = ranks
         self.device = torch.device("cpu")
         self._meshes: dict[tuple[int, int], DeviceMesh] = {}
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, rank: int, ranks: int) -> RankGroup:
+        """Ranks of one host, which meet in a folder and talk over the loopback interface."""
+        store = dist.FileStore(str(folder / "meeting"), ranks)  # type: ignore[attr-defined]
+        return cls(store, interface=_LOOPBACK, rank=rank, ranks=ranks)
 
     def mesh(self, parallel: ParallelConfig) -> RankMesh:
         """This rank's place in a plan; every rank must ask for the same plans in one order."""

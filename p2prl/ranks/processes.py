@@ -30,9 +30,10 @@ class RankProcesses:
         self._folder = Path(meeting.folder)
         self._end: str | None = None
         atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        told = msgspec.json.encode(meeting).decode()
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "p2prl.ranks.follower", str(number), msgspec.json.encode(meeting).decode()],
+                [sys.executable, "-m", "p2prl.ranks.follower_process", str(number), told],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's, which then finishes its update
@@ -45,7 +46,7 @@ class RankProcesses:
                 if process.stdout.readline() != READY:
                     process.wait(_END_S)
                     self.check()
-            self.group = RankGroup(self._folder, rank=0, ranks=meeting.ranks)
+            self.group = RankGroup.in_folder(self._folder, rank=0, ranks=meeting.ranks)
             """Rank 0 among them."""
         except BaseException:
             self.close()

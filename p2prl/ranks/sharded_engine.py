@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,15 +20,38 @@ from p2prl.models.logprobs.policy_forward import Row
 from p2prl.models.weights.layout import WeightLayout, flatten
 from p2prl.ranks import commands
 from p2prl.ranks.execution import execute
-from p2prl.ranks.processes import RankProcesses
+from p2prl.ranks.process_group import RankGroup
 from p2prl.ranks.rank import Rank, check_plan
 from p2prl.ranks.sharded_model import with_weights, without_weights
+
+
+class OtherRanks(Protocol):
+    """The other ranks, as rank 0 sees them."""
+
+    group: RankGroup
+    """All ranks, and this one among them."""
+
+    def send(self, command: commands.Command) -> None:
+        """Send a command to all of them. `ProcessLostError` when one is gone."""
+        ...
+
+    def check(self) -> None:
+        """`ProcessLostError` if one has ended."""
+        ...
+
+    def lost(self) -> None:
+        """A collective has failed: wait a moment for the rank that ended, and raise `ProcessLostError`."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
 
 
 class ShardedEngine:
     """An `UpdateEngine` over the ranks of a plan."""
 
-    def __init__(self, model: Any, ranks: RankProcesses, load: commands.Load) -> None:
+    def __init__(self, model: Any, ranks: OtherRanks, load: commands.Load) -> None:
         """`load` tells the other ranks to load what `model` is. `ConfigError` for what ranks cannot compute."""
         check_states(load.settings.states)
         check_plan(model, load.settings, load.parallel)

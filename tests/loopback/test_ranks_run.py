@@ -67,7 +67,7 @@ def meeting_folders(temporary: Path) -> list[Path]:
 
 def follower(learner: RoleProcess) -> psutil.Process | None:
     """The learner's other rank."""
-    return next((p for p in learner.tree() if "p2prl.ranks.follower" in p.cmdline()), None)
+    return next((p for p in learner.tree() if "p2prl.ranks.follower_process" in p.cmdline()), None)
 
 
 def test_two_ranks_train_a_run_and_survive_kills(run: Path, temporary: Path, tmp_path: Path) -> None:

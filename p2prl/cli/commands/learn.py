@@ -152,6 +152,7 @@ def learn_command(
 
     `sample` is the device of a volunteer beside the learner; empty for none. `list_at` are indexes beside run.toml's.
     """
+    _follow_if_launched()
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     TRANSPORTS.check(options.transport)
     check_tracker(track)
@@ -212,6 +213,15 @@ def learn_command(
     say(f"Done: {counted(learner.step, 'update')}. Measure it:  p2prl eval {shlex.quote(str(directory))}")
 
 
+def _follow_if_launched() -> None:
+    """Where torchrun started this process as another rank than 0: be that, and end with the learner."""
+    launch = HostLaunch.of(os.environ)
+    if launch is not None and launch.rank:
+        from p2prl.config.learner_ranks import follow_learner  # here: it loads torch's collectives
+
+        sys.exit(follow_learner(launch))
+
+
 def chosen_plan(ranks: int | None, plan: str | None) -> str | None:
     """The plan of ranks that the options name; None for run.toml's. `ConfigError` where they name two."""
     if ranks is None:
@@ -230,6 +240,8 @@ def _overridden(folder: RunFolder, *, updates: int | None, plan: str | None) -> 
         learner = replace(learner, updates=updates)
     if plan is not None:
         learner = replace(learner, parallel=replace(learner.parallel, plan=plan))
+    if (launch := HostLaunch.of(os.environ)) is not None:
+        launch.check(learner.parallel.name, learner.parallel.ranks)
     return replace(folder, settings=replace(folder.settings, learner=learner))
 
 
