@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from p2prl.errors import ConfigError
+from p2prl.models.logprobs.large_gradients import look_up
 from p2prl.models.logprobs.linear_head import find_linear_head
 from p2prl.models.logprobs.training_head import TrainingHead
 from p2prl.ranks.process_group import RankMesh
@@ -37,6 +37,8 @@ class Words(nn.Module):
         super().__init__()
         self.first = first
         self._settings = settings
+        padding = getattr(model.get_input_embeddings(), "padding_idx", None)
+        self._padding = padding - first if padding is not None and first <= padding < last else None
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
         self.embedding = _rows_of(embedding, first, last)
         self.own_head = None if head.weight is embedding else _rows_of(head.weight, first, last)
@@ -51,7 +53,7 @@ class Words(nn.Module):
         index = ids - self.first
         if hidden_MH is None:
             inside_K = (index >= 0) & (index < len(self.embedding))
-            found_KH = functional.embedding(index.where(inside_K, 0), self.embedding)
+            found_KH = look_up(self.embedding, index.where(inside_K, 0), self._padding)
             return (found_KH * inside_K[:, None],)
         head = TrainingHead(
             self.embedding if self.own_head is None else self.own_head,

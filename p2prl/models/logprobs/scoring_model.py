@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2prl.models.logprobs.large_gradients import use_in
 from p2prl.models.logprobs.linear_head import find_linear_head
 from p2prl.models.logprobs.training_head import TrainingHead
 
@@ -28,6 +29,7 @@ class ScoringModel(nn.Module):
         self.model = model
         self._temperature = temperature
         self._autocast = autocast
+        use_in(model.get_input_embeddings())
         head = find_linear_head(model)
         self.has_linear_head = head is not None and head.weight.is_leaf
         """Whether the logits are a linear layer of the hidden states, which are then known."""

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2prl.models.logprobs.large_gradients import place_for
+
 _TILE_POSITIONS = {"cpu": 512}
 """Positions of a tile by device type; other devices take `_LARGE_TILE`. Measured on a CPU with V = 151,936: 512 x 4,096
 (8 MB of logits) is fastest, 512 x 16,384 takes 1.3 times as long and all of V twice as long."""
@@ -84,12 +86,22 @@ class TrainingHead:
         return attached_M
 
     def gradients(
-        self, hidden_MH: Tensor, tokens_M: Tensor, normalizers_M: Tensor, coefficients_M: Tensor
+        self,
+        hidden_MH: Tensor,
+        tokens_M: Tensor,
+        normalizers_M: Tensor,
+        coefficients_M: Tensor,
+        *,
+        into_VH: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Gradients of Σ coefficient · log-prob towards hidden states, weight and bias; None for a frozen one."""
+        """Gradients of Σ coefficient · log-prob towards hidden states, weight and bias; None for a frozen one.
+
+        That of the weight is added to `into_VH` if given.
+        """
         scaled_M = coefficients_M.float() / self.temperature
         gradient_MH = torch.zeros(hidden_MH.shape, dtype=torch.float32, device=hidden_MH.device)
-        gradient_VH, gradient_V = _blank_for(self.weight_VH), _blank_for(self.bias_V)
+        gradient_VH = _blank_for(self.weight_VH) if into_VH is None else into_VH
+        gradient_V = _blank_for(self.bias_V)
         with torch.no_grad():
             current: slice | None = None
             tile_gradient: Tensor | None = None
@@ -150,7 +162,7 @@ def _blank_for(parameter: Tensor | None) -> Tensor | None:
 def _write(gradient_VH: Tensor | None, words: slice | None, tile_gradient: Tensor | None) -> None:
     """Round a finished tile into the gradient, if it was added up apart."""
     if gradient_VH is not None and words is not None and tile_gradient is not None:
-        gradient_VH[words] = tile_gradient.to(gradient_VH.dtype)
+        gradient_VH[words] += tile_gradient.to(gradient_VH.dtype)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -177,4 +189,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, coefficients_M: Tensor) -> tuple[Tensor | None, ...]:
         hidden_MH, weight_VH, bias_V, tokens_M, normalizers_M = ctx.saved_tensors
         head = TrainingHead(weight_VH, bias_V, *ctx.settings)
-        return (*head.gradients(hidden_MH, tokens_M, normalizers_M, coefficients_M), None, None, None, None, None)
+        place_VH = place_for(weight_VH)
+        to_hidden, to_weight, to_bias = head.gradients(
+            hidden_MH, tokens_M, normalizers_M, coefficients_M, into_VH=place_VH
+        )
+        return to_hidden, to_weight if place_VH is None else None, to_bias, None, None, None, None, None
