@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,10 @@ _ENDS_WITHIN_S = 10.0
 """What users are promised once a rank is gone."""
 
 _MOMENT_S = (0.0, 8.0)
-"""Time from the start of the other ranks to a kill: while they meet, load, train or write."""
+"""Time from the start of the other ranks to a kill: while they meet, load or train again."""
+
+_TRAINING_S = (0.0, 3.0)
+"""The same from an update after that, of every second kill on average: while they train, write or publish."""
 
 _UNHURRIED = ("--threads", "1", "--slots", "1", "--share", "0.3")
 """Of volunteers whose groups matter, and not their number: the learner checks each of them."""
@@ -114,12 +118,13 @@ class RankRun:
             self._swarm.start_again(learner)
         for number, plan in enumerate(self._plans[1:], start=1):
             wanted = self._updates * number // len(self._plans)
-            wait_until(lambda wanted=wanted: recorded_steps(self._run) >= wanted, seconds=_START_S, what="updates")  # type: ignore[misc]
+            self._wait(learner, lambda wanted=wanted: recorded_steps(self._run) >= wanted, "updates")  # type: ignore[misc]
             learner.process.send_signal(signal.SIGINT)
             assert learner.wait(60) == INTERRUPTED, learner.log[-2000:]
             say(f"plan {plan} from step {recorded_steps(self._run)}")
             learner = self._start(plan)
-        assert learner.wait(_START_S + 2.0 * self._updates) == 0, learner.log[-3000:]
+        self._wait(learner, lambda: learner.process.poll() not in (None, TEMPORARY), "the end of the learner")
+        assert learner.wait(0) == 0, learner.log[-3000:]
         for home in self._homes:
             assert self._swarm.roles[home.name].wait(60) == 9
         self.report.audit = audit_run(self._run, [path for home in self._homes for path in spools(home)])
@@ -131,10 +136,26 @@ class RankRun:
         options = ("--updates", str(self._updates), "--plan", plan)
         return self._swarm.start("learner", "learn", str(self._run), *options, *LISTEN)
 
+    def _wait(self, learner: RoleProcess, condition: Callable[[], bool], what: str) -> None:
+        """Wait, and start the learner again where its network gave up on a busy machine, as a service does."""
+
+        def holds() -> bool:
+            if learner.process.poll() == TEMPORARY:
+                say(f"the learner ended with {TEMPORARY}; started again")
+                self._swarm.start_again(learner)
+            return condition()
+
+        wait_until(holds, seconds=_START_S + 2.0 * self._updates, what=what)
+
     def _kill_a_rank(self, learner: RoleProcess) -> None:
         """SIGKILL one rank at a random moment, and wait for the end of all."""
-        wait_until(lambda: followers(learner), seconds=_START_S, what="other ranks")
-        self._pause.wait(self._rng.uniform(*_MOMENT_S))
+        self._wait(learner, lambda: bool(followers(learner)), "other ranks")
+        done, moment_s = recorded_steps(self._run), self._rng.uniform(*_MOMENT_S)
+        if self._rng.random() < 0.5:
+            moment_s = self._rng.uniform(*_TRAINING_S)
+            self._wait(learner, lambda: recorded_steps(self._run) > done, "an update")
+        self._pause.wait(moment_s)
+        self._wait(learner, lambda: bool(followers(learner)), "other ranks")
         ranks = [psutil.Process(learner.process.pid), *followers(learner)]
         rank = self._rng.randrange(len(ranks))
         assert learner.is_alive, f"the learner ended unexpectedly:\n{learner.log[-2000:]}"

@@ -26,7 +26,7 @@ from p2prl.models.logprobs.policy_forward import PolicyForward, Row, ScoredRows
 from p2prl.models.logprobs.scoring_model import ScoringModel
 from p2prl.ranks.process_group import RankMesh
 from p2prl.ranks.rank_policy import EMPTY_ROW, Found, PolicySettings
-from p2prl.ranks.sharded_model import ShardedModules, shard_of
+from p2prl.ranks.sharded_model import Held, ShardedModules, shard_of
 from p2prl.ranks.shares import keeps_last, split
 
 
@@ -42,7 +42,7 @@ class DataParallelPolicy:
             check_value_head(scoring)
         self._sharded = ShardedModules([scoring], mesh, zero=settings.zero)
         self._forward = PolicyForward(scoring)
-        self.shards = [shard_of(name, each.shape, each, mesh) for name, each in model.named_parameters()]
+        self.shards = [shard_of(Held(name, each.shape), each, mesh) for name, each in model.named_parameters()]
         self._scored: _Scored | None = None
 
     def logprobs(self, rows: Sequence[Row], rule: MicroBatchRule) -> Tensor:

@@ -19,9 +19,11 @@ class Gathering:
         """`weights` are those of the whole model; `shards` are this rank's part of them."""
         self._group = group
         self._weights = {each.name: each for each in weights}
-        held = torch.zeros(len(weights), 2, dtype=torch.long)  # first row and number of rows
+        held = torch.zeros(len(weights), 3, dtype=torch.long)  # first row, number of rows, whether they are columns
         for shard in shards:
-            held[list(self._weights).index(shard.name)] = torch.tensor([shard.start, shard.local.shape[0]])
+            if shard.counts:
+                found = [shard.start, shard.local.shape[0], int(shard.by_columns)]
+                held[list(self._weights).index(shard.name)] = torch.tensor(found)
         self._rows = dict(zip(self._weights, group.of_all(held).unbind(dim=1), strict=True))
 
     def weights(self, shards: Sequence[Shard], *, dtype: str | None = None) -> dict[str, Tensor]:
@@ -72,16 +74,20 @@ class Gathering:
     def _gather(self, name: str, local: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
         """One weight's rows from every rank that has some; None but on rank 0."""
         group = self._group
+        rows_of_ranks = self._rows[name].tolist()
         if group.rank:
-            if local is not None and local.shape[0]:
+            if local is not None and rows_of_ranks[group.rank][1]:
                 group.send(local, 0)
             return None
         weight = self._weights[name]
         whole = torch.empty(weight.shape, dtype=weight.dtype if dtype is None else dtype)
-        for rank, (start, rows) in enumerate(self._rows[name].tolist()):
-            part = whole[start : start + rows]
+        for rank, (start, rows, by_columns) in enumerate(rows_of_ranks):
+            part = whole[:, start : start + rows].T if by_columns else whole[start : start + rows]
             if rank == 0 and local is not None:
                 part.copy_(local)
             elif rows:
-                group.receive(part, rank)
+                into = part if part.is_contiguous() else torch.empty(part.shape, dtype=part.dtype)
+                group.receive(into, rank)
+                if into is not part:
+                    part.copy_(into)
         return whole

@@ -45,7 +45,7 @@ class RankGroup:
         self.rank = rank
         self.ranks = ranks
         self.device = torch.device("cpu")
-        self._meshes: dict[tuple[int, int], DeviceMesh] = {}
+        self._meshes: dict[tuple[int, int, int], tuple[DeviceMesh, DeviceMesh]] = {}
 
     @classmethod
     def in_folder(cls, folder: Path, *, rank: int, ranks: int) -> RankGroup:
@@ -56,11 +56,14 @@ class RankGroup:
     def mesh(self, parallel: ParallelConfig) -> RankMesh:
         """This rank's place in a plan; every rank must ask for the same plans in one order."""
         assert parallel.ranks == self.ranks
-        shape = (parallel.data, parallel.pipeline)
+        shape = (parallel.data, parallel.pipeline, parallel.tensor)
         if shape not in self._meshes:
-            places = torch.arange(self.ranks).reshape(shape)
-            self._meshes[shape] = DeviceMesh(self.device.type, places, mesh_dim_names=("data", "pipeline"))
-        return RankMesh(self, self._meshes[shape])
+            places, kind = torch.arange(self.ranks), self.device.type
+            self._meshes[shape] = (
+                DeviceMesh(kind, places.reshape(shape), mesh_dim_names=("data", "pipeline", "tensor")),
+                DeviceMesh(kind, places.reshape(parallel.data, -1), mesh_dim_names=("other", "model")),
+            )
+        return RankMesh(self, *self._meshes[shape])
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, written into `tensor` on each of them."""
@@ -87,18 +90,32 @@ class RankGroup:
 
 
 class RankMesh:
-    """A plan's ranks as a grid: pipelines of stages. Rank = pipeline number · stages + stage."""
+    """A plan's ranks as a grid: pipelines of stages of tensor groups.
 
-    def __init__(self, group: RankGroup, grid: DeviceMesh) -> None:
+    Rank = (pipeline number · stages + stage) · ranks of a tensor group + number in it.
+    """
+
+    def __init__(self, group: RankGroup, grid: DeviceMesh, models: DeviceMesh) -> None:
+        """`models` has a row for each pipeline."""
         self.group = group
         self.device = group.device
-        self.data, self.stages = grid.shape
-        self.data_index, self.stage = grid.get_coordinate() or (0, 0)
+        self.data, self.stages, self.tensor = grid.shape
+        self.data_index, self.stage, self.tensor_index = grid.get_coordinate() or (0, 0, 0)
         self.data_mesh = grid["data"]
         """Ranks that hold parts of the same weights."""
         self._data = grid.get_group("data")
-        self._pipeline = grid.get_group("pipeline")
-        self._first = self.data_index * self.stages
+        self._tensor = grid.get_group("tensor")
+        self._model = models.get_group("model")
+
+    @property
+    def shares(self) -> int:
+        """Ranks that hold a model together, each with its words: those of a pipeline."""
+        return self.stages * self.tensor
+
+    @property
+    def share(self) -> int:
+        """This rank's number among them."""
+        return self.stage * self.tensor + self.tensor_index
 
     @property
     def is_first(self) -> bool:
@@ -110,6 +127,18 @@ class RankMesh:
         """Whether this rank has the last layers."""
         return self.stage == self.stages - 1
 
+    def _rank_at(self, stage: int, number: int) -> int:
+        """The rank with a number in the tensor group of a stage of this pipeline."""
+        return (self.data_index * self.stages + stage) * self.tensor + number
+
+    def add_up_tensor(self, tensor: Tensor) -> Tensor:
+        """The sum over this rank's tensor group, in place; of 16-bit numbers in float32, rounded once."""
+        if tensor.dtype != torch.float32:
+            return tensor.copy_(self.add_up_tensor(tensor.float()))
+        if self.tensor > 1:
+            dist.all_reduce(tensor, group=self._tensor)
+        return tensor
+
     def add_up_data(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks that have other rows, in place."""
         if self.data > 1:
@@ -117,36 +146,38 @@ class RankMesh:
         return tensor
 
     def add_up_stages(self, tensor: Tensor) -> Tensor:
-        """The sum over the stages of this pipeline, in place."""
-        dist.all_reduce(tensor, group=self._pipeline)
+        """The sum over the ranks of this pipeline, in place."""
+        dist.all_reduce(tensor, group=self._model)
         return tensor
 
     def add_up_at(self, tensor: Tensor, stage: int) -> Tensor:
         """The same, on one stage; on the others `tensor` is spent."""
-        dist.reduce(tensor, self._first + stage, group=self._pipeline)
+        dist.reduce(tensor, self._rank_at(stage, 0), group=self._model)
+        if self.tensor > 1 and self.stage == stage:
+            dist.broadcast(tensor, self._rank_at(stage, 0), group=self._tensor)
         return tensor
 
     def from_stage(self, tensor: Tensor, stage: int) -> Tensor:
         """What one stage has in `tensor`, written into that of the others."""
-        dist.broadcast(tensor, self._first + stage, group=self._pipeline)
+        dist.broadcast(tensor, self._rank_at(stage, 0), group=self._model)
         return tensor
 
     def of_stages(self, tensor: Tensor) -> Tensor:
-        """The tensors of all stages, stacked; they have one shape."""
-        found = [torch.empty_like(tensor) for _ in range(self.stages)]
-        dist.all_gather(found, tensor, group=self._pipeline)
+        """The tensors of all ranks of this pipeline, stacked; they have one shape."""
+        found = [torch.empty_like(tensor) for _ in range(self.shares)]
+        dist.all_gather(found, tensor, group=self._model)
         return torch.stack(found)
 
     def begin_send(self, tensor: Tensor, stage: int) -> Sending:
-        """Send a tensor to a stage of this pipeline without waiting for it."""
+        """Send a tensor to this rank's like in a stage of this pipeline, without waiting for it."""
         kept = tensor.contiguous()
-        work = dist.isend(kept.view(torch.uint8), self._first + stage, group=self._pipeline)
+        work = dist.isend(kept.view(torch.uint8), self._rank_at(stage, self.tensor_index), group=self._model)
         assert work is not None
         return Sending(kept, work)
 
     def receive(self, into: Tensor, stage: int) -> Tensor:
         """Wait for a tensor of this type and size from a stage of this pipeline."""
-        dist.recv(into.view(torch.uint8), self._first + stage, group=self._pipeline)
+        dist.recv(into.view(torch.uint8), self._rank_at(stage, self.tensor_index), group=self._model)
         return into
 
 

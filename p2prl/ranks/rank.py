@@ -30,6 +30,7 @@ from p2prl.ranks.process_group import RankGroup
 from p2prl.ranks.rank_policy import PolicySettings, RankPolicy
 from p2prl.ranks.sharded_model import Shard, whole_weights
 from p2prl.ranks.stages import check_stages
+from p2prl.ranks.tensor_parallel import check_tensor_plan
 
 
 class Rank:
@@ -66,7 +67,7 @@ class Rank:
             parts=[
                 PartOfParameter(
                     number=self._numbers[shard.name],
-                    first=shard.start * shard.shape[1:].numel(),
+                    first=shard.elements_before,
                     elements=shard.shape.numel(),
                 )
                 for shard in self.trained
@@ -76,7 +77,7 @@ class Rank:
         self._gathering = Gathering(weights, self._policy.shards, group)
 
     def _placed(self, model: Any, settings: PolicySettings, value: ValueHead | None) -> RankPolicy:
-        if self._mesh.stages > 1:
+        if self._mesh.shares > 1:
             return PipelinePolicy(model, self._mesh, settings, value)
         return DataParallelPolicy(model, self._mesh, settings, value)
 
@@ -106,6 +107,8 @@ class Rank:
         self._policy.push(coefficients_NT, value_NT)
         for shard in self.trained:  # a batch without advantages has zeros, as it has on one rank
             gradient = shard.gradient
+            if shard.is_part_sum and gradient is not None:
+                self._mesh.add_up_tensor(gradient)
             shard.local.grad = torch.zeros_like(shard.local) if gradient is None else gradient
 
     def forget(self) -> None:
@@ -119,7 +122,8 @@ class Rank:
     def clip(self, most: float) -> GradientNorms:
         """Scale the gradient down; norms are of the whole gradient, equal on every rank."""
         gradients = [shard.local.grad for shard in self.trained if shard.local.grad is not None]
-        squares = torch.stack([gradient.float().square().sum(dtype=torch.float64) for gradient in gradients]).sum()
+        counted = [shard.local.grad for shard in self.trained if shard.local.grad is not None and shard.counts]
+        squares = torch.stack([gradient.float().square().sum(dtype=torch.float64) for gradient in counted]).sum()
         norm = self._group.add_up(squares).sqrt().float()
         factor = (most / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
@@ -202,7 +206,8 @@ class Rank:
 
 def check_plan(model: Any, settings: EngineSettings, parallel: ParallelConfig) -> None:
     """`ConfigError` for a model that the plan does not fit, before any other rank is told of it."""
-    check_stages(model, parallel.pipeline, _policy_settings(settings, parallel))
+    check_tensor_plan(model, parallel.tensor)
+    check_stages(model, parallel, _policy_settings(settings, parallel))
 
 
 def _policy_settings(settings: EngineSettings, parallel: ParallelConfig) -> PolicySettings:
@@ -215,5 +220,6 @@ def _rows_of(saved: Any, name: str, shard: Shard) -> Tensor:
     if tuple(piece.get_shape()) != tuple(shard.shape):
         whole: Tensor = saved.get_tensor(name)
         return whole
-    rows: Tensor = piece[shard.start : shard.start + shard.local.shape[0]]
-    return rows
+    rows = slice(shard.start, shard.start + shard.local.shape[0])
+    found: Tensor = piece[:, rows].T.contiguous() if shard.by_columns else piece[rows]
+    return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -42,18 +43,28 @@ def whole_weights(model: Any) -> list[WholeWeight]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rank's rows of a weight."""
+    """A rank's rows of a weight, or its columns, which are then the rows of what it holds."""
 
     name: str
     """Of the weight in the model."""
     shape: torch.Size
     """Of the whole weight."""
     start: int
-    """The first of these rows in the whole weight."""
+    """The first of these rows or columns in the whole weight."""
+    by_columns: bool
+    counts: bool
+    """Whether this rank counts it where all ranks add up: of ranks that hold the same rows, one does."""
+    is_part_sum: bool
+    """Whether the gradient is the sum of those of the tensor group."""
     parameter: nn.Parameter
     """Of the model, in whose `.grad` gradients arrive: distributed where other ranks hold parts of it too."""
     local: Tensor
     """The rows, (rows, …), in the parameter's own memory."""
+
+    @property
+    def elements_before(self) -> int:
+        """Elements of the whole weight, in the order in which it is held, before these rows."""
+        return self.start * (self.shape.numel() // self.shape[1 if self.by_columns else 0])
 
     @property
     def gradient(self) -> Tensor | None:
@@ -61,13 +72,33 @@ class Shard:
         return None if self.parameter.grad is None else _local(self.parameter.grad)
 
 
-def shard_of(name: str, shape: torch.Size, parameter: nn.Parameter, mesh: RankMesh, *, first: int = 0) -> Shard:
-    """This rank's rows of a parameter that begins at row `first` of a weight."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a parameter of a rank's part of the model holds of a weight."""
+
+    name: str
+    """Of the weight in the model."""
+    shape: torch.Size
+    """Of the whole weight."""
+    first: int = 0
+    """Of the rows or columns that it holds."""
+    by_columns: bool = False
+    is_alike: bool = False
+    """Whether every rank of the tensor group holds the same."""
+    is_part_sum: bool = False
+    """As in `Shard`."""
+
+
+def shard_of(held: Held, parameter: nn.Parameter, mesh: RankMesh) -> Shard:
+    """This rank's rows of a parameter."""
     each = -(-parameter.shape[0] // mesh.data)
     return Shard(
-        name=name,
-        shape=shape,
-        start=first + min(mesh.data_index * each, parameter.shape[0]),
+        name=held.name,
+        shape=held.shape,
+        start=held.first + min(mesh.data_index * each, parameter.shape[0]),
+        by_columns=held.by_columns,
+        counts=not held.is_alike or mesh.tensor_index == 0,
+        is_part_sum=held.is_part_sum,
         parameter=parameter,
         local=_local(parameter.detach()),
     )
@@ -92,6 +123,7 @@ class ShardedModules:
             # The loss is a sum over all rows, not a mean over ranks. gloo scales sums wrongly: pytorch#162338.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            module.set_custom_reduce_scatter(_SumInPlace())  # type: ignore[arg-type]  # torch does not export the class
             module.set_reshard_after_backward(zero == 3)
 
     def reshard(self) -> None:
@@ -105,6 +137,25 @@ class ShardedModules:
             for root in self._roots:
                 root.reset_iter_state()
             self.reshard()
+
+
+class _SumInPlace:
+    """The sum over ranks of each rank's part, for FSDP. gloo's own copies all parts, and adds up all of them on every
+    rank."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for parts."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """Add up `input_tensor`, which is spent, and write this rank's part."""
+        assert not async_op
+        parts = input_tensor.view(group.size(), -1)
+        for number, part in enumerate(parts):
+            dist.reduce(part, dist.get_global_rank(group, number), group=group, op=op)
+        output_tensor.copy_(parts[group.rank()].view_as(output_tensor))
 
 
 def checkpointing_layers(module: nn.Module) -> list[Any]:

@@ -36,14 +36,15 @@ from tests.loopback.rank_rig import (
     trainer_of,
     weights,
 )
-from tests.unit.models.small_decoders import gemma, gpt2, llama, qwen2
+from tests.unit.models.small_decoders import gemma, gpt2, llama, qwen2, qwen3
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
 
 DATA = ParallelConfig(plan="dp2")
 GATHERED_TWICE = ParallelConfig(plan="dp2", zero=3)
 STAGES = ParallelConfig(plan="pp2")
-PLANS = [DATA, GATHERED_TWICE, STAGES]
+LAYERS = ParallelConfig(plan="tp2")
+PLANS = [DATA, GATHERED_TWICE, STAGES, LAYERS]
 EACH_PLAN = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.plan} zero {plan.zero}")
 
 
@@ -77,6 +78,8 @@ CASES: dict[str, tuple[ParallelConfig, Callable[[], Any], dict[str, Any]]] = {
     "pp2 tied": (STAGES, qwen2, {"updates": 20}),
     "pp2 llama, one micro-batch": (STAGES, llama, {"tokens": 10_000}),
     "pp2 untied, a row at a time, remat": (STAGES, lambda: qwen2(tied=False), {"tokens": 1, "remat": True}),
+    "tp2 tied": (LAYERS, qwen2, {"updates": 20}),
+    "tp2 untied, norms of heads, a row at a time, remat": (LAYERS, qwen3, {"tokens": 1, "remat": True}),
     "pp2 gpt2": (STAGES, gpt2, {}),
     "pp2 reference": (STAGES, qwen2, {"reference": ReferenceConfig(ema_rate=0.3)}),
 }
@@ -97,7 +100,7 @@ def test_updates_reach_the_weights_of_one_process(case: str, ranks: RankProcesse
     assert_close(weights(two, model), weights(one, model), updates=updates)
 
 
-@pytest.mark.parametrize("plan", [DATA, STAGES], ids=lambda plan: plan.plan)
+@pytest.mark.parametrize("plan", [DATA, STAGES, LAYERS], ids=lambda plan: plan.plan)
 @pytest.mark.parametrize("precision", ["bf16", "bf16_stochastic", "bf16_kahan"])
 def test_sixteen_bits_train_as_in_one_process(
     precision: str, plan: ParallelConfig, ranks: RankProcesses, tmp_path: Path
@@ -112,7 +115,9 @@ def test_sixteen_bits_train_as_in_one_process(
         one.update(batch_of(seed, model))
         two.update(batch_of(seed, model))
     moved, off = np.abs(weights(one, model) - start), np.abs(weights(two, model) - weights(one, model))
-    assert off.mean() < 0.1 * moved.mean()
+    # What tp cuts by inputs is held by columns, and draws the random bits of other places.
+    share = 0.3 if plan == LAYERS and precision == "bf16_stochastic" else 0.1
+    assert off.mean() < share * moved.mean()
     assert moved.mean() > 0.0
 
 
@@ -129,7 +134,7 @@ def test_batches_with_few_rows_alive(plan: ParallelConfig, ranks: RankProcesses,
     assert_close(weights(two, model), weights(one, model), updates=3)
 
 
-@pytest.mark.parametrize("plan", [DATA, STAGES], ids=lambda plan: plan.plan)
+@pytest.mark.parametrize("plan", [DATA, STAGES, LAYERS], ids=lambda plan: plan.plan)
 def test_a_value_head_learns_as_in_one_process(plan: ParallelConfig, ranks: RankProcesses, tmp_path: Path) -> None:
     model = qwen2()
     directory = saved(model, tmp_path / "model")
@@ -177,7 +182,7 @@ def test_a_checkpoint_goes_on_under_any_plan(tied: bool, ranks: RankProcesses, t
     def engines(start: Path) -> Iterator[Trainer]:
         """One after the other: processes hold one at a time."""
         yield single(start, pipeline("ppo", **parts), **options)
-        for plan in (DATA, STAGES):
+        for plan in (DATA, STAGES, LAYERS):
             yield sharded(ranks, start, pipeline("ppo", **parts), parallel=plan, **options)
 
     checkpoints = []
@@ -186,7 +191,7 @@ def test_a_checkpoint_goes_on_under_any_plan(tied: bool, ranks: RankProcesses, t
             trainer.update(batch_of(seed, model))
         checkpoints.append(tmp_path / f"step-{number}")
         trainer.save(checkpoints[-1], tiny_model().tokenizer)
-    assert names_in(checkpoints[0]) == names_in(checkpoints[1]) == names_in(checkpoints[2])
+    assert names_in(checkpoints[0]) == names_in(checkpoints[1]) == names_in(checkpoints[2]) == names_in(checkpoints[3])
     wanted = None
     for checkpoint in checkpoints:
         for resumed in engines(checkpoint):
@@ -202,16 +207,17 @@ def test_two_runs_have_the_same_bytes(ranks: RankProcesses, tmp_path: Path) -> N
     model = qwen2()
     directory = saved(model, tmp_path / "model")
     found = []
-    for plan in (DATA, DATA, GATHERED_TWICE, STAGES, STAGES):
+    for plan in (DATA, DATA, GATHERED_TWICE, STAGES, STAGES, LAYERS, LAYERS):
         trainer = sharded(ranks, directory, pipeline(), parallel=plan)
         for seed in range(3):
             trainer.update(batch_of(seed, model))
         found.append(weights(trainer, model).tobytes())
     assert found[0] == found[1] == found[2]
     assert found[3] == found[4] != found[0]
+    assert found[5] == found[6] != found[0]
 
 
-@pytest.mark.parametrize("plan", [DATA, STAGES], ids=lambda plan: plan.plan)
+@pytest.mark.parametrize("plan", [DATA, STAGES, LAYERS], ids=lambda plan: plan.plan)
 def test_what_is_published_has_the_layout_of_one_process(
     plan: ParallelConfig, ranks: RankProcesses, tmp_path: Path
 ) -> None:
@@ -230,6 +236,20 @@ def test_a_pipeline_refuses_a_model_that_cannot_be_cut(ranks: RankProcesses, tmp
     with pytest.raises(ConfigError, match="pp2 cannot be"):
         sharded(ranks, directory, pipeline(), parallel=STAGES)
     sharded(ranks, directory, pipeline(), parallel=DATA).update(batch_of(0, model))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (gpt2, "a gpt2 model has no plan for it"),
+        (llama, "the model has 1 key-value heads, which 2 ranks cannot share evenly"),
+    ],
+)
+def test_a_tensor_group_refuses_a_model_that_it_cannot_cut(
+    make: Callable[[], Any], reason: str, ranks: RankProcesses, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"tp2 cannot be: {reason}"):
+        sharded(ranks, saved(make(), tmp_path / "model"), pipeline(), parallel=LAYERS)
 
 
 def test_states_that_ranks_cannot_share_are_refused() -> None:

@@ -68,7 +68,7 @@ def make_learn(
         ] = None,
         plan: Annotated[
             str | None,
-            typer.Option("--plan", help="How processes share an update: dp2, pp2, dp2pp2. Default: run.toml's."),
+            typer.Option("--plan", help="How processes share an update: dp2, pp2, tp2, dp2pp2. Default: run.toml's."),
         ] = None,
         changes: Annotated[
             list[str] | None,

@@ -135,7 +135,7 @@ class MemoryNeeds:
     publishing: int
     """A new version and its patch."""
     scratch: int
-    """The embedding's gradients from one micro-batch (two if tied), and tiles."""
+    """Gradients of embedding and head from one micro-batch where they are not added up in place, and tiles."""
     activations: int
 
     @property
@@ -155,10 +155,9 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
     rest = 2 if setup.precision == "bf16_kahan" else 0
     copies = 2 if setup.precision == "bf16" else 0
     parallel = setup.parallel
-    embedding = shape.vocabulary * shape.hidden // parallel.pipeline * (0 if shape.adapters else width)
     ranks, gathered = parallel.ranks, _gathered(shape, parallel)
     reference = -(-shape.trained // ranks) + _gathered(shape, replace(parallel, zero=3))
-    rounded = gathered or -(-shape.parameters // parallel.pipeline)
+    rounded = gathered or -(-shape.parameters // parallel.shares)
     return MemoryNeeds(
         weights=-(-shape.parameters // ranks) * width + gathered * width + rounded * copies,
         gradients=-(-shape.trained // ranks) * width,
@@ -167,21 +166,33 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
         value=_VALUE_COPIES * 4 * (shape.hidden + 1) + rule.tokens * value_bytes(shape) if setup.value_head else 0,
         replay=(shape.parameters + DEFAULT_BATCH_TOKENS * shape.replay_elements) * setup.replay_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
-        scratch=embedding * (2 if shape.tied else 1) + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
+        scratch=_word_gradients(shape, parallel, width) + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
         activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),
     )
+
+
+def _word_gradients(shape: ModelShape, parallel: ParallelConfig, width: int) -> int:
+    """Bytes of gradients of embedding and head beside those that are kept."""
+    if shape.adapters:
+        return 0
+    one = shape.vocabulary * shape.hidden // parallel.shares
+    if parallel.data > 1:  # whole ones, and what is sent of them in float32
+        return one * (1 if shape.tied else 2) * (width + 4)
+    if width == 4:
+        return 0  # they are added up where they are kept
+    return one * width * (2 if shape.tied else 1)
 
 
 def _gathered(shape: ModelShape, parallel: ParallelConfig) -> int:
     """Weights that a rank holds whole at once, beside its share: of its stage, or of some layers."""
     if parallel.data == 1:
         return 0
-    of_stage = -(-shape.parameters // parallel.pipeline)
+    of_stage = -(-shape.parameters // parallel.shares)
     if parallel.zero == 2:
         return of_stage
     embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     layers = 2 * (shape.parameters - embeddings) // shape.layers
-    return min(of_stage, embeddings // parallel.pipeline + layers)
+    return min(of_stage, embeddings // parallel.shares + layers // parallel.tensor)
 
 
 def value_bytes(shape: ModelShape) -> int:

@@ -16,7 +16,7 @@ Zero = Literal[2, 3]
 ONE_PROCESS = "1"
 """Plan of a learner alone."""
 
-_DIMENSIONS = {"dp": "data", "pp": "pipeline"}
+_DIMENSIONS = {"dp": "data", "pp": "pipeline", "tp": "tensor"}
 _PART = re.compile(r"([a-z]+)([0-9]{1,3})")
 
 
@@ -26,7 +26,8 @@ class ParallelConfig:
 
     plan: str = ONE_PROCESS
     """How processes share an update: `dp2`: two, each with its share of the rows; `pp2`: two, each with its share of
-    the layers and of the vocabulary; `dp2pp2`: four, in two such pairs; `1`: one process."""
+    the layers and of the vocabulary; `tp2`: two, each with its share of every layer and of the vocabulary; `dp2pp2`:
+    four, in two such pairs; `1`: one process."""
     zero: Zero = 2
     """Weights beyond a rank's share under `dp`: with 2, each process has all of them from its forward pass to the end
     of the update; with 3, those of one layer at a time, which takes less memory and about a third more time."""
@@ -46,9 +47,19 @@ class ParallelConfig:
         return _sizes(self.plan)["pp"]
 
     @property
+    def tensor(self) -> int:
+        """Ranks that share every layer of a stage."""
+        return _sizes(self.plan)["tp"]
+
+    @property
+    def shares(self) -> int:
+        """Ranks that hold the model together: stages times the ranks of each."""
+        return self.pipeline * self.tensor
+
+    @property
     def ranks(self) -> int:
         """Processes together."""
-        return self.data * self.pipeline
+        return self.data * self.shares
 
     @property
     def name(self) -> str:
@@ -68,7 +79,7 @@ def _sizes(plan: str) -> dict[str, int]:
             kinds_text = ", ".join(f"{kind} ({name})" for kind, name in _DIMENSIONS.items())
             raise ConfigError(
                 f"plan = {plan!r} is no plan of ranks",
-                remedy=f"Name each dimension once with its ranks, as in dp2, pp2 or dp2pp2: {kinds_text}.",
+                remedy=f"Name each dimension once with its ranks, as in dp2, pp2, tp2 or dp2pp2: {kinds_text}.",
             )
         sizes |= {kind: int(size) for kind, size in parts}
     ranks = 1

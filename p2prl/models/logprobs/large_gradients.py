@@ -40,7 +40,7 @@ def look_up(weight_VH: Tensor, ids: Tensor, padding: int | None = None) -> Tenso
 def use_in(embedding: Any) -> None:
     """Have a model's plain embedding look up like this."""
     if type(embedding) is nn.Embedding and embedding.max_norm is None and not embedding.scale_grad_by_freq:
-        embedding.forward = partial(_forward, embedding)
+        embedding.forward = partial(_forward, embedding)  # type: ignore[method-assign]
 
 
 def _forward(embedding: nn.Embedding, ids: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from p2prl.models.logprobs.policy_forward import Row
@@ -56,6 +58,25 @@ def llama() -> Any:
         eos_token_id=0,
     )
     return LlamaForCausalLM(config).eval()
+
+
+def qwen3() -> Any:
+    """Untied, with norms of queries and keys that all heads share."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return Qwen3ForCausalLM(config).eval()
 
 
 def wide_qwen2(*, vocabulary: int = 5000, seed: int = 0) -> Any:

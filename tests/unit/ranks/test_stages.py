@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
+from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.models.logprobs.training_head import TrainingHead
 from p2prl.ranks.rank_policy import PolicySettings
 from p2prl.ranks.stages import Words, check_stages, cut
@@ -31,7 +32,7 @@ def test_a_cut_is_even_and_later_parts_are_the_larger(count: int, parts: int) ->
 @pytest.mark.parametrize("make", [qwen2, llama, gpt2])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_decoders_of_plain_layers_can_be_cut(make: Callable[[], Any], autocast: torch.dtype | None) -> None:
-    check_stages(make(), 2, PolicySettings(temperature=1.0, autocast=autocast, zero=2))
+    check_stages(make(), ParallelConfig(plan="pp2"), PolicySettings(temperature=1.0, autocast=autocast, zero=2))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_decoders_of_plain_layers_can_be_cut(make: Callable[[], Any], autocast: 
 )
 def test_what_cannot_be_cut_is_refused_by_name(make: Callable[[], Any], stages: int, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"pp{stages} cannot be: .*{reason}") as refused:
-        check_stages(make(), stages, PLAIN)
+        check_stages(make(), ParallelConfig(plan=f"pp{stages}"), PLAIN)
     assert "dp deals the rows of any model" in (refused.value.remedy or "")
 
 
