@@ -32,6 +32,9 @@ from p2prl.ranks.sharded_model import Shard, whole_weights
 from p2prl.ranks.stages import check_stages
 from p2prl.ranks.tensor_parallel import check_tensor_plan
 
+_BLOCK = 1 << 22
+"""Elements of a gradient that are squared at once."""
+
 
 class Rank:
     """Weights, gradients and optimizer state of this rank."""
@@ -123,7 +126,7 @@ class Rank:
         """Scale the gradient down; norms are of the whole gradient, equal on every rank."""
         gradients = [shard.local.grad for shard in self.trained if shard.local.grad is not None]
         counted = [shard.local.grad for shard in self.trained if shard.local.grad is not None and shard.counts]
-        squares = torch.stack([gradient.float().square().sum(dtype=torch.float64) for gradient in counted]).sum()
+        squares = torch.stack([_square_sum(gradient) for gradient in counted]).sum()
         norm = self._group.add_up(squares).sqrt().float()
         factor = (most / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
@@ -202,6 +205,12 @@ class Rank:
         value = load_value(directory)
         if self._value is not None and value is not None:
             self._value.restore(value)
+
+
+def _square_sum(gradient: Tensor) -> Tensor:
+    """Sum of squares in float64, a block at a time: the copies are small."""
+    blocks = torch.split(gradient.reshape(-1), _BLOCK)
+    return torch.stack([block.double().square().sum() for block in blocks]).sum()
 
 
 def check_plan(model: Any, settings: EngineSettings, parallel: ParallelConfig) -> None:

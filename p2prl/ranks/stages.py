@@ -177,6 +177,8 @@ class Stage:
         self.layers = Layers(model, *cut(len(_layer_list(model)[1]), mesh.stages)[mesh.stage], settings, mesh)
         parts = [Held(*whole[id(all_words)], first) for all_words, _ in self.words.weights(model)]
         parts += self.layers.held(whole, shared=mesh.tensor > 1)
+        for parameter in self.layers.parameters():  # loaded weights are views of a file, which stays mapped with one
+            parameter.data = parameter.detach().clone()
         drop_weights(model, self.layers.parameters())
         self.sharded = ShardedModules([self.words, self.layers], mesh, zero=settings.zero)
         order = {name: number for number, (name, _) in enumerate(whole.values())}

@@ -178,8 +178,8 @@ def _word_gradients(shape: ModelShape, parallel: ParallelConfig, width: int) -> 
     one = shape.vocabulary * shape.hidden // parallel.shares
     if parallel.data > 1:  # whole ones, and what is sent of them in float32
         return one * (1 if shape.tied else 2) * (width + 4)
-    if width == 4:
-        return 0  # they are added up where they are kept
+    if width == 4:  # they are added up where they are kept, unless a model's own logits are computed
+        return one * width if shape.own_logits else 0
     return one * width * (2 if shape.tied else 1)
 
 

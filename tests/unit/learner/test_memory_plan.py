@@ -115,8 +115,10 @@ def test_needs_of_a_7b_model_are_those_on_paper() -> None:
     kahan = memory_needs(QWEN_7B, replace(CUDA, precision="bf16_kahan"), rule)
     assert kahan.weights + kahan.gradients + kahan.optimizer == 10 * parameters
     assert memory_needs(QWEN_7B, replace(CUDA, reference=True), rule).reference == 4 * parameters
-    tied = memory_needs(replace(QWEN_7B, tied=True), CUDA, rule)
-    assert tied.total - needs.total == 4 * 152_064 * 3_584, "the output's gradient waits for the input's"
+    assert memory_needs(replace(QWEN_7B, tied=True), CUDA, rule).total == needs.total, "added up where they are kept"
+    narrow_tied = memory_needs(replace(QWEN_7B, tied=True), replace(CUDA, precision="bf16_stochastic"), rule)
+    alone = memory_needs(QWEN_7B, replace(CUDA, precision="bf16_stochastic"), rule)
+    assert narrow_tied.total - alone.total == 2 * 152_064 * 3_584, "the output's gradient waits for the input's"
     capped = replace(QWEN_7B, own_logits=True)
     assert memory_needs(capped, CUDA, rule).activations - needs.activations == pytest.approx(
         1024 * 152_064 * 4 * 3.3, rel=1e-6
@@ -136,7 +138,8 @@ def test_ranks_share_what_is_trained_and_hold_some_weights_whole() -> None:
     gathered = embeddings + 2 * (parameters - embeddings) // QWEN_7B.layers
     assert three.weights == 4 * (share + gathered), "its share, the embeddings, and the layer at work with the next"
     assert two.reference == three.reference == 4 * (share + gathered) < alone.reference
-    assert (two.activations, two.scratch) == (alone.activations, alone.scratch), "each has micro-batches of its own"
+    assert two.activations == alone.activations, "each has micro-batches of its own"
+    assert two.scratch - alone.scratch == 8 * embeddings, "the gradient of embedding and head, and a copy to send"
 
 
 def test_stages_share_layers_and_words() -> None:
@@ -147,7 +150,9 @@ def test_stages_share_layers_and_words() -> None:
     share = -(-parameters // 4)
     assert (staged.weights, staged.gradients, staged.optimizer) == (4 * share, 4 * share, 8 * share)
     assert staged.reference == 4 * share, "no stage ever has more"
-    assert alone.scratch - staged.scratch == 4 * 152_064 * 3_584 * 3 // 4, "the embedding's gradient is of its words"
+    assert staged.scratch == alone.scratch, "each adds up the gradient of its words where it is kept"
+    layers = memory_needs(QWEN_7B, replace(setup, parallel=ParallelConfig(plan="pp2tp2")), rule)
+    assert (layers.weights, layers.gradients, layers.optimizer) == (4 * share, 4 * share, 8 * share)
     assert staged.activations == alone.activations, "as many micro-batches at once as stages, in a share of the layers"
     both = memory_needs(QWEN_7B, replace(setup, parallel=ParallelConfig(plan="dp2pp2")), rule)
     assert both.weights == 4 * (share + -(-parameters // 2)), "its share, and its stage whole between the passes"
@@ -175,14 +180,14 @@ def test_a_roomy_machine_gets_the_most_tokens_and_no_checkpointing() -> None:
 
 def test_less_memory_means_fewer_tokens_then_checkpointing_then_a_refusal() -> None:
     seen = []
-    for free_gb in (23.0, 5.2, 4.8, 4.6):
+    for free_gb in (23.0, 4.7, 4.4, 4.2):
         chosen = plan(free_gb)
         assert chosen.needs.total <= 0.9 * free_gb * 1e9
         seen.append((chosen.rule.tokens, chosen.rule.checkpointing))
     assert seen[0] == (2048, False)
     assert 1024 <= seen[1][0] < 2048
     assert seen[-1][1]
-    with pytest.raises(MachineError, match=r"training needs 4\.\d GB with one completion at a time") as caught:
+    with pytest.raises(MachineError, match=r"training needs 3\.\d GB with one completion at a time") as caught:
         plan(3.0)
     for word in ('optimizer_states = "8bit"', 'precision = "bf16_stochastic"', "shorter completions"):
         assert word in caught.value.remedy
@@ -195,7 +200,7 @@ def test_less_memory_means_fewer_tokens_then_checkpointing_then_a_refusal() -> N
 def test_a_limit_counts_as_all_the_memory_there_is() -> None:
     with pytest.raises(MachineError):
         plan(23, limit_gb=3.0)
-    assert plan(23, limit_gb=4.6).rule == plan(4.6).rule
+    assert plan(23, limit_gb=4.2).rule == plan(4.2).rule
 
 
 def test_one_row_is_always_allowed() -> None:
