@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Literal
 
-import transformers
-
 from p2prl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +19,8 @@ def exact_attention(config: PreTrainedConfig) -> str:
     torch's attention ignores `attn_logit_softcapping` (Gemma 2), and has no attention sinks (gpt-oss): there
     transformers does not offer it. Sampler, scorer and trainer must agree on it.
     """
+    import transformers  # here: a plan of memory needs the names of kernels alone
+
     model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     has_sdpa = getattr(model_class, "_supports_sdpa", True)
     return "sdpa" if has_sdpa and not _caps_scores(config) else "eager"
