@@ -48,6 +48,17 @@ if TYPE_CHECKING:
     from p2prl.net.process.bridge import NetworkPort
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of this start, not run.toml's: learner.optimizer.learning_rate=1e-5. Repeatable. "
+        "Default: none.",
+    ),
+]
+
+
 def make_learn(
     wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None, judges: Judges | None = None
 ) -> Callable[..., None]:
@@ -70,15 +81,7 @@ def make_learn(
             str | None,
             typer.Option("--plan", help="How processes share an update: dp2, pp2, tp2, dp2pp2. Default: run.toml's."),
         ] = None,
-        changes: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--set",
-                metavar="KEY=VALUE",
-                help="A setting of this start, not run.toml's: learner.optimizer.learning_rate=1e-5. Repeatable. "
-                "Default: none.",
-            ),
-        ] = None,
+        changes: Changes = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
         via: Annotated[
             list[str] | None,
