@@ -32,7 +32,6 @@ def bind(host: str, port: int) -> socket.socket:
                 f"this machine has no address {host}",
                 remedy="Give one of its own with --host: 127.0.0.1 for this machine alone, 0.0.0.0 for all.",
             ) from error
-        raise MachineError(
-            f"the board cannot use port {port} on {host}: {error.strerror}", remedy=_REMEDIES.get(error.errno or 0, _OTHER)
-        ) from error
+        remedy = _REMEDIES.get(error.errno or 0, _OTHER)
+        raise MachineError(f"the board cannot use port {port} on {host}: {error.strerror}", remedy=remedy) from error
     return listener
