@@ -77,6 +77,7 @@ _EXAMPLES = {
     ),
     "p2prl runs": ("p2prl runs --index https://runs.example.org", "p2prl runs --json"),
     "p2prl runs block": ("p2prl runs block LINK",),
+    "p2prl runs allow": ("p2prl runs allow OWNER",),
     "p2prl runs trust": ("p2prl runs trust https://runs.example.org",),
     "p2prl status": ("p2prl status", "p2prl status runs/my-run"),
     "p2prl metrics": ("p2prl metrics", "p2prl metrics runs/my-run --once"),

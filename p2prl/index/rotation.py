@@ -188,7 +188,7 @@ class Rotation:
             return "waits while this machine delivers what another run has not received yet"
         if serving.delivers_only and seen.waiting == 0:
             serving.delivers_only = False  # delivered: from here on it is a run as any other
-        if not self._has_stayed(serving, now):
+        if not self._has_stayed(serving, now, is_urgent=any(offer.volunteers == 0 for offer in others)):
             return ""
         target = moved(current, offers, wishes, (self.draw(), self.draw()))
         if target is None:
@@ -221,11 +221,12 @@ class Rotation:
         reached = seen.in_reach or serving.first_group_s is None  # a start has its own limits of time
         serving.out_of_reach_since = None if reached else (serving.out_of_reach_since or now)
 
-    def _has_stayed(self, serving: Serving, now: float) -> bool:
+    def _has_stayed(self, serving: Serving, now: float, *, is_urgent: bool) -> bool:
+        """Whether it has served long enough for what its start cost; it is urgent where a run has nobody at all."""
         if serving.first_group_s is None or serving.delivers_only:
             return False
         first = serving.since + serving.first_group_s
-        return now - first >= max(LEAST_STAY_S, STAY_PER_START * serving.first_group_s)
+        return now - first >= max(LEAST_STAY_S, 0.0 if is_urgent else STAY_PER_START * serving.first_group_s)
 
     def _may_visit(self, offer: Offer, waiting: Collection[str], now: float) -> bool:
         last = self._visited.get(offer.run)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from p2prl.cli.examples import epilog
 from p2prl.cli.views.console import say
 from p2prl.config.index_addresses import index_url
 from p2prl.errors import ConfigError
@@ -21,14 +22,14 @@ def _group() -> None:
     """An index of runs: learners list theirs, volunteers find them."""
 
 
-@index_app.command("serve")
+@index_app.command("serve", epilog=epilog("p2prl index serve"))
 def serve(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where to serve; port 0 picks a free one.")
     ] = "127.0.0.1:8100",
     mirror: Annotated[
         list[str] | None,
-        typer.Option("--mirror", metavar="URL", help="Another index to copy listings from; may be repeated."),
+        typer.Option("--mirror", metavar="URL", help="An index to copy listings from; may be repeated. Default: none."),
     ] = None,
     public: Annotated[
         bool,

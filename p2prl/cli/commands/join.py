@@ -79,7 +79,12 @@ Prefer = Annotated[
     ),
 ]
 Only = Annotated[
-    str, typer.Option("--only", metavar="OWNERS", help="With --any: ids of owners whose runs alone are served.")
+    str,
+    typer.Option(
+        "--only",
+        metavar="OWNERS",
+        help="With --any: ids of owners whose runs alone are served. Default: those you allow.",
+    ),
 ]
 
 

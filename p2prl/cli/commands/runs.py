@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from p2prl.cli.examples import epilog
 from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, say, show
 from p2prl.config.run_lists import ListName, RunLists, asked_indexes, change_list, load_lists, owner_id, run_or_owner
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from p2prl.cli.commands.owner_controls import PlannedLimits
     from p2prl.index.run_choice import Machine, Offer, Wishes
 
-runs_app = typer.Typer(help="Runs that are listed in public: which this machine could serve, and which it may.")
+runs_app = typer.Typer(
+    help="Runs that are listed in public: which this machine could serve, and which it may.",
+    epilog=epilog("p2prl runs"),
+)
 
 Indexes = Annotated[
     list[str] | None,
@@ -77,7 +81,7 @@ def runs(context: typer.Context, index: Indexes = None, home: Home = None, as_js
     say(NO_ENDORSEMENT)
 
 
-@runs_app.command("block")
+@runs_app.command("block", epilog=epilog("p2prl runs block"))
 def block(
     which: Annotated[str, typer.Argument(metavar="OWNER|RUN", help="An owner's id, a run's, or a join link.")],
     remove: Remove = False,
@@ -88,7 +92,7 @@ def block(
     _change(home, "blocked", run_or_owner(which), remove=remove, as_json=as_json)
 
 
-@runs_app.command("allow")
+@runs_app.command("allow", epilog=epilog("p2prl runs allow"))
 def allow(
     owner: Annotated[str, typer.Argument(metavar="OWNER", help="An owner's id, as p2prl runs shows it.")],
     remove: Remove = False,
@@ -99,7 +103,7 @@ def allow(
     _change(home, "allowed", owner_id(owner), remove=remove, as_json=as_json)
 
 
-@runs_app.command("trust")
+@runs_app.command("trust", epilog=epilog("p2prl runs trust"))
 def trust(
     url: Annotated[str, typer.Argument(metavar="URL", help="The address of an index.")],
     remove: Remove = False,

@@ -106,13 +106,16 @@ def test_a_listed_run_that_stays_out_of_reach_is_left_and_avoided() -> None:
 
 def test_a_fuller_run_is_left_only_after_a_stay() -> None:
     rotation, _ = serving()
-    full = rotation.offers(listed(a={"volunteers": 9, "missing": 0}, b={"volunteers": 0}), HERE, NO_WISH, {}, 0.0)
+    full = rotation.offers(listed(a={"volunteers": 9, "missing": 0}, b={"volunteers": 1}), HERE, NO_WISH, {}, 0.0)
     silent = Seen(groups=0, waiting=0, in_reach=True)
     assert leaves(rotation, full, 5.0, silent) == ""
     assert leaves(rotation, full, 10.0) == ""  # its first group, after ten seconds
     stay = max(LEAST_STAY_S, 4 * 10.0)
     assert leaves(rotation, full, 10.0 + stay - 0.1) == ""
     assert "others have fewer" in leaves(rotation, full, 10.0 + stay)
+    empty = rotation.offers(listed(a={"volunteers": 9, "missing": 0}, b={"volunteers": 0}), HERE, NO_WISH, {}, 0.0)
+    assert leaves(rotation, empty, 10.0 + LEAST_STAY_S - 0.1) == ""
+    assert "others have fewer" in leaves(rotation, empty, 10.0 + LEAST_STAY_S)  # nobody serves the other one
 
 
 def test_groups_that_wait_here_bring_their_run_first_once_it_is_back() -> None:
@@ -125,11 +128,12 @@ def test_groups_that_wait_here_bring_their_run_first_once_it_is_back() -> None:
     taken = rotation.next(both, NO_WISH, waiting, 2.0)
     assert taken is not None
     assert taken.run == run_id(A.run)
-    assert rotation.serving is not None
-    assert rotation.serving.delivers_only
+    begun = rotation.serving
+    assert begun is not None
+    assert begun.delivers_only
     assert leaves(rotation, both, 3.0, replace(WORKING, waiting=4), waiting) == ""
     assert leaves(rotation, both, 4.0, WORKING) == ""
-    assert not rotation.serving.delivers_only  # delivered: it is served as any other
+    assert not begun.delivers_only, "delivered: it is served as any other"
     rotation.left()
     rotation.next([both[1]], NO_WISH, (), 5.0)
     assert leaves(rotation, both, 6.0, waiting=waiting) == ""  # not again and again

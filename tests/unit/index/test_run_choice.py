@@ -203,4 +203,4 @@ def test_a_thousand_volunteers_serve_fifty_runs_by_their_needs(scale: float) -> 
     """Three quarters as many wanted as there are, and six times as many."""
     shares, moves = simulated(1, scale)
     assert max(abs(share - 1) for share in shares) < 0.10
-    assert moves < 500
+    assert moves < 1_000  # fewer than one for each volunteer in 45 minutes
