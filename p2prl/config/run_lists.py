@@ -1,4 +1,4 @@
-"""What the owner of a machine thinks of listed runs: blocked and allowed owners and runs, and trusted indexes.
+"""Lists of a machine's owner: blocked owners and runs, allowed owners, and trusted indexes.
 
 HOME/runs.json   written by `p2prl runs block|allow|trust`, and by `join --any` for a run that breaks the rules
 """

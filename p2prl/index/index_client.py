@@ -118,7 +118,7 @@ def _reason(body: bytes, status: int) -> str:
 
 
 def _exchange(request: urllib.request.Request, most: int) -> tuple[int, bytes]:
-    """Status and body of an answer of at most so many bytes. Raises `OSError` or `HTTPException`."""
+    """Status and body of an answer of at most `most` bytes. Raises `OSError` or `HTTPException`."""
     request.add_header("User-Agent", "p2prl")  # without a version: nobody needs to know it
     deadline = time.monotonic() + _ANSWER_S
     try:

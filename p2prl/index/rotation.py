@@ -207,7 +207,7 @@ class Rotation:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so many runs failed here that the next one would too."""
+        """Whether enough runs failed here to expect it of the next one too."""
         return self._failures >= FAILURES_TO_END
 
     def left(self) -> None:

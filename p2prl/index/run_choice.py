@@ -27,7 +27,7 @@ MOST_MISSING = 16
 draws no crowd at once, and a run that has a tenth of what it wants gets its part all the same."""
 
 UNKNOWN_MISSING = 4
-"""Volunteers that a run without a forecast counts as missing: so many that new runs share the volunteers they find."""
+"""Volunteers that a run without a forecast counts as missing: enough for new runs to share the volunteers they find."""
 
 DAMPING = 0.5
 """Part of the excess that leaves at a time."""

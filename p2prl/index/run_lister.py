@@ -46,7 +46,9 @@ def missing_volunteers(metrics: Mapping[str, object]) -> int | None:
 
 
 class RunLister:
-    """Keeps a run listed at some indexes. Its methods are for the learner's thread; none but `end` waits."""
+    """Keeps a run listed at some indexes. Its methods are for the learner's thread; none but `end` waits.
+
+    Thirteen attributes, because it holds what the learner says until its own thread sends it."""
 
     def __init__(self, folder: Folder, urls: Sequence[str], clock: Clock, *, tell: Callable[[str], None]) -> None:
         """`tell` gets a sentence when an index refuses the listing or cannot be reached, and when it takes it again."""

@@ -224,7 +224,7 @@ class AnyRun:
         for seconds in _FINISH_S:
             if self.process.poll() is not None:
                 break
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)  # as Ctrl-C, and silent while it starts
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(seconds)
         if self.process.poll() is None:
@@ -236,7 +236,7 @@ class AnyRun:
         del number, frame
         self.interrupts += 1
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)  # as Ctrl-C, and silent while it starts
         elif self.interrupts > 1:
             raise KeyboardInterrupt
 

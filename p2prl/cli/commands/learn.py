@@ -179,12 +179,9 @@ def learn_command(
         folder = _overridden(folder, updates=updates, plan=plan)
         check_disk(folder.manifest, folder.paths.blobs)
         say(disk_text(folder.manifest))
-        urls = tuple(dict.fromkeys((*map(index_url, folder.settings.network.list), *list_at)))
-        lister = RunLister(folder, urls, SystemClock(), tell=say)
+        lister = _lister(folder, list_at)
         with tracker(track, folder) as track_metrics:
-            report = _Report(
-                view, folder, planned=folder.settings.learner.updates, track=[track_metrics, lister.on_metrics]
-            )
+            report = _Report(view, folder, track=(track_metrics, lister.on_metrics))
             view.phase("loading the model and the journal")
             learner = build_learner(folder, on_metrics=report.on_metrics, on_notice=say, judges=judges)
             report.planned = learner.target_updates
@@ -200,12 +197,8 @@ def learn_command(
                 if wrap_network is not None:
                     network = wrap_network(network, folder)
                 around = WatchedPort(link.around(network), partial(_look, report, learner, link, lister))
-                with (
-                    device_failures_explained(),
-                    unrepeatable_explained(),
-                    sampler.ended_at_last(),
-                    listed_until_end(lister, lambda: learner.finished),
-                ):
+                listed = listed_until_end(lister, lambda: learner.finished)
+                with device_failures_explained(), unrepeatable_explained(), sampler.ended_at_last(), listed:
                     learner.run(around, on_up=partial(_announce, link, learner, view, folder, sampler, lister))
             document = report.end(learner)
     if as_json:
@@ -223,6 +216,12 @@ def _follow_if_launched() -> None:
         from p2prl.config.learner_ranks import follow_learner  # here: it loads torch's collectives
 
         sys.exit(follow_learner(launch))
+
+
+def _lister(folder: RunFolder, list_at: tuple[str, ...]) -> RunLister:
+    """Lists the run at the indexes of run.toml and of the command line."""
+    urls = tuple(dict.fromkeys((*map(index_url, folder.settings.network.list), *list_at)))
+    return RunLister(folder, urls, SystemClock(), tell=say)
 
 
 def chosen_plan(ranks: int | None, plan: str | None) -> str | None:
@@ -305,7 +304,7 @@ class _Report:
     """Sends each update's metrics to the view, the status file and the tracker."""
 
     def __init__(
-        self, view: LiveView, folder: RunFolder, *, planned: int, track: Sequence[Callable[[dict[str, object]], None]]
+        self, view: LiveView, folder: RunFolder, *, track: Sequence[Callable[[dict[str, object]], None]]
     ) -> None:
         self.newest: dict[str, object] = {}
         self._view = view
@@ -318,7 +317,7 @@ class _Report:
             "ranks": parallel.ranks,
             "hosts": 1 if launch is None else launch.hosts,
         }
-        self.planned = planned
+        self.planned = folder.settings.learner.updates
         """Step at which the run ends; 0 for no end. Set to the learner's own figure once it is built."""
         self._track = track
 
