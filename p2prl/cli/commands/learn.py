@@ -57,6 +57,22 @@ Changes = Annotated[
         "Default: none.",
     ),
 ]
+Via = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--via",
+        metavar="MULTIADDR",
+        help="A peer to dial first and to name in the link: for a learner that nobody can dial. Default: none.",
+    ),
+]
+ListAt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--list",
+        metavar="URL",
+        help="List the run in public at this index while it runs; may be repeated. Default: run.toml's.",
+    ),
+]
 
 
 def make_learn(
@@ -83,14 +99,7 @@ def make_learn(
         ] = None,
         changes: Changes = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
-        via: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--via",
-                metavar="MULTIADDR",
-                help="A peer to dial first and to name in the link: for a learner that nobody can dial. Default: none.",
-            ),
-        ] = None,
+        via: Via = None,
         sample: Annotated[
             str,
             typer.Option(
@@ -99,14 +108,7 @@ def make_learn(
                 help="Also sample for the run, on this device: cpu, cuda:1. Training goes first. Default: none.",
             ),
         ] = "",
-        list_at: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--list",
-                metavar="URL",
-                help="List the run in public at this index while it runs; may be repeated. Default: run.toml's.",
-            ),
-        ] = None,
+        list_at: ListAt = None,
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.
@@ -194,8 +196,7 @@ def learn_command(
             with interrupts.handled():
                 view.phase("starting the network")
                 network = _network(folder, options, caps, learner, lan=lan, peers=further)
-                if wrap_network is not None:
-                    network = wrap_network(network, folder)
+                network = network if wrap_network is None else wrap_network(network, folder)
                 around = WatchedPort(link.around(network), partial(_look, report, learner, link, lister))
                 listed = listed_until_end(lister, lambda: learner.finished)
                 with device_failures_explained(), unrepeatable_explained(), sampler.ended_at_last(), listed:
