@@ -162,9 +162,7 @@ def learn_command(
     TRANSPORTS.check(options.transport)
     check_tracker(track)
     sampler = LocalSampler(sample)
-    for address in via:
-        split_peer(address)
-    further = (*via, *further_peers(options.peers))
+    further = (*checked_peers(via), *further_peers(options.peers))
     opened = open_folder(directory)
     with_changes(opened.settings_table(), changes)  # refuses a file that is not TOML
     lock = opened.lock()
@@ -196,8 +194,8 @@ def learn_command(
             with interrupts.handled():
                 view.phase("starting the network")
                 network = _network(folder, options, caps, learner, lan=lan, peers=further)
-                network = network if wrap_network is None else wrap_network(network, folder)
-                around = WatchedPort(link.around(network), partial(_look, report, learner, link, lister))
+                network = link.around(network if wrap_network is None else wrap_network(network, folder))
+                around = WatchedPort(network, partial(_look, report, learner, link, lister))
                 listed = listed_until_end(lister, lambda: learner.finished)
                 with device_failures_explained(), unrepeatable_explained(), sampler.ended_at_last(), listed:
                     learner.run(around, on_up=partial(_announce, link, learner, view, folder, sampler, lister))
@@ -208,6 +206,13 @@ def learn_command(
         say(f"Stopped at step {learner.step:,}. Resume with:  p2prl learn {shlex.quote(str(directory))}")
         sys.exit(INTERRUPTED)
     say(f"Done: {counted(learner.step, 'update')}. Measure it:  p2prl eval {shlex.quote(str(directory))}")
+
+
+def checked_peers(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """The addresses as they are, once each is a peer's. `ConfigError` otherwise."""
+    for address in addresses:
+        split_peer(address)
+    return addresses
 
 
 def _follow_if_launched() -> None:
