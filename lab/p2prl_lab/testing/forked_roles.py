@@ -219,6 +219,7 @@ def _become(request: dict[str, Any], output: int, errors: int) -> NoReturn:
         os.environ.clear()
         os.environ.update(request["env"])
         tempfile.tempdir = None  # TMPDIR may differ
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
         if request["file_limit"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"], request["file_limit"]))
         if request["first"]:
