@@ -88,7 +88,11 @@ COMMANDS = {
         "Show rollouts that a run was trained on: prompt, completion, reward by part, advantage and staleness.",
     ),
     "init": Listed(OPERATE, "init:init", "Create a run: model, tasks, key and signed manifest."),
-    "plan": Listed(OPERATE, "plan:plan", "Forecast whether a fleet of machines keeps a learner at work, before a run."),
+    "plan": Listed(
+        OPERATE,
+        "plan:plan",
+        "Forecast whether machines keep a learner at work: a fleet's before a run, or a run's own volunteers.",
+    ),
     "learn": Listed(OPERATE, "learn:learn", "Train a run, and print its join link."),
     "demo": Listed(OPERATE, "demo:demo", "Run a whole swarm on this machine."),
     "sim": Listed(OPERATE, "sim:sim", "Simulate a swarm in one process on virtual time."),
