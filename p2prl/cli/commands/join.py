@@ -120,8 +120,13 @@ def make_join(wrap_sampler: WrapSampler = None, wrap_network: WrapNetwork = None
         """
         if any_run:
             raise typer.Exit(join_any(context, link, options, prefer, only, index, events=events, as_json=as_json))
-        if not link or prefer or only or index:
-            raise ConfigError(_needs_any(link), remedy="Give a join link alone, or --any for the run in most need.")
+        if not link:
+            raise typer.BadParameter("a join link is missing. Or --any takes the run in most need.", param_hint="LINK")
+        if prefer or only or index:
+            raise ConfigError(
+                "--prefer, --only and --index choose among runs, and a link names one",
+                remedy="Give a join link alone, or --any for the run in most need.",
+            )
         wanted = requested(link, options, "seat", lan=lan, share=share, vram_gb=vram_gb)
         device = one_device(context, device, home=options.home, events=events, as_json=as_json)
         request = replace(wanted, base=base, engine=engine, device=device, threads=threads)
@@ -180,10 +185,6 @@ def join_any(
 
 _OF_ANY = ("link", "any_run", "prefer", "only", "index", "events", "as_json")
 """Options that are for the command itself, and not for the workers that it starts."""
-
-
-def _needs_any(link: str) -> str:
-    return "--prefer, --only and --index choose among runs, and a link names one" if link else "a join link is missing"
 
 
 join = make_join()

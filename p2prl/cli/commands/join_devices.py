@@ -94,6 +94,7 @@ def given_options(context: typer.Context, workers: int, without: Sequence[str] =
     """The options of this command line for one of several workers, without some: those are the device and the kind of
     output where nothing else is said."""
     arguments: list[str] = []
+    options: list[str] = []
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params[str(parameter.name)]
         if name in without or getattr(context.get_parameter_source(name), "name", "") != "COMMANDLINE":
@@ -101,12 +102,12 @@ def given_options(context: typer.Context, workers: int, without: Sequence[str] =
         if parameter.param_type_name == "argument":
             arguments.append(str(value))
         elif value is True:
-            arguments.append(parameter.opts[0])
+            options.append(parameter.opts[0])
         else:
             for each in value if isinstance(value, list | tuple) else [value]:
                 part = each / workers if name in _SHARED else each
-                arguments += [parameter.opts[0], str(part)]
-    return arguments
+                options += [parameter.opts[0], str(part)]
+    return arguments + options
 
 
 def join_devices(

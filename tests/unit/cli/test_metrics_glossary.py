@@ -24,6 +24,7 @@ from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
+from p2prl.learner.update import rewards_by_part
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.join_link import JoinLink
@@ -127,6 +128,8 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
     written = {re.sub("^(evaluation|reward)/chain4/", r"\1/TASK/", key) for key in written}
     written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
+    parts = rewards_by_part([("chain4", {"number": 1.0, "length": -0.5})])
+    written |= {re.sub("chain4/(number|length)", "TASK/PART", key) for key in parts}
     written |= losses_metrics() | metrics_of_settings() | lost_figures() | forecast_figures() | pace_figures()
     seen = without_buckets(written)
     assert seen == glossary("metrics.jsonl")

@@ -92,9 +92,7 @@ def test_a_damaged_list_is_told_and_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "a join link is missing"),
         ((str(SMALL.link), "--prefer", "small"), "choose among runs"),
-        (("--index", "http://a.example"), "a join link is missing"),
         (("--any",), "no index of runs is known"),
         (("--any", "--index", "a.example"), "is not the address of an index"),
         (("--any", "--index", "http://127.0.0.1:9", "--only", "somebody"), "neither an owner's id"),
@@ -104,6 +102,14 @@ def test_join_refuses_half_an_order(tmp_path: Path, arguments: tuple[str, ...], 
     refused = invoke("join", *arguments, "--home", tmp_path).exception
     assert isinstance(refused, ConfigError)
     assert words in str(refused)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--index", "http://a.example")])
+def test_join_without_a_link_names_both_ways(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = invoke("join", *arguments, "--home", tmp_path)
+    assert result.exit_code == 2
+    assert "a join link is missing" in result.output
+    assert "--any" in result.output
 
 
 @pytest.mark.parametrize("listen", ["8100", "host:", "host:99999", "::1:80", "host:port"])

@@ -92,7 +92,7 @@ def test_chat_template_is_dropped() -> None:
         ({"_attn_implementation": "somebody/kernel"}, "requires code"),
         ({"attn_implementation": "somebody/kernel"}, "requires code"),
         ({"quantization_config": {"quant_method": "awq"}}, "requires code"),
-        ({"model_type": "bert"}, "is not supported"),
+        ({"model_type": "t5"}, "is not supported"),
         ({"model_type": ["gpt2"]}, "is not supported"),
         ({"model_type": None}, "is not supported"),
         ({"n_layer": 10**9}, "layers"),
