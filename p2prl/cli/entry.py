@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import codecs
 import errno
 import io
@@ -9,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from p2prl import exit_codes
@@ -37,6 +39,10 @@ _MACHINE_ERRORS = {
 """Errors of a disk or its permissions that no role has turned into a `MachineError`."""
 
 
+_AGAIN_S = 0.05
+"""Until then the destructor has ended."""
+
+
 def main() -> None:
     """Run `p2prl`."""
     codecs.register_error("p2prl", printable_bytes)
@@ -45,9 +51,7 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="p2prl")  # in a locale of 8 bits, no sign of ours may end the program
-    for name in ("SIGTERM", "SIGHUP"):  # what a command has begun to write is removed, as after Ctrl-C
-        if (number := getattr(signal, name, None)) and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+    _end_as_after_ctrl_c()
     try:
         from p2prl.cli.app import app
 
@@ -56,6 +60,24 @@ def main() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)  # a second one while Python ends would print a traceback
         sys.exit(exit_codes.INTERRUPTED)
+
+
+def _end_as_after_ctrl_c() -> None:
+    """Let SIGTERM and a closed terminal end a command as Ctrl-C does: what it has begun to write is removed."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if (number := getattr(signal, name, None)) and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    sys.unraisablehook = interrupt_again
+
+
+def interrupt_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Repeat an interrupt that came while a destructor ran, such as those of `regex`: Python drops it there."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    again = threading.Timer(_AGAIN_S, _thread.interrupt_main, (signal.SIGTERM,))
+    again.daemon = True
+    again.start()
 
 
 def run_app(app: typer.Typer, *, program: str, arguments: list[str] | None = None) -> None:

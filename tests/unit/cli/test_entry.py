@@ -6,16 +6,32 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from p2prl import cli, errors, exit_codes
-from p2prl.cli import crash_log
+from p2prl.cli import crash_log, entry
 from tests.command_doc import DOC
 from tests.unit.cli.invocation import invoke
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """`main` changes what signals do in its process."""
+    hook, handlers = (
+        sys.unraisablehook,
+        {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)},
+    )
+    yield
+    sys.unraisablehook = hook
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def run_main(
@@ -180,3 +196,18 @@ def test_no_sign_ends_the_program_in_a_locale_of_eight_bits() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "3 to 5 of größer ?".encode("latin-1")
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def drop_one() -> None:
+        Dropped()
+        threading.Event().wait(10.0)
+
+    monkeypatch.setattr(sys, "unraisablehook", entry.interrupt_again)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        drop_one()
