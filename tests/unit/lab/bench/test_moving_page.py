@@ -82,9 +82,14 @@ def tuned(runs: dict[Ran, Curves], name: str) -> dict[tuple[float, float], float
     }
 
 
+def begin_of(law: str) -> int:
+    """The law's K; offline, where delays never settle, the whole run counts."""
+    return 0 if law == "start" else int(law.split(":")[1])
+
+
 def area(curve: list[dict[str, float]], law: str) -> float:
     """Mean height of greedy reward from the law's K on, on a grid of single updates."""
-    start = int(law.split(":")[1])
+    start = begin_of(law)
     grid = np.arange(start, curve[-1]["update"] + 1)
     heights = np.interp(grid, [each["update"] for each in curve], [each["greedy"] for each in curve])
     return float(np.trapezoid(heights, grid) / (grid[-1] - grid[0]))
@@ -133,7 +138,7 @@ def ends_of(curves: Curves) -> list[str]:
 
 
 def distance_of(curves: Curves, law: str) -> str:
-    start = int(law.split(":")[1])
+    start = begin_of(law)
     return short(mean(point["kl"] for curve in curves.values() for point in curve if point["update"] > start), 2)
 
 
