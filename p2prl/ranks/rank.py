@@ -72,6 +72,7 @@ class Rank:
                     number=self._numbers[shard.name],
                     first=shard.elements_before,
                     elements=shard.shape.numel(),
+                    rows=shard.shape[0] if shard.by_columns else 0,
                 )
                 for shard in self.trained
             ],

@@ -115,9 +115,7 @@ def test_sixteen_bits_train_as_in_one_process(
         one.update(batch_of(seed, model))
         two.update(batch_of(seed, model))
     moved, off = np.abs(weights(one, model) - start), np.abs(weights(two, model) - weights(one, model))
-    # What tp cuts by inputs is held by columns, and draws the random bits of other places.
-    share = 0.3 if plan == LAYERS and precision == "bf16_stochastic" else 0.1
-    assert off.mean() < share * moved.mean()
+    assert off.mean() < 0.1 * moved.mean()
     assert moved.mean() > 0.0
 
 

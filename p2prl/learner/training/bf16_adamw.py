@@ -39,6 +39,13 @@ class PartOfParameter:
     """Element of the parameter, flattened, that the tensor begins with."""
     elements: int
     """Of the whole parameter."""
+    rows: int = 0
+    """Of the whole parameter, where the tensor holds columns of it as its rows, and `first` counts in that order; 0
+    where it holds rows."""
+
+    def elements_of(self, block: int) -> int:
+        """Elements in a block of the whole parameter."""
+        return min(_BLOCK, self.elements - block * _BLOCK)
 
 
 def whole_parameters(parameters: Sequence[Tensor]) -> list[PartOfParameter]:
@@ -86,6 +93,9 @@ class Bf16AdamW(torch.optim.Optimizer):
         step = int(state["step"])
         names = ("exp_avg", "exp_avg_sq", *(("rest",) if self._kahan else ()))
         whole = [parameter.view(-1), gradient.contiguous().view(-1), *(state[name].view(-1) for name in names)]
+        if part.rows:
+            _update_columns(group, step, part, *whole)
+            return
         for block in range(part.first // _BLOCK, -(-(part.first + parameter.numel()) // _BLOCK)):
             here = slice(max(block * _BLOCK - part.first, 0), max((block + 1) * _BLOCK - part.first, 0))
             bits = _random_bits(step, part, block, parameter.device)
@@ -98,8 +108,23 @@ def _random_bits(step: int, part: PartOfParameter, block: int, device: torch.dev
     """Random bits of all elements of a block of the whole parameter, of which the tensor may hold a few."""
     generator = torch.Generator(device=device)
     generator.manual_seed(step << 32 | block << _BLOCK_SHIFT | part.number)
-    count = min(_BLOCK, part.elements - block * _BLOCK)
-    return torch.randint(0, 1 << 3 * _RANDOM_BITS, (count,), generator=generator, device=device, dtype=torch.int64)
+    shape = (part.elements_of(block),)
+    return torch.randint(0, 1 << 3 * _RANDOM_BITS, shape, generator=generator, device=device, dtype=torch.int64)
+
+
+def _update_columns(group: dict[str, Any], step: int, part: PartOfParameter, weight: Tensor, *others: Tensor) -> None:
+    """One step of a tensor of columns, which has a few elements of every block of the whole parameter."""
+    columns = part.elements // part.rows
+    for block in range(-(-part.elements // _BLOCK)):
+        place = torch.arange(part.elements_of(block), device=weight.device) + block * _BLOCK
+        held = place % columns * part.rows + place // columns - part.first
+        is_here = (held >= 0) & (held < weight.numel())
+        held = held[is_here]
+        whole = (weight, *others)
+        values = [tensor[held] for tensor in whole]
+        _update_block(group, step, _random_bits(step, part, block, weight.device)[is_here], *values)
+        for tensor, value in zip(whole, values, strict=True):
+            tensor[held] = value
 
 
 def _update_block(

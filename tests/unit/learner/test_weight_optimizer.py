@@ -213,3 +213,26 @@ def test_parts_of_a_parameter_round_as_the_whole(kahan: bool, monkeypatch: pytes
         for name in ("exp_avg", "exp_avg_sq", *(("rest",) if kahan else ())):
             assert torch.equal(in_parts.state[piece][name], optimizer.state[whole[number]][name][a:b])
     assert not torch.equal(whole[0], start[0])
+
+
+@pytest.mark.parametrize("kahan", [True, False])
+def test_columns_of_a_parameter_round_as_the_whole(kahan: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2prl.learner.training.bf16_adamw._BLOCK", 64)  # over many blocks, which end inside rows
+    rows, columns = 11, 30
+    options: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1, "kahan": kahan}
+    whole = weights(rows * columns, torch.bfloat16)
+    whole.data = whole.data.reshape(rows, columns)
+    cuts = [(0, 12), (12, 13), (13, 30)]
+    pieces = [nn.Parameter(whole.detach()[:, a:b].T.contiguous()) for a, b in cuts]
+    parts = [PartOfParameter(number=0, first=a * rows, elements=rows * columns, rows=rows) for a, _ in cuts]
+    optimizer, in_columns = Bf16AdamW([whole], **options), Bf16AdamW(pieces, parts=parts, **options)
+    for step in range(3):
+        whole.grad = gradient(step, rows * columns).to(torch.bfloat16).reshape(rows, columns)
+        for piece, (a, b) in zip(pieces, cuts, strict=True):
+            piece.grad = whole.grad[:, a:b].T.contiguous()
+        optimizer.step()
+        in_columns.step()
+    for piece, (a, b) in zip(pieces, cuts, strict=True):
+        assert torch.equal(piece, whole[:, a:b].T)
+        for name in ("exp_avg", "exp_avg_sq", *(("rest",) if kahan else ())):
+            assert torch.equal(in_columns.state[piece][name], optimizer.state[whole][name][:, a:b].T)
