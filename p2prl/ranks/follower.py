@@ -6,8 +6,8 @@ It ends with its pipe, so it never outlives the learner; a failure leaves its re
 from __future__ import annotations
 
 import select
-import shutil
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -21,7 +21,7 @@ from p2prl.models.base_model.local_base import load_policy
 from p2prl.models.hardware.device import use_threads
 from p2prl.ranks import commands
 from p2prl.ranks.execution import execute
-from p2prl.ranks.process_group import RankGroup
+from p2prl.ranks.process_group import RankGroup, folder_store
 from p2prl.ranks.rank import Rank
 
 READY = b"ready\n"
@@ -31,22 +31,26 @@ _LEARNER_DIES_S = 1.0
 """A collective fails before the pipe closes when the learner is killed: its sockets and pipes close one by one."""
 
 
-def main(arguments: list[str]) -> int:
-    """Follow rank 0's commands; `arguments` are this rank's number and where all meet."""
+def main(arguments: list[str], opening: threading.Lock) -> int:
+    """Follow rank 0's commands; `arguments` are this rank's number and where all meet.
+
+    `opening` is held while the meeting is opened. Returns an exit code, 0 once the learner has ended.
+    """
     number, meeting = int(arguments[0]), msgspec.json.decode(arguments[1], type=commands.Meeting)
     folder = Path(meeting.folder)
     try:
         use_threads(meeting.threads)
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
-        group = RankGroup.in_folder(folder, rank=number, ranks=meeting.ranks)
+        with opening:
+            store = folder_store(folder, meeting.ranks)
+        group = RankGroup.on_host(store, rank=number, ranks=meeting.ranks)
         follow(sys.stdin.buffer, group)
     except (RuntimeError, MemoryError, OSError, P2PRLError) as error:
         with suppress(FileNotFoundError):
             reason_file(folder, number).write_text(" ".join(str(error).split())[:500])
         if not _hangs_up(sys.stdin.fileno(), _LEARNER_DIES_S):
             return TEMPORARY  # the learner reads the reason, and removes the folder
-    shutil.rmtree(folder, ignore_errors=True)  # the learner may have been killed
     return 0
 
 

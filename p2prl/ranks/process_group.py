@@ -28,6 +28,11 @@ _COLLECTIVE_S = 1800.0
 """Longest collective. A rank that ended is noticed at once; this is for one that hangs."""
 
 
+def folder_store(folder: Path, ranks: int) -> Store:
+    """The meeting of the ranks of one host, in a folder that exists: torch waits for one, and holds the GIL."""
+    return dist.FileStore(str(folder / "meeting"), ranks)  # type: ignore[attr-defined]
+
+
 class RankGroup:
     """The ranks of a learner, of which this process is one."""
 
@@ -48,9 +53,8 @@ class RankGroup:
         self._meshes: dict[tuple[int, int, int], tuple[DeviceMesh, DeviceMesh]] = {}
 
     @classmethod
-    def in_folder(cls, folder: Path, *, rank: int, ranks: int) -> RankGroup:
-        """Ranks of one host, which meet in a folder and talk over the loopback interface."""
-        store = dist.FileStore(str(folder / "meeting"), ranks)  # type: ignore[attr-defined]
+    def on_host(cls, store: Store, *, rank: int, ranks: int) -> RankGroup:
+        """Ranks of one host, which talk over the loopback interface."""
         return cls(store, interface=_LOOPBACK, rank=rank, ranks=ranks)
 
     def mesh(self, parallel: ParallelConfig) -> RankMesh:

@@ -16,7 +16,7 @@ import msgspec
 from p2prl.errors import ProcessLostError
 from p2prl.ranks import commands
 from p2prl.ranks.follower import READY, reason_file
-from p2prl.ranks.process_group import RankGroup
+from p2prl.ranks.process_group import RankGroup, folder_store
 
 _END_S = 5.0
 """Time for a rank to end by itself once its pipe is closed."""
@@ -46,7 +46,7 @@ class RankProcesses:
                 if process.stdout.readline() != READY:
                     process.wait(_END_S)
                     self.check()
-            self.group = RankGroup.in_folder(self._folder, rank=0, ranks=meeting.ranks)
+            self.group = RankGroup.on_host(folder_store(self._folder, meeting.ranks), rank=0, ranks=meeting.ranks)
             """Rank 0 among them."""
         except BaseException:
             self.close()

@@ -1,4 +1,4 @@
-"""A rank that fails leaves its reason to a learner that lives, and nothing behind one that was killed."""
+"""A rank that fails leaves its reason to a learner that lives; ranks leave nothing behind one that was killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import io
 import os
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 
 from p2prl.exit_codes import TEMPORARY
 from p2prl.ranks import commands, follower
+from p2prl.ranks.follower_process import RanksFolder
 
 
 class _Input:
@@ -27,7 +30,7 @@ class _Input:
 def test_a_reason_is_left_to_the_living_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
     class Unmet:
         @staticmethod
-        def in_folder(*_: object, **__: object) -> object:
+        def on_host(*_: object, **__: object) -> object:
             raise RuntimeError("Connection closed by peer")
 
     read, write = os.pipe()
@@ -42,27 +45,62 @@ def test_a_reason_is_left_to_the_living_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     meeting = msgspec.json.encode(commands.Meeting(ranks=2, folder=str(folder), threads=1)).decode()
 
-    status = follower.main(["1", meeting])
+    status = follower.main(["1", meeting], threading.Lock())
 
     sys.stdin.buffer.close()
     if killed:
         assert status == 0
-        assert not folder.exists()
     else:
         os.close(write)
         assert status == TEMPORARY
         assert follower.reason_file(folder, 1).read_text() == "Connection closed by peer"
 
 
-def test_a_rank_whose_learner_dies_while_it_waits_for_others_ends_with_it(tmp_path: Path) -> None:
+def test_ranks_whose_learner_dies_while_they_wait_for_it_end_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "ranks"
     folder.mkdir()
-    meeting = msgspec.json.encode(commands.Meeting(ranks=2, folder=str(folder), threads=1)).decode()
-    program = [sys.executable, "-m", "p2prl.ranks.follower_process", "1", meeting]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == follower.READY
-        process.stdin.close()  # rank 0 never comes to the meeting
-        assert process.wait(30) == 0
+    meeting = msgspec.json.encode(commands.Meeting(ranks=3, folder=str(folder), threads=1)).decode()
+    with ExitStack() as ranks:
+        processes = [
+            ranks.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "p2prl.ranks.follower_process", number, meeting],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+            for number in ("1", "2")
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == follower.READY
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()  # rank 0 never comes to the meeting
+        assert [process.wait(30) for process in processes] == [0, 0]
+    assert not folder.exists()
+
+
+def test_the_last_rank_removes_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    first, last = RanksFolder(folder), RanksFolder(folder)
+
+    first.leave()
+    assert folder.exists(), "the other rank may open its meeting there: torch waits minutes for a folder that is gone"
+    last.leave()
+    assert not folder.exists()
+
+
+def test_a_rank_that_opens_its_meeting_keeps_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    rank = RanksFolder(folder)
+    leaves = threading.Thread(target=rank.leave)
+    with rank.opening:
+        leaves.start()
+        leaves.join(0.2)
+        assert leaves.is_alive()
+        assert folder.exists()
+    leaves.join(10)
     assert not folder.exists()
