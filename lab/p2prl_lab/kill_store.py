@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from p2prl.learner.publishing.version_files import SPANS, PatchBase, VersionJob, write_version
+from p2prl.learner.publishing.patch_choice import SPANS, PatchBase
+from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.weight_store import WeightStore
 from p2prl.patches.words import BF16

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from p2prl.config.requirements import SPARSE_PATCHES, VERSIONS_KEPT, requirements_of
-from p2prl.learner.publishing.version_files import BRIDGE_EVERY, SPANS
+from p2prl.learner.publishing.patch_choice import BRIDGE_EVERY, SPANS
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.stream_format import SEGMENT_WORDS

@@ -26,6 +26,7 @@ import numpy as np
 
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import warm_start
+from p2prl.protocol.limits import MAX_UNCHECKED_GROUPS_PER_PEER
 from p2prl.tasks.task_registry import TASKS
 from p2prl_lab.bench.results.seed_file import Line, SeedFile
 from p2prl_lab.bench.staleness.paired import paired
@@ -41,6 +42,8 @@ _PATIENCE_S = 3600.0
 
 _PUBLISH_EVERY = 4
 """Updates between versions: weights must reach everyone, and 4 updates matter little next to a delay of 64."""
+
+_GROUPS_PER_UPDATE = 16
 
 _EVALUATE_EVERY = 16
 """Updates between evaluations: two in each phase of 32."""
@@ -128,7 +131,7 @@ class Plan:
                 'device = "cpu"',
                 "threads = 1",
                 "[learner]",
-                "groups_per_update = 16",
+                f"groups_per_update = {_GROUPS_PER_UPDATE}",
                 f"updates = {setting.updates}",
                 "[learner.optimizer]",
                 f"learning_rate = {setting.learning_rate!r}",
@@ -217,11 +220,17 @@ def main() -> int:
     parser.add_argument("--period", type=int, default=32, help="updates between the arrivals of two skills")
     parser.add_argument("--updates", type=int, default=256, help="learner updates of a run")
     parser.add_argument("--lr", type=float, default=5e-4, help="learning rate of methods that name none")
-    parser.add_argument("--volunteers", type=int, default=3, help="volunteer processes")
+    parser.add_argument("--volunteers", type=int, default=5, help="volunteer processes")
     parser.add_argument("--seeds", type=int, default=3, help="seeds per method")
     parser.add_argument("--seed", type=int, default=30, help="the first seed")
     parser.add_argument("--out", type=Path, default=Path("runs/staleness-swarm"), help="folder of results")
     arguments = parser.parse_args()
+    held = (_start(arguments.delay) + 2) * _GROUPS_PER_UPDATE
+    if arguments.volunteers * MAX_UNCHECKED_GROUPS_PER_PEER < held:
+        parser.error(
+            f"{arguments.delay} holds {held} groups back, and a learner takes no more than "
+            f"{MAX_UNCHECKED_GROUPS_PER_PEER} unchecked groups of a peer: take more --volunteers"
+        )
     settings = [
         Setting(
             method=method,

@@ -33,7 +33,7 @@ from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.base_model.architectures import ARCHITECTURES
-from p2prl.models.base_model.model_card import base_model_name, model_license
+from p2prl.models.base_model.base_model_card import base_model_name, model_license
 from p2prl.models.base_model.model_folder import model_directory
 from p2prl.models.base_model.pretrained import LoadedModel, check_architecture, check_saveable, load_pretrained
 from p2prl.models.hardware.device import choose_device

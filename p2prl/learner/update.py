@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from p2prl.learner.intake.intake import TURNED_AWAY, turned_away_figures
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import FIGURES
 from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified
 from p2prl.learner.journal.groups import KEPT_ROLLOUT_BYTES

@@ -22,11 +22,11 @@ from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.policy_gradient import blank, live_rows, row_tokens
 from p2prl.learner.training.value_head import ValueHead
 from p2prl.models.logprobs.policy_forward import Batch, Row, checkpointed, padded
+from p2prl.ranks.pipeline_stages import Stage
 from p2prl.ranks.process_group import RankMesh, Sending
 from p2prl.ranks.rank_policy import EMPTY_ROW, Found, PolicySettings
 from p2prl.ranks.sharded_model import checkpointing_layers
 from p2prl.ranks.shares import split
-from p2prl.ranks.stages import Stage
 
 
 class PipelinePolicy:

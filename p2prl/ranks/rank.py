@@ -26,10 +26,10 @@ from p2prl.models.logprobs.policy_forward import Row
 from p2prl.ranks.data_parallel import DataParallelPolicy
 from p2prl.ranks.gathering import Gathering
 from p2prl.ranks.pipeline import PipelinePolicy
+from p2prl.ranks.pipeline_stages import check_stages
 from p2prl.ranks.process_group import RankGroup
 from p2prl.ranks.rank_policy import PolicySettings, RankPolicy
 from p2prl.ranks.sharded_model import Shard, whole_weights
-from p2prl.ranks.stages import check_stages
 from p2prl.ranks.tensor_parallel import check_tensor_plan
 
 _BLOCK = 1 << 22

@@ -35,7 +35,7 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
 from p2prl.swarm.awaiting_manifest import AwaitingManifest
 from p2prl.swarm.events import ClockOff, Command, Event, WireMismatch
-from p2prl.swarm.gossip.entry_limits import traffic_of
+from p2prl.swarm.message_limits import traffic_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
 from p2prl.swarm.peers.connections import Connections

@@ -28,12 +28,12 @@ from p2prl.swarm.events import (
     PeersChanged,
     Send,
 )
-from p2prl.swarm.gossip.entry_limits import EntryLimits, Traffic
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.head_witnesses import FinalHead, HeadWitnesses
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.groups.group_bodies import GroupBodies
+from p2prl.swarm.message_limits import MessageLimits, Traffic
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.local_peer import LocalPeer
@@ -89,7 +89,7 @@ class NodeCore:
         self.connections = Connections(self.local, rng, config.connections, now)
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
-        self.entry = EntryLimits()
+        self.entry = MessageLimits()
         self.answers = AnswerBudget(self._asker, config.relay.upload_bytes_s)
         self.final_head = FinalHead()
         self.witnesses = HeadWitnesses()

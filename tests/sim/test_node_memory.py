@@ -35,9 +35,9 @@ from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.swarm import shared_allowance
+from p2prl.swarm import message_limits, shared_allowance
 from p2prl.swarm.events import Dial, Send
-from p2prl.swarm.gossip import entry_limits, forwarding, ledger_sync, verdict_gate
+from p2prl.swarm.gossip import forwarding, ledger_sync, verdict_gate
 from p2prl.swarm.gossip.envelope_store import ReceiptCache
 from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.node import Node
@@ -62,7 +62,7 @@ KEPT = 100
 @pytest.fixture(autouse=True)
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (entry_limits, "_KEYS"),
+        (message_limits, "_KEYS"),
         (shared_allowance, "_PLACES"),
         (ledger_sync, "_REMEMBERED_PEERS"),
         (verdict_gate, "_GROUPS"),

@@ -16,7 +16,7 @@ from p2prl.cli.commands.export_folder import MARKER, check_space, check_target, 
 from p2prl.cli.commands.open_ledger import ledger_of_run
 from p2prl.cli.options import AsJson, RunFolderPath
 from p2prl.cli.views.console import emit, say
-from p2prl.cli.views.model_card import LEDGER_FILE, CardFacts, model_card
+from p2prl.cli.views.export_card import LEDGER_FILE, CardFacts, model_card
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.prompt_record import read_prompt_record
 from p2prl.config.run_folder import Folder, open_folder

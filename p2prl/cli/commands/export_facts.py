@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from p2prl.cli.views.model_card import RewardChange
+from p2prl.cli.views.export_card import RewardChange
 from p2prl.config.loss_table import LossConfig
 from p2prl.scoreboard.documents.api_schema import EvaluationDocument
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document

@@ -17,7 +17,7 @@ from p2prl.config.preset_materials import materials
 from p2prl.config.presets import preset_by_name
 from p2prl.config.run_folder import refuse_folder_in_use
 from p2prl.config.worker_folder import check_writable
-from p2prl.models.base_model.model_card import NOT_STATED
+from p2prl.models.base_model.base_model_card import NOT_STATED
 from p2prl.tasks.task_spec import Demonstration
 
 

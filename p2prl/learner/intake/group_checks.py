@@ -15,8 +15,8 @@ from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.replay_pace import ReplayPace
 from p2prl.learner.intake.replaying import Replayer
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.settlement import Settlement
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.timing.stages import Stage
 from p2prl.protocol.envelope import body_of

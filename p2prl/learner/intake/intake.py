@@ -17,9 +17,9 @@ from p2prl.learner.intake.arrival_limits import ArrivalLimits
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import Held, ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.settlement import sign_storage_receipts
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verified_group import read_verified
 from p2prl.learner.journal.groups import GroupState, StoredGroup

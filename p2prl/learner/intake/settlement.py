@@ -9,8 +9,8 @@ import numpy as np
 from p2prl.clock import Clock
 from p2prl.learner.intake.admission import Outcome
 from p2prl.learner.intake.owners import Owners
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState, StoredGroup

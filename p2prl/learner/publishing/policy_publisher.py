@@ -23,7 +23,8 @@ import torch
 from p2prl.clock import Clock
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.published_policies import PublishedPolicies, versions_kept
-from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, patch_bases, write_version
+from p2prl.learner.publishing.patch_choice import patch_bases
+from p2prl.learner.publishing.version_files import VersionFiles, VersionJob, write_version
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import Stage

@@ -108,7 +108,7 @@ class Pacing:
         on_notice: Callable[[str], None],
     ) -> None:
         """With `automatic` the measured interval is applied, otherwise it is only measured. `pause` says how long to
-        wait after an update of a number of seconds (`step_pace`)."""
+        wait after an update of a number of seconds (`pause_s`)."""
         self._schedule = schedule
         self._interval = interval
         self._forecaster = forecaster

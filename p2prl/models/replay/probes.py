@@ -1,9 +1,9 @@
 """Probes of a replay: log-probs that prove a forward pass, and the comparison of a verdict's with one's own. Pure.
 
 A probe's log-prob deviates between two engines by the difference of its own logit and of the log-sum-exp, each with the
-deviation that `replay_noise` states; the second is shared by the probes of a row. So the mean square of each row is one
-observation, and their sum over the rows is compared with the tail of a χ² variable: several probes are tested together,
-never the worst of them.
+deviation that `replay_statistics/noise` states; the second is shared by the probes of a row. So the mean square of each
+row is one observation, and their sum over the rows is compared with the tail of a χ² variable: several probes are
+tested together, never the worst of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Statistics of a replay: whether a group's margins and log-probs are those of an honest engine.
 
-Let s be the deviation of one logit between the two engines (`replay_noise`), in nats at the temperature, and
+Let s be the deviation of one logit between the two engines (`noise`), in nats at the temperature, and
 σ = s·√2 that of the difference between two logits. An honest token differs from the scorer's draw only where the two
 best noisy logits are closer than that difference. With Gumbel noise the distance between them has the density
 ρ = 1 − Σp² near 0, with p the policy's probabilities, because a logit's distance to the best of all others is logistic

@@ -106,7 +106,7 @@ def message_of(
         case events.WireMismatch(wire_version=version):
             return control.Warned(
                 f"a peer of this run speaks wire version {version}",
-                "",  # the network process says more (`wire_version_check`)
+                "",  # the network process says more (`outdated_program`)
             )
         case events.PeerBanned(peer=peer, reason=reason):
             return control.Warned(f"ignoring peer {peer[-8:]}: {reason}", "")

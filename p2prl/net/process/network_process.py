@@ -31,9 +31,9 @@ from p2prl.net.process.nearby_search import NearbySearch
 from p2prl.net.process.network_config import NEW_RELAYS_STATUS, NetworkConfig
 from p2prl.net.process.node_driver import NodeDriver, NodeGuard
 from p2prl.net.process.open_files import links_for, raise_open_files
+from p2prl.net.process.outdated_program import VersionCheck
 from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.upload_budget import UploadBudget
-from p2prl.net.process.wire_version_check import VersionCheck
 from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.kept_versions import KeptVersions

@@ -10,7 +10,8 @@ import torch
 
 from p2prl.errors import IntegrityError, MachineError
 from p2prl.learner.published_policies import PublishedPolicies, versions_kept
-from p2prl.learner.publishing.version_files import VersionJob, patch_bases, write_version
+from p2prl.learner.publishing.patch_choice import patch_bases
+from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.learner.timing.stages import InlineStage, Job
 from p2prl.models.weights.layout import flatten
 from p2prl.net.storage.chain_blobs import ChainBlobs

@@ -10,9 +10,9 @@ from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
 from p2prl.learner.intake.replaying import Replayer
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.settlement import Settlement
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.signing_sender import SigningSender

@@ -16,7 +16,7 @@ from p2prl.learner.intake.arrival_limits import ArrivalLimits
 from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, Held, ReplayBacklog, WaitingGroup
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.rejection_reasons import RejectionReason

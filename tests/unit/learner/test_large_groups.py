@@ -19,8 +19,8 @@ from p2prl.learner.intake.intake import Intake
 from p2prl.learner.intake.owners import Owners
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import VerdictIntake
 from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from p2prl.learner.published_policies import PublishedPolicies
-from p2prl.learner.publishing.version_files import PatchBase, VersionJob, write_version
+from p2prl.learner.publishing.patch_choice import PatchBase
+from p2prl.learner.publishing.version_files import VersionJob, write_version
 from p2prl.models.weights.layout import flatten
 from p2prl.patches.words import BF16
 from p2prl.protocol import work_slots

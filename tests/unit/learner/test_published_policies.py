@@ -6,7 +6,7 @@ import pytest
 
 from p2prl.errors import MachineError
 from p2prl.learner.published_policies import PublishedPolicies
-from p2prl.learner.publishing.version_files import patch_bases
+from p2prl.learner.publishing.patch_choice import patch_bases
 from p2prl.models.weights.layout import weights_digest
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import body_of, open_envelope

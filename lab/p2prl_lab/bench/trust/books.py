@@ -15,8 +15,8 @@ from p2prl.learner.intake.admission import Outcome
 from p2prl.learner.intake.arrival_limits import ArrivalLimits
 from p2prl.learner.intake.peer_standings import PeerStandings
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.slot_prices import SlotPrices
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.journal.journal import Journal

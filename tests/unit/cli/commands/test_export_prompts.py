@@ -10,13 +10,13 @@ import pytest
 from blake3 import blake3
 from transformers import AutoTokenizer
 
-from p2prl.cli.views.model_card import model_card
+from p2prl.cli.views.export_card import model_card
 from p2prl.config.new_run import RunFolder
 from p2prl.config.prompt_record import read_prompt_record
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import TaskShare
 from p2prl.tasks.data.packed_data import PackedPrompts
-from tests.unit.cli.views.test_model_card import facts
+from tests.unit.cli.views.test_export_card import facts
 from tests.unit.config.test_run_prompts import ROWS, made
 from tests.unit.models.chat_tokenizer import TEMPLATE, save_chat_model
 from tests.unit.tasks.data.packing_rig import sums, write_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.models.base_model.model_card import NOT_STATED, model_license
+from p2prl.models.base_model.base_model_card import NOT_STATED, model_license
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.models.base_model.model_card import base_model_name
+from p2prl.models.base_model.base_model_card import base_model_name
 
 
 def named(directory: Path, *, card: str = "", config: Mapping[str, object] | None = None, source: str = "") -> str:

@@ -14,12 +14,12 @@ import pytest
 
 from p2prl.errors import MachineError
 from p2prl.tasks.sandbox import fork_server_main, frames
-from p2prl.tasks.sandbox.answer_outcomes import Lane
 from p2prl.tasks.sandbox.answer_queue import Job
 from p2prl.tasks.sandbox.batch import Batch, ScoredAnswer
 from p2prl.tasks.sandbox.confinement import Confinement
 from p2prl.tasks.sandbox.fork_server import MAX_RESTARTS, RESTART_WINDOW_S, ForkServer, RestartBudget
 from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
+from p2prl.tasks.sandbox.scorer_lane import Lane
 from p2prl.tasks.sandbox.worker import Scorers
 from p2prl.tasks.sandbox.worker_process import WorkerEndedError
 

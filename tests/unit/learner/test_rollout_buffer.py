@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.learner.intake.batch_caps import Contributor
-from p2prl.learner.intake.staleness_buffer import RolloutBuffer
+from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.rollout_group import EngineClass, RolloutGroup

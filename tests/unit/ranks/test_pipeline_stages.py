@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from p2prl.errors import ConfigError
 from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.models.logprobs.training_head import TrainingHead
+from p2prl.ranks.pipeline_stages import Words, check_stages, cut
 from p2prl.ranks.rank_policy import PolicySettings
-from p2prl.ranks.stages import Words, check_stages, cut
 from tests.unit.models.small_decoders import VOCABULARY, gemma, gemma2, gpt2, llama, qwen2
 
 PLAIN = PolicySettings(temperature=0.7, autocast=None, zero=2)

@@ -79,7 +79,7 @@ def traffic_of(envelope: bytes) -> Traffic:
     return _TRAFFIC.get(kind, Traffic.OTHER)  # type: ignore[call-overload, no-any-return]
 
 
-class EntryLimits:
+class MessageLimits:
     """Shares of one node's attention."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""REINFORCE with detached importance weights: none, truncated, masked or tapered.
+"""REINFORCE with detached importance weights: none, truncated or masked.
 
 No clip stops the gradient of a token here; the weight alone bounds it. Shape legend: B groups, G completions,
 T tokens; a trailing 1 broadcasts over T.
@@ -18,7 +18,7 @@ from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.config_checks import require_between, require_choice, require_positive
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, terms_of
-from p2prl.algorithms.surrogates import over_nll, weighted_logprob
+from p2prl.algorithms.surrogates import weighted_logprob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +58,6 @@ class CispoConfig:
 
     def __post_init__(self) -> None:
         require_positive("cap", self.cap)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToprConfig:
-    """Bounds of the weight of negatives, and a division by the mean −log p."""
-
-    negative_low: float = 0.0
-    """Smallest weight of a negative, in [0, 1]."""
-    negative_high: float = 1.0
-    """Largest weight of a negative, at least negative_low."""
-    sharpness: float = 0.0
-    """κ in [0, 1]: every weight is divided by max(NLL, nll_floor)^κ, see `over_nll`. 0 is the paper's loss."""
-    nll_floor: float = 0.01
-    """Nats per token, > 0: smallest NLL to divide by. No effect without sharpness."""
-
-    def __post_init__(self) -> None:
-        require_between("negative_low", self.negative_low, 0.0, 1.0)
-        require_between("negative_high", self.negative_high, self.negative_low, math.inf, open_high=True)
-        require_between("sharpness", self.sharpness, 0.0, 1.0)
-        require_positive("nll_floor", self.nll_floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,25 +137,6 @@ def cispo(
     return weighted_logprob(log_ratio_BGT.clamp(max=log_cap).exp(), log_ratio_BGT > log_cap, terms, batch, aggregation)
 
 
-def topr(
-    policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: ToprConfig, aggregation: AggregationConfig
-) -> LossOutput:
-    """TOPR (arXiv 2503.14286 §3): −sg(w) A log p with w = 1 where A ≥ 0 and w = clip(W, low, high) where A < 0.
-
-    W = e^{Σℓ} of the whole sequence. The paper takes raw rewards with a tuned baseline; here the advantage's sign
-    decides. With sharpness κ, which is not the paper's, w is divided by max(NLL, nll_floor)^κ; κ = 1 is the default of
-    a run: GEPO-T without its group expectation, which earned nothing (docs/decisions/0005-loss.md). Shapes (B, G, T).
-    Raises LocalProtocolError (see `terms_of`).
-    """
-    terms = terms_of(policy_logprobs_BGT, batch)
-    ratio_BG1 = bounded_exp(terms.sequence_BG.detach()).unsqueeze(-1)
-    negative_BGT = terms.advantages_BGT < 0
-    tapered_BG1 = ratio_BG1.clamp(cfg.negative_low, cfg.negative_high)
-    weights_BG1 = torch.where(negative_BGT, tapered_BG1, torch.ones_like(ratio_BG1))
-    weights_BG1 = over_nll(weights_BG1, terms, power=cfg.sharpness, floor=cfg.nll_floor)
-    return weighted_logprob(weights_BG1, negative_BGT & (tapered_BG1 != ratio_BG1), terms, batch, aggregation)
-
-
 def seq_mis(
     policy_logprobs_BGT: Tensor, batch: RolloutBatch, cfg: SeqMisConfig, aggregation: AggregationConfig
 ) -> LossOutput:
@@ -207,6 +168,5 @@ CISPO = LossSpec(
     aggregation="token_mean",
     token_advantages=True,
 )
-TOPR = LossSpec(name="topr", function=topr, config_type=ToprConfig, token_advantages=True)
 SEQ_MIS = LossSpec(name="seq_mis", function=seq_mis, config_type=SeqMisConfig, token_advantages=True)
 NORMALIZED_TIS = LossSpec(name="normalized_tis", function=normalized_tis, config_type=NormalizedTisConfig)

@@ -6,7 +6,7 @@ import pytest
 
 from p2prl.errors import UpdateRequiredError
 from p2prl.net.process import bridge, control
-from p2prl.net.process.wire_version_check import VersionCheck
+from p2prl.net.process.outdated_program import VersionCheck
 from p2prl.protocol import wire_version
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm import events

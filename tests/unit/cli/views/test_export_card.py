@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from p2prl.cli.views.model_card import MAX_ROWS, CardFacts, RewardChange, code, license_metadata, model_card
+from p2prl.cli.views.export_card import MAX_ROWS, CardFacts, RewardChange, code, license_metadata, model_card
 from p2prl.config.prompt_record import PromptRecord
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare

@@ -8,21 +8,21 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.sim.hosts import identity_of
-from p2prl.swarm.gossip.entry_limits import LIMITS, SCARCE, EntryLimits, Traffic, traffic_of
 from p2prl.swarm.gossip.envelope_store import ReceiptCache
+from p2prl.swarm.message_limits import LIMITS, SCARCE, MessageLimits, Traffic, traffic_of
 from p2prl_lab.testing.protocol_swarm import group_of
 
 A, B = PeerId("A"), PeerId("B")
 
 
-def admitted(limits: EntryLimits, kind: Traffic, peer: PeerId, count: int, now: float, **more: object) -> int:
+def admitted(limits: MessageLimits, kind: Traffic, peer: PeerId, count: int, now: float, **more: object) -> int:
     subnet, is_known = str(more.get("subnet", "")), bool(more.get("is_known", False))
     return sum(limits.admits(kind, peer, subnet, now, is_known=is_known) for _ in range(count))
 
 
 @pytest.mark.parametrize("kind", Traffic)
 def test_one_busy_peer_alone_is_not_limited(kind: Traffic) -> None:
-    entry = EntryLimits()
+    entry = MessageLimits()
     rate, burst = LIMITS[kind].total.per_s, LIMITS[kind].total.burst
     assert admitted(entry, kind, A, int(burst * (1 - SCARCE)), 0.0) == int(burst * (1 - SCARCE))
     per_second = int(rate * 0.99)
@@ -32,7 +32,7 @@ def test_one_busy_peer_alone_is_not_limited(kind: Traffic) -> None:
 
 @pytest.mark.parametrize("kind", Traffic)
 def test_a_flood_leaves_others_their_share(kind: Traffic) -> None:
-    entry = EntryLimits()
+    entry = MessageLimits()
     limit = LIMITS[kind]
     for tenth in range(100):
         now = tenth / 10
@@ -49,7 +49,7 @@ def test_a_flood_leaves_others_their_share(kind: Traffic) -> None:
 
 @pytest.mark.parametrize("kind", Traffic)
 def test_the_total_bounds_any_number_of_subnets(kind: Traffic) -> None:
-    entry = EntryLimits()
+    entry = MessageLimits()
     limit = LIMITS[kind].total
     taken = sum(
         admitted(entry, kind, PeerId(f"{second}-{index}"), 20, float(second), subnet=f"{second}-{index}")
@@ -61,7 +61,7 @@ def test_the_total_bounds_any_number_of_subnets(kind: Traffic) -> None:
 
 @pytest.mark.parametrize("kind", Traffic)
 def test_many_subnets_within_their_shares_leave_room_for_a_newcomer(kind: Traffic) -> None:
-    entry = EntryLimits()
+    entry = MessageLimits()
     crowd = [PeerId(f"key{number}") for number in range(64)]
     each = int(LIMITS[kind].newcomer.per_s / 10) + 1
     for tenth in range(400):
