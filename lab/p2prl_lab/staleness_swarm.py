@@ -2,12 +2,13 @@
 
     nice -n 19 python -m p2prl_lab.staleness_swarm --seeds 3 --out runs/staleness-swarm
 
-The skills of `rows8` are six data tasks here, one more of which volunteers are asked every --period updates; the delay
-then passes before the learner trains on it. Each run is `p2prl init`, `p2prl_lab.testing.delayed_learner` and an
-`arriving_volunteer` for each volunteer; the learner measures a version every 16 updates on held-out rows of the skills
-that it has been given. A method is a loss with options and, after +lr=, its learning rate. Methods share a seed's
-warm start, and every run has the optimizer of a run. Results go to OUT/results.jsonl, one line per run, so an
-interrupted benchmark continues where it stopped. The last two columns compare each method with the first, by seed.
+The skills of `rows8` are six data tasks here. Volunteers sample all of them; the learner takes one more of them every
+--period updates, and the delay passes before it trains on a group. Each run is `p2prl init`,
+`p2prl_lab.testing.delayed_learner` and `p2prl join` for each volunteer; the learner measures a version every 16 updates
+on held-out rows of the skills that it has trained on. A method is a loss with options and, after +lr=, its learning
+rate. Methods share a seed's warm start, and every run has the optimizer of a run. Results go to OUT/results.jsonl, one
+line per run, so an interrupted benchmark continues where it stopped. The last two columns compare each method with the
+first, by seed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import numpy as np
 
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import warm_start
-from p2prl.protocol.limits import MAX_UNCHECKED_GROUPS_PER_PEER
 from p2prl.tasks.task_registry import TASKS
 from p2prl_lab.bench.results.seed_file import Line, SeedFile
 from p2prl_lab.bench.staleness.paired import paired
@@ -34,7 +34,7 @@ from p2prl_lab.bench.staleness.staleness_distributions import parse_staleness
 from p2prl_lab.bench.training.letter_chains import EASY, NEW, ROWS8, LetterChain, training_rows, written
 from p2prl_lab.bench.training.split4 import FIRST_TEST_SEED
 from p2prl_lab.progress_lines import say
-from p2prl_lab.testing.arriving_volunteer import TaskArrival
+from p2prl_lab.testing.delayed_buffer import TaskArrival
 from p2prl_lab.testing.swarm_processes import LISTEN, SwarmProcesses, command, wait_until
 
 _PATIENCE_S = 3600.0
@@ -147,23 +147,14 @@ class Plan:
         )
 
     def _train(self, swarm: SwarmProcesses, run: Path) -> None:
-        learner = swarm.start(
-            "learner", str(run), "--delay", self.setting.delay, *LISTEN, module="p2prl_lab.testing.delayed_learner"
-        )
+        arrive = f"{','.join(NEW)}:{self.setting.period}"
+        options = ("--delay", self.setting.delay, "--arrive", arrive)
+        module = "p2prl_lab.testing.delayed_learner"
+        learner = swarm.start("learner", str(run), *options, *LISTEN, module=module)
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=300, what="a link")
         volunteers = [
             swarm.start(
-                name,
-                link.strip(),
-                "--threads",
-                "1",
-                "--slots",
-                "16",
-                *LISTEN,
-                "--arrive",
-                f"{','.join(NEW)}:{self.setting.period}",
-                module="p2prl_lab.testing.arriving_volunteer",
-                home=swarm.folder / name,
+                name, "join", link.strip(), "--threads", "1", "--slots", "16", *LISTEN, home=swarm.folder / name
             )
             for name in (f"volunteer-{number}" for number in range(self.setting.volunteers))
         ]
@@ -220,17 +211,11 @@ def main() -> int:
     parser.add_argument("--period", type=int, default=32, help="updates between the arrivals of two skills")
     parser.add_argument("--updates", type=int, default=256, help="learner updates of a run")
     parser.add_argument("--lr", type=float, default=5e-4, help="learning rate of methods that name none")
-    parser.add_argument("--volunteers", type=int, default=5, help="volunteer processes")
+    parser.add_argument("--volunteers", type=int, default=3, help="volunteer processes")
     parser.add_argument("--seeds", type=int, default=3, help="seeds per method")
     parser.add_argument("--seed", type=int, default=30, help="the first seed")
     parser.add_argument("--out", type=Path, default=Path("runs/staleness-swarm"), help="folder of results")
     arguments = parser.parse_args()
-    held = (_start(arguments.delay) + 2) * _GROUPS_PER_UPDATE
-    if arguments.volunteers * MAX_UNCHECKED_GROUPS_PER_PEER < held:
-        parser.error(
-            f"{arguments.delay} holds {held} groups back, and a learner takes no more than "
-            f"{MAX_UNCHECKED_GROUPS_PER_PEER} unchecked groups of a peer: take more --volunteers"
-        )
     settings = [
         Setting(
             method=method,

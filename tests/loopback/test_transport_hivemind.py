@@ -245,7 +245,7 @@ def test_a_slot_that_this_process_reserves_carries_a_circuit_which_is_told_from_
             circuit = f"{relay.addresses[0]}/p2p-circuit/p2p/{home.peer_id}"
             with pytest.raises(TransportError, match="NO_RESERVATION"):
                 await guest.connect(circuit)
-            slots = RelaySlots(home._daemon.open_stream)
+            slots = RelaySlots(home._daemon.open_stream, own=home.peer_id)
             await slots.completed((circuit,), 0.0)
             assert await slots.completed((), 1.0) == (circuit,)
             await other.connect(circuit)

@@ -75,10 +75,8 @@ ListAt = Annotated[
 ]
 
 
-def make_learn(
-    wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None, judges: Judges | None = None
-) -> Callable[..., None]:
-    """Build the command. Experiments replace the learner's network by `wrap_network` of it, or its `judges`."""
+def make_learn(judges: Judges | None = None) -> Callable[..., None]:
+    """Build the command. Experiments replace the learner's `judges`."""
 
     @takes_records
     def learn(
@@ -127,7 +125,6 @@ def make_learn(
             sample=sample,
             list_at=tuple(map(index_url, list_at or ())),
             as_json=as_json,
-            wrap_network=wrap_network,
             judges=judges,
         )
 
@@ -150,7 +147,6 @@ def learn_command(
     sample: str = "",
     list_at: tuple[str, ...] = (),
     as_json: bool = False,
-    wrap_network: Callable[[NetworkPort, RunFolder], NetworkPort] | None = None,
     judges: Judges | None = None,
 ) -> None:
     """Train the run in `directory`; `changes`, `updates` and `plan` override run.toml's, 0 updates for no end.
@@ -194,8 +190,7 @@ def learn_command(
             with interrupts.handled():
                 view.phase("starting the network")
                 network = _network(folder, options, caps, learner, lan=lan, peers=further)
-                network = link.around(network if wrap_network is None else wrap_network(network, folder))
-                around = WatchedPort(network, partial(_look, report, learner, link, lister))
+                around = WatchedPort(link.around(network), partial(_look, report, learner, link, lister))
                 listed = listed_until_end(lister, lambda: learner.finished)
                 with device_failures_explained(), unrepeatable_explained(), sampler.ended_at_last(), listed:
                     learner.run(around, on_up=partial(_announce, link, learner, view, folder, sampler, lister))

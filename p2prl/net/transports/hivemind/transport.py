@@ -110,6 +110,7 @@ class HivemindTransport:
         *,
         pacer: Pacer | None,
         guard: PeerGuard | None = None,
+        relays: Sequence[str] = (),
         max_links: int = 1_024,
     ) -> None:
         self.peer_id = daemon.peer_id
@@ -123,7 +124,7 @@ class HivemindTransport:
         """Binary address of every peer that `connect` reached."""
         self._failed: OrderedDict[str, None] = OrderedDict()
         """Addresses whose last dial failed."""
-        self._slots = RelaySlots(daemon.open_stream)
+        self._slots = RelaySlots(daemon.open_stream, own=self.peer_id, candidates=relays)
         self._splices = Splices()
         self._meeting: set[PeerId] = set()
         self._in_short_packets = False
@@ -172,7 +173,8 @@ class HivemindTransport:
             cleanup.push_async_callback(leave_daemon, p2p)
             directory = await Directory.start(p2p, identity, time_source, guard)
             cleanup.callback(directory.close)
-            transport = cls(daemon, directory, pacer=pacer, guard=guard, max_links=max_links)
+            candidates = () if chosen.is_public else chosen.relays
+            transport = cls(daemon, directory, pacer=pacer, guard=guard, relays=candidates, max_links=max_links)
             await daemon.handle_streams(framing.FRAME_PROTOCOL, transport._accept)
             await daemon.handle_streams(framing.VERSION_PROTOCOL, _hang_up)
             if chosen.is_public:
@@ -221,7 +223,7 @@ class HivemindTransport:
             raise TransportError(f"cannot reach {address}: {error}") from error
         self._failed.pop(where, None)
         self._remember(peer, raw)
-        if self._slots.reconnected(peer):  # nobody reaches this peer before it has a slot there again
+        if self._slots.reached(address, peer):  # nobody reaches this peer before it has a slot there again
             with contextlib.suppress(TransportError):
                 await self.refresh_addresses()
         return peer
