@@ -19,11 +19,11 @@ groups it does not want to be trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from p2prl.learner.intake.slot_gaps import COUNTED_PER_GAP, LATER_SLOTS, Gap, HasWork, charge, searched, without
 from p2prl.protocol import limits, work_slots
 from p2prl.protocol.digests import digest
 from p2prl.protocol.rejection_reasons import FAULTS
@@ -31,10 +31,6 @@ from p2prl.protocol.wire_codec import Wire
 
 MAX_OPEN_GAPS = 64
 """Gaps of one peer that may be open, however much it has saved up: 64 are 3 KiB of the learner's disk."""
-
-LATER_SLOTS = 64
-"""A slot counts as withheld only when the peer has delivered a slot this much higher: a peer that just stopped has
-withheld nothing."""
 
 MISSING_S = float(limits.MAX_ENVELOPE_AGE_S)
 """A slot counts as lost only this long after a higher one arrived, or after its gap was last filled from below: until
@@ -55,10 +51,6 @@ time. More would be no gift to a cheat, who can take a fresh key instead."""
 MOST_FREE = 64
 """Lost slots that can be saved up, and so slots that can be missing at once: twice those an engine has in flight."""
 
-COUNTED_PER_GAP = 4
-"""Lost slots that one gap counts as, at most. A lost disk or an overfull spool leaves one gap, however long; and a peer
-that skips whole stretches to choose among them needs stretches so long that they are alike on average."""
-
 VOIDED_PER_SLOT = 32
 """Groups voided for a lost slot that is not free: dropping any share of one's groups costs a larger share of the rest
 from 3 % on, and everything from 5 % on."""
@@ -69,31 +61,6 @@ MAX_DEBT = 4_096
 MAX_FAULT_DEBT = 256
 """Debt from which rejected groups add none. A machine that computes wrong numbers may be repaired; and at this debt one
 valid group of 256 is not voided, so that filling slots with forgeries gains nothing."""
-
-HasWork = Callable[[int, int], bool]
-"""(version, slot) → whether the slot has valid work under this version; slots that have none are skipped."""
-
-
-class Gap(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Slots that have not arrived, all in a row, below one that has."""
-
-    first: int
-    last: int
-    below: int
-    """Newest version of the slots below; −1 when there is none."""
-    above: int
-    """Version of the slot above."""
-    since: float
-    """Unix time when the slot above arrived, or when the gap was last filled from below."""
-    counted: int = 0
-    """Lost slots that it was counted as already."""
-    searched: bool = False
-    """Whether the slots without valid work have been taken out."""
-
-    @property
-    def slots(self) -> int:
-        """Number of missing slots."""
-        return self.last - self.first + 1
 
 
 class SlotAccount(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -115,11 +82,15 @@ class SlotAccount(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     """Slots below this one have no account: the journal's earlier release kept none."""
     heard: float = 0.0
     """Unix time when a group was last stored."""
+    start: int = 0
+    """The lowest slot that is awaited: slots below it begin the account anew, and leave a gap like others."""
+    start_version: int = -1
+    """Version of the lowest slot that arrived."""
 
     @property
     def charged(self) -> int:
         """Lost slots that the open gaps count as, as long as they are not filled."""
-        return sum(_charge(gap) for gap in self.gaps)
+        return sum(charge(gap) for gap in self.gaps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +107,36 @@ def account_before(slot: int, version: int, now: float) -> SlotAccount:
 
     A peer may start anywhere. Lower slots that are in flight are awaited, and cost nothing if they never come.
     """
+    return _starting(SlotAccount(slot, version), slot, version, _below_start(slot, version, now))
+
+
+def _below_start(slot: int, version: int, now: float) -> tuple[Gap, ...]:
+    """The slots that may be in flight below the lowest one that arrived, without a charge."""
     start = max(0, slot - LATER_SLOTS)
-    gap = Gap(start, slot - 1, -1, version, now, counted=COUNTED_PER_GAP, searched=True)
-    return SlotAccount(slot, version, (gap,) if slot else ())
+    return (Gap(start, slot - 1, -1, version, now, counted=COUNTED_PER_GAP, searched=True),) if slot else ()
+
+
+def _begun_lower(account: SlotAccount, slot: int, version: int, now: float) -> SlotAccount:
+    """The account with a start from which `slot` is awaited.
+
+    The first group to arrive need not be the lowest: a newcomer that worked while the learner was away has thousands,
+    and sends its newest at once. What is missing above the new start is charged as any gap, also what the old one had
+    free, so nothing is gained by beginning twice.
+    """
+    if not account.outside <= slot < account.start:
+        return account
+    between = Gap(slot, account.start - 1, -1, account.start_version, now)
+    below = _below_start(slot, version, now)
+    above = (
+        replace(gap, counted=0, searched=False) if gap.last < account.start + LATER_SLOTS else gap
+        for gap in account.gaps
+    )
+    return _starting(account, slot, version, (*below, between, *above))
+
+
+def _starting(account: SlotAccount, slot: int, version: int, gaps: tuple[Gap, ...]) -> SlotAccount:
+    start = max(0, slot - LATER_SLOTS)
+    return replace(account, gaps=gaps, start=start, start_version=version if start else -1)
 
 
 def free_losses(account: SlotAccount, *, is_delegate: bool) -> int:
@@ -152,19 +150,20 @@ def free_losses(account: SlotAccount, *, is_delegate: bool) -> int:
 
 def has_room(account: SlotAccount, slot: int, *, now: float, has_work: HasWork, is_delegate: bool = False) -> bool:
     """Whether a group of this slot may be stored: it opens no gap that its peer has not saved for."""
-    gaps = _gaps_after(account, slot, account.version, now)
+    gaps = _gaps_after(_begun_lower(account, slot, account.version, now), slot, account.version, now)
     if len(gaps) > max(len(account.gaps), MAX_OPEN_GAPS):
         return False
     most = max(free_losses(account, is_delegate=is_delegate), account.charged)
-    if sum(map(_charge, gaps)) <= most or now - account.heard >= BLOCKED_S:
+    if sum(map(charge, gaps)) <= most or now - account.heard >= BLOCKED_S:
         return True
-    return sum(_charge(part) for gap in gaps for part in _searched(gap, has_work)) <= most
+    return sum(charge(part) for gap in gaps for part in searched(gap, has_work)) <= most
 
 
 def arrived(account: SlotAccount, slot: int, version: int, *, stale: bool, now: float) -> Arrival:
     """Take note of a group that arrived. `stale` says that its version had left the staleness window before."""
     if slot < account.outside:
         return Arrival(account, awaited=True)
+    account = _begun_lower(account, slot, version, now)
     after = replace(account, gaps=_gaps_after(account, slot, version, now), heard=now)
     if slot >= account.next_slot:
         falls = _period(version) < _period(account.version)
@@ -191,9 +190,9 @@ def swept(account: SlotAccount, now: float, has_work: HasWork, *, is_delegate: b
     lost = 0
     for gap in account.gaps:
         is_behind = account.next_slot - 1 - gap.last >= LATER_SLOTS
-        for part in _searched(gap, has_work) if is_behind or is_tight else (gap,):
+        for part in searched(gap, has_work) if is_behind or is_tight else (gap,):
             if is_behind and now - part.since >= MISSING_S:
-                lost += _charge(part)
+                lost += charge(part)
             else:
                 kept.append(part)
     return _lose(replace(account, gaps=tuple(kept)), lost)
@@ -226,10 +225,6 @@ def _period(version: int) -> int:
     return version // work_slots.VERSIONS_PER_BEACON
 
 
-def _charge(gap: Gap) -> int:
-    return max(0, min(gap.slots, COUNTED_PER_GAP) - gap.counted)
-
-
 def _gap_of(account: SlotAccount, slot: int) -> Gap | None:
     return next((gap for gap in account.gaps if gap.first <= slot <= gap.last), None)
 
@@ -244,7 +239,7 @@ def _gaps_after(account: SlotAccount, slot: int, version: int, now: float) -> tu
         return account.gaps
     # A slot that was sampled again says nothing about the versions of those around it.
     is_between = _period(gap.below) <= _period(version) <= _period(gap.above)
-    parts = _without(gap, slot, (version, version) if is_between else (gap.below, gap.above), now)
+    parts = without(gap, slot, (version, version) if is_between else (gap.below, gap.above), now)
     place = account.gaps.index(gap)
     return (*account.gaps[:place], *parts, *account.gaps[place + 1 :])
 
@@ -267,32 +262,3 @@ def _lose(account: SlotAccount, slots: int) -> SlotAccount:
         debt=min(MAX_DEBT, account.debt + VOIDED_PER_SLOT * (slots - free)),
         lost=account.lost + slots,
     )
-
-
-def _without(gap: Gap, slot: int, bounds: tuple[int, int], now: float) -> Iterator[Gap]:
-    """What is left of a gap when one of its slots has arrived; `bounds` are the versions it sets above and below it."""
-    below, above = bounds
-    if gap.first < slot:
-        yield replace(gap, last=slot - 1, above=above)
-    if slot < gap.last:
-        since = now if slot == gap.first else gap.since
-        yield replace(gap, first=slot + 1, below=below, since=since)
-
-
-def _searched(gap: Gap, has_work: HasWork) -> Iterator[Gap]:
-    """The parts of a gap whose slots have valid work. A long gap was not made by skipping, and is not searched."""
-    if gap.searched:
-        yield gap
-        return
-    if gap.slots > LATER_SLOTS:
-        yield replace(gap, searched=True)
-        return
-    versions = {gap.above, gap.below} - {-1}
-    first = None
-    for slot in range(gap.first, gap.last + 2):
-        missing = slot <= gap.last and all(has_work(version, slot) for version in versions)
-        if missing and first is None:
-            first = slot
-        elif not missing and first is not None:
-            yield replace(gap, first=first, last=slot - 1, searched=True)
-            first = None

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from p2prl.learner.intake import slot_accounts
 from p2prl.learner.intake.slot_accounts import (
     BLOCKED_S,
-    COUNTED_PER_GAP,
     FREE_AT_START,
-    LATER_SLOTS,
     MAX_DEBT,
     MAX_FAULT_DEBT,
     MAX_OPEN_GAPS,
@@ -24,6 +22,7 @@ from p2prl.learner.intake.slot_accounts import (
     VOIDED_PER_SLOT,
     SlotAccount,
 )
+from p2prl.learner.intake.slot_gaps import COUNTED_PER_GAP, LATER_SLOTS
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.wire_codec import decode, encode
 from p2prl.protocol.work_slots import VERSIONS_PER_BEACON
@@ -231,19 +230,6 @@ def test_a_slot_is_awaited_once() -> None:
     learner.deliver(10_000)
     assert learner.unawaited == [9_999, 10_000]
     assert learner.state.lost == 1
-
-
-def test_a_newcomer_may_start_anywhere_but_has_one_start() -> None:
-    learner = Learner()
-    learner.deliver(1_000_002)
-    learner.deliver(1_000_000)
-    learner.deliver(1_000_002 - LATER_SLOTS)
-    learner.deliver(1_000_002 - LATER_SLOTS - 1)
-    assert learner.unawaited == [1_000_002 - LATER_SLOTS - 1]
-    learner.deliver_all(range(1_000_003, 1_000_100))
-    learner.now += MISSING_S
-    learner.deliver(1_000_100)
-    assert (learner.state.lost, learner.state.gaps) == (0, ()), "slots below the first that arrived are free"
 
 
 PERIOD = VERSIONS_PER_BEACON

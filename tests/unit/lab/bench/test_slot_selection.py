@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2prl.learner.intake.slot_accounts import COUNTED_PER_GAP, FREE_AT_START, MOST_FREE
+from p2prl.learner.intake.slot_accounts import FREE_AT_START, MOST_FREE
+from p2prl.learner.intake.slot_gaps import COUNTED_PER_GAP
 from p2prl.protocol.work_slots import VERSIONS_PER_BEACON
 from p2prl_lab.bench.training.decoder_shape import initial_weights
 from p2prl_lab.bench.training.environments import Environment
