@@ -1,4 +1,4 @@
-"""Gaps in a peer's work slots: runs of slots that have not arrived, what they are charged, what is left of them. Pure."""
+"""Gaps in a peer's slots: slots that have not arrived, what they are charged, what is left of them. Pure."""
 
 from __future__ import annotations
 
