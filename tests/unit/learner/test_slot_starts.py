@@ -1,4 +1,4 @@
-"""Where a peer's account of slots begins: a newcomer loses nothing, whichever of its groups comes first."""
+"""The start of a peer's account of slots: a newcomer loses nothing, whichever of its groups comes first."""
 
 from __future__ import annotations
 
