@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from p2prl.config.host_launch import HostLaunch
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.run_data import folder_data
-from p2prl.learner.training.memory_model import TrainingSetup, shape_of
+from p2prl.learner.training.memory_config import MemoryConfig
+from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
+from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.models.hardware.device import free_memory
 from p2prl.models.run_files.checks import read_tokenizer
 from p2prl.models.weights.lora import ADAPTER_FOLDER, WEIGHTS_FILE
@@ -24,9 +27,43 @@ from p2prl.protocol.manifests import DTYPE_BYTES
 from p2prl.tasks.task_registry import task_by_name
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerMemory:
+    """What the memory of a run's learner depends on."""
+
+    shape: ModelShape
+    setup: TrainingSetup
+    longest_row: int
+    """Tokens of the longest completion with its prompt."""
+    free_bytes: int
+    """On the device, for all ranks of this host together."""
+
+    def plan(self, config: MemoryConfig, parallel: ParallelConfig, *, ranks_here: int) -> MemoryPlan:
+        """The memory plan of each rank. `MachineError` when a rank cannot have even one row."""
+        return plan_memory(
+            self.shape,
+            replace(self.setup, parallel=parallel),
+            config,
+            free_bytes=self.free_bytes // ranks_here,
+            longest_row=self.longest_row,
+        )
+
+
 def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Callable[[str], None]) -> MemoryPlan:
     """The memory plan of a run on this device, told to `on_notice`. `MachineError` when the run cannot fit."""
-    manifest, config, parallel = folder.manifest, folder.settings.learner.memory, folder.settings.learner.parallel
+    found, parallel, here, where = learner_memory(folder, device), folder.settings.learner.parallel, 1, str(device)
+    if parallel.ranks > 1:
+        launch = HostLaunch.of(os.environ)
+        here = parallel.ranks if launch is None else launch.ranks_here
+        where += f" for each of {parallel.ranks} ranks"
+    plan = found.plan(folder.settings.learner.memory, parallel, ranks_here=here)
+    on_notice(plan.text(found.free_bytes // here, where))
+    return plan
+
+
+def learner_memory(folder: RunFolder, device: torch.device) -> LearnerMemory:
+    """What the memory of a run's learner depends on, on this device."""
+    manifest, config = folder.manifest, folder.settings.learner.memory
     model = transformers.AutoConfig.from_pretrained(
         folder.directory / "model", local_files_only=True, trust_remote_code=False
     )
@@ -39,24 +76,15 @@ def plan_learner_memory(folder: RunFolder, device: torch.device, on_notice: Call
         replay_bytes=DTYPE_BYTES[manifest.engine_dtype],
         published_bytes=DTYPE_BYTES[manifest.dtype] if device.type != "cuda" else 0,
         device_type=device.type,
-        parallel=parallel,
     )
     tokenizer = read_tokenizer({file.name: data for file, data in run_file_blobs(folder)}, text.vocab_size)
     longest = _longest_prompt(folder, tokenizer) + manifest.sampling.max_new_tokens
-    free, where = free_memory(device), str(device)
-    if parallel.ranks > 1:
-        launch = HostLaunch.of(os.environ)
-        free //= parallel.ranks if launch is None else launch.ranks_here
-        where += f" for each of {parallel.ranks} ranks"
-    plan = plan_memory(
-        shape_of(model, manifest.parameters, adapters=_adapter_parameters(folder)),
-        setup,
-        config,
-        free_bytes=free,
+    return LearnerMemory(
+        shape=shape_of(model, manifest.parameters, adapters=_adapter_parameters(folder)),
+        setup=setup,
         longest_row=min(longest, getattr(text, "max_position_embeddings", None) or longest),
+        free_bytes=free_memory(device),
     )
-    on_notice(plan.text(free, where))
-    return plan
 
 
 def _adapter_parameters(folder: RunFolder) -> int:

@@ -10,6 +10,7 @@ RUN/checkpoints/    the newest weights, Hugging Face directories
 RUN/journal.db      groups, batches, published policies and the ledger
 RUN/blobs/          published patches, and in chain/ the weights
 RUN/micro-batches.jsonl  how updates are split into micro-batches
+RUN/host-plan.json  plans of ranks as a profile found them, with `plan = "auto"`
 RUN/metrics.jsonl   one line per update
 RUN/evaluations.jsonl  one line per evaluated version
 RUN/status.json     state of the learner, for `p2prl status`

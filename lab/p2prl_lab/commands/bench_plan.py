@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.benchmark import Benchmark, print_table
+from p2prl.cli.benchmark import Benchmark, listed, print_table
 from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
+from p2prl.errors import require
+
+_PARTS = ("fleets", "activation", "plans")
 
 _CHOSEN_FROM = 18
 """Fleets drawn for the choice of the cheapest machines."""
@@ -20,34 +23,56 @@ _CHOSEN_FROM = 18
 def bench_plan(
     updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 24,
     fleets: Annotated[int, typer.Option("--fleets", min=1, help="Swarms to simulate.")] = 24,
+    parts: Annotated[
+        str, typer.Option("--parts", help="Comma-separated: fleets, activation, plans.")
+    ] = "fleets,activation,plans",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what p2prl plan predicts with what simulated swarms of the real roles come to."""
+    """Compare what p2prl plan predicts with what simulated swarms of the real roles come to, and the plan of ranks that
+    --plan auto chooses with all plans measured."""
     from p2prl.models.hardware.device import use_threads
-    from p2prl_lab.bench.plan import activation, benchmark
+    from p2prl_lab.bench.plan import activation, benchmark, host_plans
 
     began = time.monotonic()
-    use_threads(1)
+    wanted = listed(parts)
+    for part in wanted:
+        require("parts", part, part in _PARTS, f"of {', '.join(_PARTS)}")
+    fleet_rows: list[benchmark.PlanRow] = []
+    chosen: list[activation.ActivationRow] = []
+    plans: list[host_plans.HostPlanRow] = []
     with progress_bar("benchmark", quiet=as_json) as on_progress:
-        chosen = list(
-            activation.run_activation_bench(
-                updates=2 * updates, seed=seed, fleets=_CHOSEN_FROM, on_progress=on_progress
+        if "plans" in wanted:
+            plans = list(host_plans.run_host_plan_bench(on_progress))
+        use_threads(1)
+        if "activation" in wanted:
+            chosen = list(
+                activation.run_activation_bench(
+                    updates=2 * updates, seed=seed, fleets=_CHOSEN_FROM, on_progress=on_progress
+                )
             )
-        )
-        rows = list(benchmark.run_plan_bench(updates=updates, seed=seed, fleets=fleets, on_progress=on_progress))
+        if "fleets" in wanted:
+            fleet_rows = list(
+                benchmark.run_plan_bench(updates=updates, seed=seed, fleets=fleets, on_progress=on_progress)
+            )
     if as_json:
         emit(
             {
-                "fleets": [asdict(row) for row in rows],
+                "fleets": [asdict(row) for row in fleet_rows],
                 "activation": [asdict(row) for row in chosen],
+                "plans": [asdict(row) for row in plans],
                 "seed": seed,
                 "wall_s": time.monotonic() - began,
             }
         )
         return
-    print_table(benchmark.as_markdown(rows))
-    print_table(activation.as_markdown(chosen))
+    for table in (
+        benchmark.as_markdown(fleet_rows) if fleet_rows else "",
+        activation.as_markdown(chosen) if chosen else "",
+        host_plans.as_markdown(plans) if plans else "",
+    ):
+        if table:
+            print_table(table)
 
 
 BENCHMARK = Benchmark(

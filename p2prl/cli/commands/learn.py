@@ -93,7 +93,10 @@ def make_learn(judges: Judges | None = None) -> Callable[..., None]:
         ] = None,
         plan: Annotated[
             str | None,
-            typer.Option("--plan", help="How processes share an update: dp2, pp2, tp2, dp2pp2. Default: run.toml's."),
+            typer.Option(
+                "--plan",
+                help="How processes share an update: dp2, pp2, tp2, dp2pp2; auto, the fastest. Default: run.toml's.",
+            ),
         ] = None,
         changes: Changes = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
@@ -170,9 +173,10 @@ def learn_command(
         from p2prl.config.learner_disk import check_disk, disk_text
         from p2prl.config.new_run import open_run
         from p2prl.config.roles import build_learner
+        from p2prl.planning.host_choice import with_host_plan
 
         folder = open_run(directory, changes)
-        folder = _overridden(folder, updates=updates, plan=plan)
+        folder = with_host_plan(_overridden(folder, updates=updates, plan=plan), say)
         check_disk(folder.manifest, folder.paths.blobs)
         say(disk_text(folder.manifest))
         lister = _lister(folder, list_at)
@@ -243,7 +247,8 @@ def _overridden(folder: RunFolder, *, updates: int | None, plan: str | None) -> 
         learner = replace(learner, updates=updates)
     if plan is not None:
         learner = replace(learner, parallel=replace(learner.parallel, plan=plan))
-    if (launch := HostLaunch.of(os.environ)) is not None:
+    launch = HostLaunch.of(os.environ)
+    if launch is not None and not learner.parallel.is_auto:
         launch.check(learner.parallel.name, learner.parallel.ranks)
     return replace(folder, settings=replace(folder.settings, learner=learner))
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from p2prl.cli.benchmark import print_table
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from p2prl.planning.bottleneck import Advice, Arithmetic
     from p2prl.planning.fleet import Fleet
     from p2prl.planning.fleet_capacity import FleetCapacity, RowCapacity
+    from p2prl.planning.host_record import HostChoice
     from p2prl.planning.observed_run import ObservedRun
     from p2prl.planning.utilization_forecast import Forecast
 
@@ -42,6 +44,8 @@ class _Subject:
     arithmetic: Arithmetic
     pace_limit: float
     observed: ObservedRun | None = None
+    host: HostChoice | None = None
+    """The plans of ranks that a profile found for the run, if it trains by `plan = "auto"`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +139,7 @@ def _subject(run: Path | None, fleet: Path | None, changed: dict[str, Any]) -> _
         arithmetic = partial(capacity_of_fleet, folder=fleet.parent)
         title = planned.run.known_model.title
         return _Subject(title=title, fleet=planned, arithmetic=arithmetic, pace_limit=PACE_LIMIT)
+    from p2prl.planning.host_record import read_choice
     from p2prl.planning.run_reading import read_observed
 
     assert run is not None
@@ -142,7 +147,14 @@ def _subject(run: Path | None, fleet: Path | None, changed: dict[str, Any]) -> _
         raise ConfigError("--model is for a fleet's file", remedy="Leave it out: a run has its model.")
     title, observed, pace_limit = read_observed(run)
     planned = replace(observed.fleet, run=replace(observed.fleet.run, **changed))
-    return _Subject(title=title, fleet=planned, arithmetic=observed.capacity, pace_limit=pace_limit, observed=observed)
+    return _Subject(
+        title=title,
+        fleet=planned,
+        arithmetic=observed.capacity,
+        pace_limit=pace_limit,
+        observed=observed,
+        host=read_choice(run),
+    )
 
 
 def _show(answer: _Answer) -> None:
@@ -178,6 +190,11 @@ def _show(answer: _Answer) -> None:
     if answer.activation is not None:
         share = percent(round(answer.activation.share_of_cost, 2))
         say(f"enough       {_chosen(found, answer.activation.counts)}, {share} of the fleet's price")
+    if answer.subject.host is not None:
+        from p2prl.planning.host_record import choice_lines
+
+        for number, line in enumerate(choice_lines(answer.subject.host)):
+            say(f"{'host' if not number else '':<13}{line}")
     if (paid := answer.affordable) is not None:
         names = _chosen(found, paid.counts) or "nobody"
         say(
@@ -255,6 +272,7 @@ def plan_document(answer: _Answer) -> dict[str, object]:
         "changes": [asdict(change) for change in advice.changes],
         "activation": None if answer.activation is None else asdict(answer.activation),
         "affordable": None if answer.affordable is None else asdict(answer.affordable),
+        "host": None if answer.subject.host is None else msgspec.to_builtins(answer.subject.host),
     }
 
 

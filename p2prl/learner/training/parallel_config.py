@@ -16,6 +16,9 @@ Zero = Literal[2, 3]
 ONE_PROCESS = "1"
 """Plan of a learner alone."""
 
+AUTO = "auto"
+"""In place of a plan: the fastest on this machine, which a profile finds before the learner is built."""
+
 _DIMENSIONS = {"dp": "data", "pp": "pipeline", "tp": "tensor"}
 _PART = re.compile(r"([a-z]+)([0-9]{1,3})")
 
@@ -27,14 +30,21 @@ class ParallelConfig:
     plan: str = ONE_PROCESS
     """How processes share an update: `dp2`: two, each with its share of the rows; `pp2`: two, each with its share of
     the layers and of the vocabulary; `tp2`: two, each with its share of every layer and of the vocabulary; `dp2pp2`:
-    four, in two such pairs; `1`: one process."""
+    four, in two such pairs; `1`: one process; `auto`: the fastest on this machine, by a profile of at most a
+    minute."""
     zero: Zero = 2
     """Weights beyond a rank's share under `dp`: with 2, each process has all of them from its forward pass to the end
     of the update; with 3, those of one layer at a time, which takes less memory and about a third more time."""
 
     def __post_init__(self) -> None:
         require("learner.parallel.zero", self.zero, self.zero in (2, 3), "2 or 3")
-        _sizes(self.plan)
+        if not self.is_auto:
+            _sizes(self.plan)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the plan is still to be chosen: it has no ranks yet."""
+        return self.plan == AUTO
 
     @property
     def data(self) -> int:

@@ -42,6 +42,7 @@ from p2prl_lab.bench.hot_swap.benchmark import SwapReport
 from p2prl_lab.bench.pacing.benchmark import PacingRow
 from p2prl_lab.bench.plan.activation import ActivationRow
 from p2prl_lab.bench.plan.benchmark import PlanRow
+from p2prl_lab.bench.plan.host_plans import HostPlanRow
 from p2prl_lab.bench.replay.outrun_learner import OutrunReport
 from p2prl_lab.bench.replay.replay_cost import ReplayCost
 from p2prl_lab.bench.staleness.summary import Row
@@ -190,6 +191,7 @@ def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: A
         ("p2prl bench pacing", ".rows[]", PacingRow),
         ("p2prl bench plan", ".fleets[]", PlanRow),
         ("p2prl bench plan", ".activation[]", ActivationRow),
+        ("p2prl bench plan", ".plans[]", HostPlanRow),
         ("p2prl bench step", ".rows[]", StepRow),
         ("p2prl bench ranks", ".rows[]", RanksRow),
         ("p2prl bench machine", ".speed[]", SpeedRow),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.planning.card_speeds import CARDS
+from p2prl.planning.host_record import HostChoice, KeptPlan, write_choice
 from p2prl.planning.model_shapes import MODELS
 from tests.command_doc import json_keys, section
 from tests.unit.cli.invocation import invoke, json_of
@@ -94,6 +96,26 @@ def test_a_run_is_planned_from_what_its_learner_has_seen(tmp_path: Path) -> None
     text = invoke("plan", run, "--updates", 8).output
     assert "so far 50 %" in text
     assert "more like" in text
+
+
+def test_a_run_shows_the_plan_of_ranks_that_was_chosen_for_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    assert json_of("plan", run, "--updates", 8)["host"] is None
+    fast, slow = (
+        KeptPlan(
+            plan=name, zero=2, micro_batch_tokens=512, checkpointing=False, seconds=seconds, memory_bytes=2_000_000_000
+        )
+        for name, seconds in (("pp2", 2.0), ("1", 3.0))
+    )
+    kept = HostChoice(
+        host="h", versions="v", settings="s", profile_s=9.0, plans=[fast, slow], without_memory=[], without_time=["tp2"]
+    )
+    write_choice(run, kept)
+    assert json_of("plan", run, "--updates", 8)["host"] == msgspec.to_builtins(kept)
+    text = invoke("plan", run, "--updates", 8).output
+    assert "host         plan pp2: 2 s an update, 2.00 GB a rank, 512 tokens a micro-batch: chosen" in text
+    assert "plan 1: 3 s an update, 2.00 GB a rank, 512 tokens a micro-batch: 50% slower" in text
+    assert "not timed: tp2" in text
 
 
 def test_a_budget_names_whom_to_take(fleet: Path) -> None:
