@@ -94,8 +94,11 @@ def _chosen(folder: RunFolder, memory: LearnerMemory, asked: str) -> HostChoice:
     found = profile(_host_of(folder, memory, threads), fitting, row_tokens=min(memory.longest_row, _ROW_TOKENS))
     rows = folder.settings.learner.groups_per_update * sampling.group_size
     order = fitted(found.probes, plans, Work(layers=memory.shape.layers, rows=rows, row_tokens=memory.longest_row))
-    if not order:  # a machine so slow that one process was not timed
-        order = [RankedPlan(plan=plans[0], seconds=float(found.seconds))]
+    if not order:
+        raise ConfigError(
+            "no plan of ranks that fits can train this model",
+            remedy='Set plan = "1" in [learner.parallel] of run.toml.',
+        )
     timed = {each.plan.text for each in order}
     return HostChoice(
         host=_host(),
