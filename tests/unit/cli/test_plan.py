@@ -35,6 +35,7 @@ def test_the_page_shows_what_the_program_answers(file: str, answer: str, fleet: 
     fleet.write_text(file)
     result = invoke("plan", "--fleet", fleet)
     assert result.exit_code == 0
+    assert "bottleneck" in answer
     assert answer.strip() in "\n".join(line.rstrip() for line in result.output.splitlines())
 
 
