@@ -4,7 +4,7 @@ In one process, without sockets:
 
 * `protocol_swarm` — a simulated swarm (`p2prl.sim`) of nodes without models, and their disks.
 * `patched_swarm` — the same swarm with a learner that publishes real patches.
-* `delayed_port` — a network port that delays rollout groups, so that training gets stale data.
+* `delayed_buffer` — a rollout buffer that delays verified groups, so that training gets stale data.
 * `hostile_neighbors` — adversaries of the chunk relay, each in the place of a relay.
 * `fuzz` — a seeded campaign over every decoder that a stranger's bytes reach (`python -m p2prl_lab.fuzz`).
 * `patch_properties` — strategies for weights with any bit pattern, and properties of the patch codec (needs
