@@ -81,9 +81,11 @@ class RelaySlots:
             self._offer(each)
 
     def _offer(self, address: str) -> None:
-        """Keep a peer at a public address as a candidate, in place of the oldest one when there are many."""
+        """Keep a peer, at its newest public address, as a candidate; in place of the oldest one when there are many."""
         if is_direct_public(address):
-            self._candidates.setdefault(PeerId(address.rpartition("/p2p/")[2]), address)
+            relay = PeerId(address.rpartition("/p2p/")[2])
+            self._candidates[relay] = address
+            self._candidates.move_to_end(relay)
             if len(self._candidates) > _MOST_CANDIDATES:
                 self._candidates.popitem(last=False)
 
