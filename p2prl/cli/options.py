@@ -61,6 +61,14 @@ def _checked_home(home: Path | None) -> Path | None:
     return check_home_name(home)
 
 
+def _checked_listen(listen: list[str] | None) -> list[str] | None:
+    from p2prl.net.transports.multiaddrs import to_bytes
+
+    for address in listen or ():
+        to_bytes(address)  # refuses before a model is loaded what the transport would refuse after it
+    return listen
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end, on standard output.")]
 Home = Annotated[
     Path | None,
@@ -91,7 +99,11 @@ Threads = Annotated[
 ]
 Listen = Annotated[
     list[str] | None,
-    typer.Option("--listen", help="Multiaddr to listen on; may be repeated. Default: any TCP port, IPv4 and IPv6."),
+    typer.Option(
+        "--listen",
+        help="Multiaddr to listen on; may be repeated. Default: any TCP port, IPv4 and IPv6.",
+        callback=_checked_listen,
+    ),
 ]
 RunFolderPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder created by `p2prl init`: runs/NAME.")]
 Link = Annotated[str, typer.Argument(metavar="LINK", help="A join link in quotes: 'p2prl://NAME@…?b=…'")]

@@ -18,7 +18,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.manifests import MAX_TASK_WEIGHT, MIN_TASK_WEIGHT, TaskShare
 from p2prl.tasks.data.checked_rows import CheckedRows
 from p2prl.tasks.data.data_plan import DataPlan
-from p2prl.tasks.data.data_source import open_source
+from p2prl.tasks.data.data_source import open_source, require_files
 from p2prl.tasks.data.hub_data import hub_name, is_hub_data
 from p2prl.tasks.data.prompt_template import PromptTemplate
 from p2prl.tasks.scorers.row_sources import is_generated, source_name
@@ -76,6 +76,7 @@ def data_plans(options: DataOptions) -> tuple[DataPlan, ...]:
             raise ConfigError(
                 "--prompt and --prompt-column exclude each other", remedy="Give one of them for a data set."
             )
+        require_files(path)  # a mistyped path is named before a scorer that is missing
         scoring, code = _scoring(name, scorers[name], options.length_penalty)
         held = _last(held_out[name])
         plan = DataPlan(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.learnable_checks import InitChecks, NewRun, check_head, check_learnable, head_of
@@ -63,6 +63,9 @@ from p2prl.protocol.limits import MAX_PROMPT_TOKENS
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import RunFile, RunManifest, Sampling
 from p2prl.tasks.task_registry import task_by_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # before p2prl.models, which quiets what it imports, only as a type
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

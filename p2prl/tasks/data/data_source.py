@@ -78,10 +78,14 @@ def open_source(path: Path) -> DataSource:
     """
     if is_generated(str(path)):
         return GeneratedRows(str(path))
-    files = data_files(path)
-    if not files:
-        raise ConfigError(f"there is no file {path}", remedy="Check the pattern, and the folder that it begins with.")
+    files = _present_files(path)
     return _open_file(path) if files == [path] else Shards([_open_file(each) for each in files])
+
+
+def require_files(path: Path) -> None:
+    """Raise `ConfigError` as `open_source` does where a file is missing. Reads no row, and asks no hub or library."""
+    if not is_generated(str(path)) and not is_hub_data(str(path)):
+        _present_files(path)
 
 
 def data_files(path: Path) -> list[Path]:
@@ -98,11 +102,19 @@ def data_files(path: Path) -> list[Path]:
     return sorted(found, key=lambda each: [int(part) if part.isdigit() else part for part in _DIGITS.split(str(each))])
 
 
+def _present_files(path: Path) -> list[Path]:
+    files = data_files(path)
+    if not files:
+        raise ConfigError(f"there is no file {path}", remedy="Check the pattern, and the folder that it begins with.")
+    for each in files:
+        if each.is_symlink() and not each.exists():
+            raise ConfigError(f"{each} is a link to a file that is not there", remedy="Give the file itself.")
+        if not each.exists():
+            raise ConfigError(f"there is no file {each}", remedy=_similar(each))
+    return files
+
+
 def _open_file(path: Path) -> DataSource:
-    if not path.exists():
-        if path.is_symlink():
-            raise ConfigError(f"{path} is a link to a file that is not there", remedy="Give the file itself.")
-        raise ConfigError(f"there is no file {path}", remedy=_similar(path))
     if path.is_dir():
         from p2prl.tasks.data.arrow_files import SavedDatasetSource
 

@@ -41,6 +41,8 @@ REFUSED_AT_ONCE = [
     ("validate", SOME_LINK, "--transport", "foo"),
     ("learn", "/nowhere", "--transport", "foo"),
     ("learn", "/nowhere", "--track", "foo"),
+    ("learn", "/nowhere", "--listen", "/ip4/0.0.0.0/tcp/99999"),
+    ("validate", SOME_LINK, "--listen", "localhost:4001"),
 ]
 
 
@@ -99,7 +101,9 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("init", "x", "--dtype", "int4"), errors.ConfigError, "--dtype"),
     (("init", "x", "--reward", "foo+bar"), errors.ConfigError, "--reward"),
     (("init", "x", "--in", "/proc"), errors.MachineError, "cannot write to /proc"),
-    (("init", "x", "--model", "m", "--data", "none.jsonl"), errors.ConfigError, "no scorer"),
+    (("init", "x", "--model", "m", "--data", "none.jsonl"), errors.ConfigError, "no file none.jsonl"),
+    (("init", "x", "--model", "m", "--data", "none*.jsonl"), errors.ConfigError, "no file none*.jsonl"),
+    (("init", "x", "--model", "m", "--data", "/etc/passwd"), errors.ConfigError, "no scorer"),
     (
         ("init", "x", "--model", "m", "--data", "none.jsonl", "--scorer", "exact"),
         errors.ConfigError,
@@ -117,6 +121,8 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("join", SOME_LINK, "--transport", "foo"), errors.ConfigError, "unknown transport"),
     (("seed", SOME_LINK, "--home", "/proc/x"), errors.MachineError, "cannot write to /proc/x"),
     (("learn", "/nowhere", "--track", "foo"), errors.ConfigError, "unknown tracker"),
+    (("learn", "/nowhere", "--listen", "4001"), errors.ConfigError, "'4001' is not an address"),
+    (("join", SOME_LINK, "--listen", "/ip4/0.0.0.0/tcp/99999"), errors.ConfigError, "'99999' is not a port"),
     (("ledger", "verify", "/etc/passwd"), errors.ConfigError, "not a ledger dump"),
     (("sim", "--partition", "5"), errors.ConfigError, "FROM:TO"),
 ]
