@@ -127,30 +127,6 @@ def test_topr_divided_by_nll_equals_the_oracle(sharpness: float) -> None:
     np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("gate", [0.0, 0.03, 0.3])
-@pytest.mark.parametrize("high", [0.125, 1.0])
-def test_gated_topr_equals_the_oracle(gate: float, high: float) -> None:
-    case = make_case(3, 0.8)
-
-    def weigh(ps: Array, qs: Array, a: float, b: int, _: int) -> float:
-        means = [float(np.exp(case.q[b, j][case.mask[b, j]].mean())) for j in range(4)]
-        expectation = sum(mean * mean for mean in means) / sum(means)
-        above = math.exp(ps.mean()) / expectation
-        passed = above < 1 - gate if a < 0 else above > 1 + gate
-        if gate and passed:
-            return 0.0
-        return min(high, math.exp(np.sum(ps - qs))) if a < 0 else 1.0
-
-    expected = weighted_gradient(case, weigh)
-    policy = torch.tensor(case.p, requires_grad=True)
-    output = build_loss("topr", options={"gate": gate, "negative_high": high}).loss(policy, case.batch())
-    (gradient,) = torch.autograd.grad(output.loss, policy)
-    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-8, atol=1e-10)
-    silent = (case.mask & (expected == 0)).sum() / case.mask.sum()
-    assert output.metrics.get("gated_fraction", torch.tensor(0.0)).item() == pytest.approx(silent)
-    assert bool(gate) == (silent > 0)
-
-
 CREDITED = sorted(name for name in BUILTIN_LOSSES if loss_by_name(name).token_advantages)
 
 

@@ -86,7 +86,6 @@ OUT_OF_RANGE = [
     ("topr", "negative_low", 1.5),
     ("topr", "negative_high", -0.5),
     ("topr", "sharpness", 1.5),
-    ("topr", "gate", 1.0),
     ("topr", "nll_floor", 0.0),
     ("seq_mis", "low", 0.0),
     ("seq_mis", "high", 0.5),
@@ -136,7 +135,7 @@ def test_out_of_range_value_names_field_and_range(name: str, option: str, value:
 RANGES = {
     "[0, 1]": "clip_low least_low negatives negative_low sharpness power",
     "(0, 1]": "clip low share mask_low mask_high threshold",
-    "[0, 1)": "veto gate",
+    "[0, 1)": "veto",
     "[0, inf)": "kl_beta kl_switch kl_tau bound_nats penalty negative_high least_high",
     "[1, inf)": "high",
     "(0, 20]": "log_ratio_bound",
