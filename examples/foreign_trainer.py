@@ -61,7 +61,7 @@ def main(updates: int = UPDATES) -> tuple[float, float]:
     torch.manual_seed(0)
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=2e-2)
-    objective = build_loss("topr", options={"sharpness": 1.0}, max_completion_tokens=TOKENS)  # what p2prl trains with
+    objective = build_loss("topr", options={"negative_high": 0.25}, max_completion_tokens=TOKENS)  # as p2prl
     samplers = deque([copy.deepcopy(policy)], maxlen=DELAY + 1)
     rewards = []
     for update in range(updates):

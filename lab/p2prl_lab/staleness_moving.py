@@ -28,7 +28,7 @@ from p2prl_lab.bench.training.training_plan import TrainingPlan
 REPORTING = range(30, 40)
 """Seeds that are reported, seen by no choice of a setting."""
 
-DEFAULT = "topr:sharpness=1+amsgrad"
+DEFAULT = "topr:negative_high=0.25+amsgrad"
 """Begins the method that others are compared with."""
 
 POINT = ("update", "greedy", "pass_at_8", "entropy", "kl")

@@ -45,9 +45,9 @@ def topr(
     """TOPR (arXiv 2503.14286 §3): −sg(w) A log p with w = 1 where A ≥ 0 and w = clip(W, low, high) where A < 0.
 
     W = e^{Σℓ} of the whole sequence. The paper takes raw rewards with a tuned baseline; here the advantage's sign
-    decides. With sharpness κ, which is not the paper's, w is divided by max(NLL, nll_floor)^κ; κ = 1 is the default of
-    a run: GEPO-T without its group expectation, which earned nothing (docs/decisions/0005-loss.md). Shapes (B, G, T).
-    Raises LocalProtocolError (see `terms_of`).
+    decides. A run takes high = 1/4 (docs/decisions/0005-loss.md). With sharpness κ, which is not the paper's, w is
+    divided by max(NLL, nll_floor)^κ: what is nearly certain still teaches, and skills that come later find less left
+    to try. Shapes (B, G, T). Raises LocalProtocolError (see `terms_of`).
     """
     terms = terms_of(policy_logprobs_BGT, batch)
     ratio_BG1 = bounded_exp(terms.sequence_BG.detach()).unsqueeze(-1)

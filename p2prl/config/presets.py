@@ -31,7 +31,7 @@ warmup_updates = 10
 
 [loss]
 name = "topr"             # failures count as far as the policy still samples them: stable at any staleness
-options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
+options = {{negative_high = 0.25}} # a failure counts a quarter at most; leave out with another loss
                           # other losses, guards, probation and a reference: docs/algorithms.md
 
 [network]
@@ -57,7 +57,7 @@ warmup_updates = 5
 
 [loss]
 name = "topr"             # failures count as far as the policy still samples them: stable at any staleness
-options = {{sharpness = 1}} # near-certain completions still teach; leave out with another loss
+options = {{negative_high = 0.25}} # a failure counts a quarter at most; leave out with another loss
 
 [network]
 listen = {listen}

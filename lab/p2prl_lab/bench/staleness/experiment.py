@@ -29,7 +29,8 @@ from p2prl_lab.bench.training.training_plan import TrainingPlan
 LEARNER = "+amsgrad"
 """The addition of every run's learner."""
 
-DEFAULT = NAMED["default"]
+DEFAULT = "topr:sharpness=1" + LEARNER
+"""TOPR divided by NLL, what a run did when this experiment was declared; it keeps the name in its tables."""
 
 GRPO = "grpo" + LEARNER
 

@@ -15,7 +15,7 @@ NOT_RIVALS = (*OURS, "reinforce", "ppo", "dpo")
 
 NAMED: Mapping[str, str] = MappingProxyType(
     {
-        "default": "topr:sharpness=1+amsgrad",
+        "default": "topr:negative_high=0.25+amsgrad",
         "full_vcpo": "tis:cap=8:advantage=mean_std+vcpo+opob",
         "full": "ablated",
         "without_expectation": "ablated:expectation=none:cap=2",

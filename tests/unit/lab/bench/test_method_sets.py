@@ -43,7 +43,7 @@ def gradient(method: str, policy: Tensor, batch: RolloutBatch) -> Tensor:
 
 def test_sets_are_written_out_in_order_and_once() -> None:
     assert expanded(["grpo", "tis:cap=3+brake"]) == ("grpo", "tis:cap=3+brake")
-    assert expanded(["default+lr=0.0001"]) == ("topr:sharpness=1+amsgrad+lr=0.0001",)
+    assert expanded(["default+lr=0.0001"]) == ("topr:negative_high=0.25+amsgrad+lr=0.0001",)
     assert expanded(["only_nll", "grpo", "grpo"]) == ("ablated:expectation=none:cap=2:taper=none", "grpo")
     both = expanded(["ablations", "rivals", "ablated"])
     assert both[: len(ABLATIONS)] == tuple(NAMED[name] for name in ABLATIONS)
