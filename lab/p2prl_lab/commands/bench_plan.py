@@ -14,7 +14,7 @@ from p2prl.cli.views.console import emit
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.errors import require
 
-_PARTS = ("fleets", "activation", "plans")
+_PARTS = ("fleets", "activation", "plans", "live")
 
 _CHOSEN_FROM = 18
 """Fleets drawn for the choice of the cheapest machines."""
@@ -24,14 +24,21 @@ def bench_plan(
     updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 24,
     fleets: Annotated[int, typer.Option("--fleets", min=1, help="Swarms to simulate.")] = 24,
     parts: Annotated[
-        str, typer.Option("--parts", help="Comma-separated: fleets, activation, plans.")
-    ] = "fleets,activation,plans",
+        str, typer.Option("--parts", help="Comma-separated: fleets, activation, plans, live.")
+    ] = "fleets,activation,plans,live",
+    live_updates: Annotated[
+        int, typer.Option("--live-updates", min=48, help="Learner updates of each swarm over sockets.")
+    ] = 96,
+    share: Annotated[
+        float, typer.Option("--share", min=0.05, max=1.0, help="Share of the time that its volunteers compute.")
+    ] = 0.15,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare what p2prl plan predicts with what simulated swarms of the real roles come to, and the plan of ranks that
-    --plan auto chooses with all plans measured."""
+    --plan auto chooses with all plans measured; then a swarm over sockets, with and without volunteers on standby."""
     from p2prl.models.hardware.device import use_threads
+    from p2prl_lab import plan_live
     from p2prl_lab.bench.plan import activation, benchmark, host_plans
 
     began = time.monotonic()
@@ -44,6 +51,11 @@ def bench_plan(
     with progress_bar("benchmark", quiet=as_json) as on_progress:
         if "plans" in wanted:
             plans = list(host_plans.run_host_plan_bench(on_progress))
+        live = (
+            plan_live.run_live_bench(updates=live_updates, share=share, on_progress=on_progress)
+            if "live" in wanted
+            else None
+        )
         use_threads(1)
         if "activation" in wanted:
             chosen = list(
@@ -61,6 +73,7 @@ def bench_plan(
                 "fleets": [asdict(row) for row in fleet_rows],
                 "activation": [asdict(row) for row in chosen],
                 "plans": [asdict(row) for row in plans],
+                "live": {} if live is None else asdict(live),
                 "seed": seed,
                 "wall_s": time.monotonic() - began,
             }
@@ -70,6 +83,7 @@ def bench_plan(
         benchmark.as_markdown(fleet_rows) if fleet_rows else "",
         activation.as_markdown(chosen) if chosen else "",
         host_plans.as_markdown(plans) if plans else "",
+        plan_live.as_markdown(live) if live is not None else "",
     ):
         if table:
             print_table(table)

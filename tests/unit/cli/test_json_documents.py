@@ -48,6 +48,7 @@ from p2prl_lab.bench.replay.replay_cost import ReplayCost
 from p2prl_lab.bench.staleness.summary import Row
 from p2prl_lab.bench.staleness.sweep import Choice
 from p2prl_lab.commands import recipe_comparison
+from p2prl_lab.plan_live import LiveRow
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 from tests.command_doc import json_keys, section
 from tests.json_shapes import breaches, promised, shape_of
@@ -212,7 +213,11 @@ def test_rows_of_benchmarks_have_the_promised_shape(command: str, path: str, row
 
 @pytest.mark.parametrize(
     ("command", "path", "rows"),
-    [("p2prl bench engine", ".rows[]", (EngineRow, PairResult)), ("p2prl bench replay", ".learner", (OutrunReport,))],
+    [
+        ("p2prl bench engine", ".rows[]", (EngineRow, PairResult)),
+        ("p2prl bench replay", ".learner", (OutrunReport,)),
+        ("p2prl bench plan", ".live", (LiveRow,)),
+    ],
 )
 def test_keys_that_only_some_documents_have_are_optional(command: str, path: str, rows: tuple[Any, ...]) -> None:
     shapes = [shape_of(row, path) for row in rows]
