@@ -248,4 +248,5 @@ def _training_group(verified: VerifiedGroup, *, step: int, trust: float) -> Trai
         staleness=verified.staleness(step),
         trust=trust,
         step_rewards=tuple(np.split(np.frombuffer(steps, dtype="<f4"), ends[:-1])) if steps else (),
+        cut_off=tuple(not completion.finished for completion in verified.group.completions),
     )

@@ -23,6 +23,9 @@ class GuardConfig:
     """τ, nats²: tokens of the largest squared log-ratio are dropped until its mean is at most this (M2PO; .04)."""
     negative_tail: float | None = None
     """δ, nats per token: negatives that the policy has abandoned by more than this are dropped (.5)."""
+    mask_truncated: bool = False
+    """Drop completions that were cut off at the token limit: no gradient comes from them, of the loss, a value head or
+    a reference. Their rewards stay in the baseline of their group, and their tokens in every average."""
     ess_warning: float = 0.05
     """Warn when the effective sample size falls below this share of the batch (ESS/n, mean of recent updates); 0 never
     warns. In a small batch the threshold is one and a half completions, since one alone is 1/n of it."""

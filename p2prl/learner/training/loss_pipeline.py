@@ -67,6 +67,8 @@ class Rollouts:
     """Nats: the reference policy's."""
     steps: StepRewards | None = None
     """Rewards of steps, for losses whose advantages differ from token to token."""
+    cut_off_BG: Tensor | None = None
+    """Bool: completions that reached the token limit before their end; None: none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,12 @@ class LossPipeline:
         """
         notices: list[str] = []
         objective, config = self.objective, self._config
+        dropped_BG = self._dropped(rollouts)
+        if dropped_BG is not None:  # here, not in the loss alone: a reference and a value head pull on tokens too
+            policy_logprobs_BGT = torch.where(
+                dropped_BG.unsqueeze(-1), policy_logprobs_BGT.detach(), policy_logprobs_BGT
+            )
+            values = None if values is None else values.held(dropped_BG)
         plain, returns_BGT = self._batch(objective, rollouts, values)
         reliable_B = self._reliable(policy_logprobs_BGT, plain, rollouts)
         batch, counts = self._guarded(plain, policy_logprobs_BGT, rollouts, reliable_B)
@@ -195,6 +203,10 @@ class LossPipeline:
         )
         return batch, returns_BGT
 
+    def _dropped(self, rollouts: Rollouts) -> Tensor | None:
+        """(B, G): completions without a gradient, because they were cut off; None where the run keeps them."""
+        return rollouts.cut_off_BG if self._config.guards.mask_truncated else None
+
     def _reliable(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
         """(B,): groups whose log-probs may decide the learning rate and the masks.
 
@@ -221,6 +233,10 @@ class LossPipeline:
         probation = self._config.probation
         on_probation_B = rollouts.trust_B < 1.0
         counts = {"probation_groups": int(on_probation_B.sum()), "deflated_groups": 0}
+        if (dropped_BG := self._dropped(rollouts)) is not None:
+            counts["masked_completions"] = int(dropped_BG.sum())
+            kept_BGT = spread(~dropped_BG, batch.mask_BGT)
+            guard_BGT = kept_BGT if guard_BGT is None else guard_BGT * kept_BGT
         if self._config.probation_loss is None and bool(on_probation_B.any()):
             keep_B = probation.keep(policy_logprobs_BGT, batch, rollouts.trust_B)
             counts["deflated_groups"] = int((~keep_B).sum())

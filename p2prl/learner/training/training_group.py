@@ -41,6 +41,9 @@ class TrainingGroup:
     step_rewards: tuple[Floats, ...] = ()
     """For each token, the reward of the step that it ends, not a number at the others; the last token has the reward of
     the completion itself too. Empty where the reward judges no steps."""
+    cut_off: tuple[bool, ...] = ()
+    """Whether each completion reached the token limit before its end, as the learner's replay found; empty where
+    nothing asks."""
 
 
 def training_group(
@@ -88,6 +91,7 @@ def rollouts_of(
         staleness_BG=torch.tensor([[group.staleness] * len(group.completions) for group in groups], device=device),
         trust_B=torch.tensor([group.trust for group in groups], device=device),
         reference_logprobs_BGT=reference_BGT,
+        cut_off_BG=torch.tensor([group.cut_off or (False,) * len(group.completions) for group in groups]).to(device),
         steps=step_rewards_of(groups, device) if credits_tokens else None,
     )
 

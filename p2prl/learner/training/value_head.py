@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,10 @@ class TokenValues:
     def shaped(self, shape: torch.Size) -> TokenValues:
         """The same as (B, G, T)."""
         return TokenValues(self.values_NT.reshape(shape), self.average_NT.reshape(shape))
+
+    def held(self, dropped_BG: Tensor) -> TokenValues:
+        """The same (B, G, T) values, without a gradient to those of some completions."""
+        return replace(self, values_NT=torch.where(dropped_BG.unsqueeze(-1), self.values_NT.detach(), self.values_NT))
 
     def loss(
         self, returns_BGT: Tensor, mask_BGT: Tensor, config: ValueHeadConfig, aggregation: AggregationConfig
