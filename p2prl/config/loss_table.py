@@ -221,6 +221,16 @@ class LossConfig:
             _refuse("loss.advantage", alone, _SINGLE)
 
 
+def check_dynamic_sampling(pipeline: LossPipelineConfig, sampling: Sampling) -> None:
+    """Refuse to leave out groups of equal rewards where the loss learns from them."""
+    setting, remedy = "learner.dynamic_sampling", "Remove it, or set it to 0."
+    if sampling.group_size == 1:
+        _refuse(setting, "with one completion per prompt every group has equal rewards", remedy)
+    objective = pipeline.objective
+    if pipeline.value is not None or objective.advantage.kind in GROUPLESS or objective.spec.name == "asymre":
+        _refuse(setting, f"{objective.spec.name} as it is set learns from groups of equal rewards too", remedy)
+
+
 _LARGER = "Make a run with --group-size 2 or more."
 _SINGLE = 'Set loss.advantage = "none" or "reinforce_pp", or make a run with --group-size 2 or more.'
 

@@ -20,13 +20,14 @@ import torch
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.learnable_checks import InitChecks, NewRun, check_head, check_learnable, head_of
 from p2prl.config.listen_config import ListenConfig
-from p2prl.config.loss_table import LossConfig
+from p2prl.config.loss_table import LossConfig, check_dynamic_sampling
 from p2prl.config.model_size_settings import fitted_settings
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.prompt_record import write_prompt_record
 from p2prl.config.run_folder import Folder, new_folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse, with_changes
+from p2prl.config.toml_text import changed_text
 from p2prl.errors import ConfigError, IntegrityError, MachineError, RemoteProtocolError, require
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
@@ -121,7 +122,9 @@ def open_run(directory: Path, changes: Sequence[str] = ()) -> RunFolder:
 
 def _check_settings(settings: RunSettings, sampling: Sampling, *, reward: str, dtype: str) -> None:
     """`ConfigError` when run.toml does not fit what the run's manifest fixes."""
-    settings.loss.build(sampling, parse_reward(reward))
+    pipeline = settings.loss.build(sampling, parse_reward(reward))
+    if settings.learner.dynamic_sampling:
+        check_dynamic_sampling(pipeline, sampling)
     widest, band_ulp = widest_band_ulp(WORD_TYPES[dtype]), settings.learner.dead_band_ulp
     require(
         "dead_band_ulp", band_ulp, band_ulp <= widest, f"within 0..{widest}, as the weights are published in {dtype}"
@@ -136,26 +139,29 @@ def init_run(
     on_progress: Callable[[str, float], None],
     on_notice: Callable[[str], None] | None = None,
     fit_settings: bool = False,
+    changes: Sequence[str] = (),
     checks: InitChecks | None = None,
 ) -> RunFolder:
     """Make a run folder atomically.
 
     `settings` is the text of run.toml; with `fit_settings`, learning rate, device and threads in it are made to fit the
-    model. `checks` are made before the folder is put in place; `ConfigError` when they say that the run cannot learn.
-    Of large data the first rows are tried before all of it is packed, so that most such errors come early.
+    model; `changes` (`KEY=VALUE`) come after that. `checks` are made before the folder is put in place; `ConfigError`
+    when they say that the run cannot learn. Of large data the first rows are tried before all of it is packed, so that
+    most such errors come early.
     `on_progress` gets a stage and a share done, 0..1; `on_notice` gets a message for the user.
     """
     tell = on_notice or (lambda _: None)
     refuse_folder_in_use(directory)
     RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
     # Before the model is loaded or trained, which takes long.
-    checked = parse(RunSettings, tomllib.loads(settings), where="run.toml")
+    where = "run.toml with --set" if changes else "run.toml"
+    checked = parse(RunSettings, tomllib.loads(changed_text(settings, changes)), where=where)
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
     try:
         with new_folder(directory) as new:
             if checks is not None and not checks.force and (head := head_of(plan.data)):
                 _try_head(new / "trial", replace(plan, data=head), settings, checks, on_progress)
-            made = _fill(new, plan, settings, on_progress, tell, fit_settings=fit_settings)
+            made = _fill(new, plan, settings, on_progress, tell, fit_settings=fit_settings, changes=changes)
             if checks is not None:
                 _tell_all(tell, check_learnable(made, checks, on_progress))
     except OSError as error:
@@ -182,6 +188,7 @@ def _fill(
     tell: Callable[[str], None],
     *,
     fit_settings: bool = False,
+    changes: Sequence[str] = (),
 ) -> NewRun:
     """Write all files of a run into the empty folder `new`."""
     identity = Identity.generate(os.urandom(ENTROPY_BYTES))
@@ -215,6 +222,8 @@ def _fill(
     (new / "run.manifest").write_bytes(raw)
     if fit_settings:
         settings = fitted_settings(settings, parameters=manifest.parameters, adapters=lora is not None)
+    settings = changed_text(settings, changes)
+    if fit_settings:
         tell(_fitted_notice(settings, manifest.parameters))
     if lora is not None:
         trained = f"{layout.trained_parameters:,} of {layout.parameters:,}"

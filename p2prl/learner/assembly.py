@@ -11,6 +11,7 @@ from p2prl.clock import Clock
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import Evaluations, EvaluationTools
 from p2prl.learner.intake.admission import Admission, DecodedGroups
+from p2prl.learner.intake.dynamic_sampling import DynamicSampling
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
@@ -129,6 +130,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         staleness_bound=manifest.staleness_bound,
         ready_target=config.ready_groups,
         contributor=standings.contributor,
+        sampling=DynamicSampling(config.most_left_out, masks_truncated=parts.loss.masks_truncated),
     )
     sender = SigningSender(parts.identity, parts.run, storage.journal, clock)
     replay_stage, training_stage, publish_stage = _stages(parts.threads, sender)
@@ -141,8 +143,8 @@ def assemble_learner(parts: LearnerParts) -> Learner:
     intake = Intake(storage, decoded, buffer, backlog, prices, owners, standings, sender, clock, verdicts)
     intake.refill()
 
-    def on_verified(peer: bytes, version: int) -> None:
-        pacing.group_verified(peer, version)
+    def on_verified(peer: bytes, version: int, trains: bool) -> None:
+        pacing.group_verified(peer, version, trains=trains)
         standby.group_verified(peer)
 
     settlement = Settlement(

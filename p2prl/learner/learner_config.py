@@ -15,7 +15,7 @@ from p2prl.patches.words import FP32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
-    """Training, publishing and pacing of a learner."""
+    """Training, publishing and pacing of a learner. It has this many fields because each is one key of the table."""
 
     groups_per_update: int = 16
     """R: groups of one update."""
@@ -32,6 +32,9 @@ class LearnerConfig:
     pace_limit: float = 0.25
     """Longest wait between two updates for machines so slow that their groups would be too stale, as a share of the
     time an update takes; 0 never waits."""
+    dynamic_sampling: float = 0.0
+    """Groups without a learning signal that an update may leave out for others, as a multiple of `groups_per_update`;
+    0 leaves out none. They are credited all the same. At that number it takes what comes."""
     chunk_pieces: int = 256
     """Chunks a version's weights are cut into, so that volunteers relay while they still download; fewer when they
     would be smaller than 64 KiB."""
@@ -58,6 +61,7 @@ class LearnerConfig:
         # Below 1 an update's worth would never be ready, and the learner would wait forever.
         require("ready_updates", self.ready_updates, 1.0 <= self.ready_updates <= 1000.0, "within 1..1000")
 
+        require("dynamic_sampling", self.dynamic_sampling, 0.0 <= self.dynamic_sampling <= 100.0, "within 0..100")
         require("pace_limit", self.pace_limit, 0.0 <= self.pace_limit <= 4.0, "within 0..4")
         require("replay_budget", self.replay_budget, 0.0 <= self.replay_budget <= 4.0, "within 0..4")
 
@@ -65,3 +69,8 @@ class LearnerConfig:
     def ready_groups(self) -> int:
         """Verified groups to keep ready."""
         return int(self.ready_updates * self.groups_per_update)
+
+    @property
+    def most_left_out(self) -> int:
+        """Groups without a learning signal that an update may leave out."""
+        return round(self.dynamic_sampling * self.groups_per_update)

@@ -60,6 +60,7 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
             on_progress=on_progress,
             on_notice=notices.append,
             fit_settings=prepared.is_own_model,
+            changes=options.changes,
             checks=checks,
         )
     for notice in notices:

@@ -161,6 +161,14 @@ class InitOptions:
     license_name: Annotated[
         str | None, typer.Option("--license", "--licence", help="License of the weights. Default: the model card's.")
     ] = None
+    changes: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of run.toml: learner.optimizer.learning_rate=1e-5. Repeatable. Default: the preset's.",
+        ),
+    ] = field(default_factory=list)
     probe: Annotated[
         str | None,
         typer.Option(

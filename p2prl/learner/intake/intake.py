@@ -143,7 +143,7 @@ class Intake:
             self._backlog.add(WaitingGroup(*waiting))
         for stored in self._journal.groups.in_state(GroupState.VERIFIED, limit=_ALL):
             group = read_verified(stored, self._storage.published)
-            if group is not None:
+            if group is not None and not self._buffer.leave_out(group):
                 self._buffer.add(group)
                 continue
             with self._journal.transaction():

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT, BatchChoice, Contributor
+from p2prl.learner.intake.dynamic_sampling import DynamicSampling
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -27,13 +28,19 @@ class RolloutBuffer:
     """Verified groups waiting to be trained on: those it wanted, and a surplus for when too few of them are left."""
 
     def __init__(
-        self, *, staleness_bound: int, ready_target: int, contributor: Callable[[bytes], Contributor] = _newcomer
+        self,
+        *,
+        staleness_bound: int,
+        ready_target: int,
+        contributor: Callable[[bytes], Contributor] = _newcomer,
+        sampling: DynamicSampling | None = None,
     ) -> None:
         """`ready_target` is how many verified groups to keep ready; the surplus grows no larger. `contributor` says
-        whom a peer's groups count for, now."""
+        whom a peer's groups count for, now; `sampling`, which are not trained on, none by default."""
         self._bound = staleness_bound
         self._ready_target = ready_target
         self._contributor = contributor
+        self._sampling = sampling or DynamicSampling()
         self._choice = BatchChoice()
         self._groups: deque[VerifiedGroup] = deque()
         self._surplus: list[VerifiedGroup] = []
@@ -45,7 +52,7 @@ class RolloutBuffer:
     @property
     def figures(self) -> dict[str, float]:
         """What was lost and how it differs from what was trained on, as keys of the metrics log."""
-        return self._work.figures
+        return self._work.figures | self._sampling.figures
 
     @property
     def sampling_s(self) -> float:
@@ -70,6 +77,10 @@ class RolloutBuffer:
         return (
             self.wanted if newcomers <= places else max(0, self._ready_target - len(self._groups) + newcomers - places)
         )
+
+    def leave_out(self, group: VerifiedGroup, *, surplus: bool = False) -> bool:
+        """Whether a verified group is not trained on, because it teaches nothing; then it must not be added."""
+        return self._sampling.leave_out(group, surplus=surplus)
 
     def add(self, group: VerifiedGroup) -> None:
         """Append a verified group that was wanted."""
@@ -100,6 +111,7 @@ class RolloutBuffer:
 
         Within the caps: the oldest of those wanted, then the newest surplus. Call `drop_stale` first.
         """
+        self._sampling.batch_taken()
         ready = [*self._groups, *self._surplus]
         contributors = [self._contributor(group.peer) for group in ready]
         chosen = self._choice.choose(contributors, count, step=step)

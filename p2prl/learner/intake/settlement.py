@@ -72,10 +72,10 @@ class Settlement:
         verdicts: VerdictIntake,
         *,
         baselines: KeptBaselines,
-        on_verified: Callable[[bytes, int], None],
+        on_verified: Callable[[bytes, int, bool], None],
     ) -> None:
-        """`baselines` learn from every replay; `on_verified` gets (peer, version) of each verified
-        group."""
+        """`baselines` learn from every replay; `on_verified` gets (peer, version, whether it may be trained on) of
+        each verified group."""
         self._journal = storage.journal
         self._buffer = buffer
         self._prices = prices
@@ -103,14 +103,15 @@ class Settlement:
             self._journal.ledger.append(receipts)
             checks = self._verdicts.settle(outcomes)
             self._owners.enter([*(group.peer for group in verified), *self._verdicts.take_confirmed()])
-            dropped = [self._buffer.add_surplus(group) for group in verified] if surplus else []
-            for group in dropped:
-                if group is not None:
-                    self._journal.groups.mark_unused(group.digest)
+            kept = [group for group in verified if not self._buffer.leave_out(group, surplus=surplus)]
+            dropped = [self._buffer.add_surplus(group) for group in kept] if surplus else []
+            left = {group.digest for group in verified} - {group.digest for group in kept}
+            for unused in (*sorted(left), *(group.digest for group in dropped if group is not None)):
+                self._journal.groups.mark_unused(unused)
         for group in verified:
-            if not surplus:
+            if not surplus and group.digest not in left:
                 self._buffer.add(group)
-            self._on_verified(group.peer, group.group.version)
+            self._on_verified(group.peer, group.group.version, group.digest not in left)
         for envelope in (receipts, *checks):
             self._sender.send(envelope)
         now = self._clock.now()

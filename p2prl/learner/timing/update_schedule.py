@@ -149,11 +149,15 @@ class Pacing:
         """Publish interval, pause and forecast, as keys of the metrics log."""
         return {"publish_every": self.publish_every, "pause_s": self._paused_s, **self._forecaster.figures}
 
-    def group_verified(self, peer: bytes, version: int) -> None:
-        """Record that a peer delivered a group of a version, which has passed now: the version has reached it."""
+    def group_verified(self, peer: bytes, version: int, *, trains: bool = True) -> None:
+        """Record that a peer delivered a group of a version, which has passed now: the version has reached it.
+
+        A group that no update will train on (`trains` is false) brings none nearer.
+        """
         now = self._clock.now()
         self._interval.delivered(peer, version, now)
-        self._forecaster.delivered(peer, now)
+        if trains:
+            self._forecaster.delivered(peer, now)
 
     def version_copied(self) -> None:
         """Record that a version of the current step is on its way: training goes on."""

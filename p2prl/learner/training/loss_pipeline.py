@@ -113,6 +113,11 @@ class LossPipeline:
         return self._config.credits_steps or self._config.value is not None
 
     @property
+    def masks_truncated(self) -> bool:
+        """Whether completions that were cut off carry no gradient."""
+        return self._config.guards.mask_truncated
+
+    @property
     def objective(self) -> Objective:
         """The loss."""
         return self._config.objective
@@ -205,7 +210,7 @@ class LossPipeline:
 
     def _dropped(self, rollouts: Rollouts) -> Tensor | None:
         """(B, G): completions without a gradient, because they were cut off; None where the run keeps them."""
-        return rollouts.cut_off_BG if self._config.guards.mask_truncated else None
+        return rollouts.cut_off_BG if self.masks_truncated else None
 
     def _reliable(self, policy_logprobs_BGT: Tensor, batch: RolloutBatch, rollouts: Rollouts) -> Tensor:
         """(B,): groups whose log-probs may decide the learning rate and the masks.

@@ -15,12 +15,14 @@ from p2prl.cli.views.volunteer_view import progress_document
 from p2prl.client.progress import Progress
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
+from p2prl.learner.intake.dynamic_sampling import DynamicSampling
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replay_pace import ReplayPace
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.timing.live_forecast import UPDATES, Forecaster
 from p2prl.learner.timing.standby import StandbyChoice
 from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
@@ -101,14 +103,19 @@ def forecast_figures() -> set[str]:
 
 
 def metrics_of_settings() -> set[str]:
-    """Keys that only a run with a reference policy writes, or with a value head."""
+    """Keys that only a run with a reference policy, a value head or masks writes, or one that leaves groups out."""
     (batch,) = batches(1)
     pipeline = LossPipeline(
-        LossPipelineConfig(objective=build_loss("gepo_t"), reference=ReferencePenaltyConfig(beta=0.01))
+        LossPipelineConfig(
+            objective=build_loss("gepo_t"),
+            reference=ReferencePenaltyConfig(beta=0.01),
+            guards=GuardConfig(mask_truncated=True),
+        )
     )
     model = tiny_model(seed=2).model
     values = LossPipeline(LossPipelineConfig(objective=build_loss("ppo"), value=ValueHeadConfig()))
     head = set(make_trainer(tiny_model(seed=2).model, values, CONFIG, temperature=1.0).update(batch))
+    head |= set(DynamicSampling(1).figures)
     return head | set(make_trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
 
 

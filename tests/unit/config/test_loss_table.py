@@ -8,6 +8,7 @@ import pytest
 
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.algorithms.reward_spec import parse_reward
+from p2prl.config.loss_table import check_dynamic_sampling
 from p2prl.config.new_run import RunSettings
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError
@@ -190,3 +191,21 @@ def test_ppo_has_a_value_head_unless_it_is_turned_off() -> None:
         built("[loss]\nvalue = {clip = 0.5}")
     with pytest.raises(ConfigError, match="the value head estimates advantages"):
         built('[loss]\nname = "ppo"\nadvantage = "mean"')
+
+
+@pytest.mark.parametrize(
+    ("text", "sampling"),
+    [
+        ('name = "asymre"', SAMPLING),
+        ('advantage = "none"', SAMPLING),
+        ('advantage = "reinforce_pp"', SAMPLING),
+        ('name = "ppo"', SAMPLING),
+        ('advantage = "none"', Sampling(1.0, 8, 1)),
+    ],
+)
+def test_groups_of_equal_rewards_are_not_left_out_of_what_learns_from_them(text: str, sampling: Sampling) -> None:
+    with pytest.raises(ConfigError, match="dynamic_sampling has no meaning") as caught:
+        check_dynamic_sampling(built(f"[loss]\n{text}", sampling), sampling)
+    assert "0" in caught.value.remedy
+    for fine in ('name = "topr"', 'name = "dpo"', 'name = "ppo"\nvalue = {head = false}'):
+        check_dynamic_sampling(built(f"[loss]\n{fine}"), SAMPLING)

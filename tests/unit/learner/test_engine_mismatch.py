@@ -61,7 +61,7 @@ def test_a_noisy_machine_is_not_put_behind_as_a_cheat_is(small_run: SmallRun) ->
             storage=small_run.storage, buffer=buffer, prices=SlotPrices(small_run.journal, secret=bytes(32)),
             owners=Owners(small_run.journal, clock), sender=sender, clock=clock,
             verdicts=VerdictIntake(small_run.journal, sender, clock), baselines=tools.baselines,
-            on_verified=lambda peer, version: None,
+            on_verified=lambda peer, version, _trains: None,
         ),
         standings=standings,
         stage=InlineStage(),

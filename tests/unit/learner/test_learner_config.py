@@ -19,6 +19,8 @@ from p2prl.learner.learner_config import LearnerConfig
         ("ready_updates", 1000.1),
         ("pace_limit", -0.1),
         ("pace_limit", 4.1),
+        ("dynamic_sampling", -0.1),
+        ("dynamic_sampling", 100.1),
         ("replay_budget", -0.1),
         ("replay_budget", 4.1),
         ("dead_band_ulp", -1),
@@ -39,6 +41,7 @@ def test_impossible_settings_are_named(name: str, value: float) -> None:
         ("ready_updates", 1.0),
         ("ready_updates", 1000.0),
         ("dead_band_ulp", 1 << 23),
+        ("dynamic_sampling", 100.0),
         *((name, limit) for name in ("pace_limit", "replay_budget") for limit in (0.0, 4.0)),
     ],
 )
