@@ -33,6 +33,7 @@ from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.new_run_plan import RunPlan, run_manifest
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
+from p2prl.learner.training.preferences import PreferenceConfig
 from p2prl.models.base_model.architectures import ARCHITECTURES
 from p2prl.models.base_model.base_model_card import base_model_name, model_license
 from p2prl.models.base_model.model_folder import model_directory
@@ -79,6 +80,8 @@ class RunSettings:
     """The loss, its guards, probation and reference (docs/algorithms.md)."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How published versions are measured on prompts that are never trained on."""
+    preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
+    """Pairs of preferences, in a run that has some (`p2prl init --preferences`)."""
     network: ListenConfig = field(default_factory=ListenConfig)
     """Addresses of the learner."""
     device: str = "auto"
@@ -153,14 +156,13 @@ def init_run(
     tell = on_notice or (lambda _: None)
     refuse_folder_in_use(directory)
     RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
-    # Before the model is loaded or trained, which takes long.
     where = "run.toml with --set" if changes else "run.toml"
     checked = parse(RunSettings, tomllib.loads(changed_text(settings, changes)), where=where)
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)
     try:
         with new_folder(directory) as new:
             if checks is not None and not checks.force and (head := head_of(plan.data)):
-                _try_head(new / "trial", replace(plan, data=head), settings, checks, on_progress)
+                _try_head(new / "trial", replace(plan, data=head, preferences=None), settings, checks, on_progress)
             made = _fill(new, plan, settings, on_progress, tell, fit_settings=fit_settings, changes=changes)
             if checks is not None:
                 _tell_all(tell, check_learnable(made, checks, on_progress))

@@ -17,6 +17,7 @@ from p2prl.config.learner_memory import plan_learner_memory
 from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.own_replay import MakeTools, refused_group_replay
+from p2prl.config.preference_reading import check_preferences, open_preferences
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.confinement.children import Launch
@@ -155,6 +156,7 @@ def build_learner(
     # Whatever the published dtype: AdamW's small steps would be lost if 16 bits were rounded to nearest.
     held_in = weight_dtype(memory.precision)
     first = folder.directory / "model"
+    check_preferences(folder)
     engine: EngineMaker = LocalEngine
     threads = torch.get_num_threads()
     if folder.settings.learner.parallel.ranks > 1:
@@ -163,6 +165,7 @@ def build_learner(
         engine, threads = start_ranks(folder, memory, device, on_notice)
     training = load_policy(folder.newest_weights(), first, folder.manifest.lora, device=device, dtype=held_in)
     use_attention(training.model, folder.settings.learner.memory.attention)
+    preferences = open_preferences(folder, memory, device, on_notice)
     replaying = load_policy(first, first, folder.manifest.lora, device=device, dtype=folder.manifest.engine_dtype)
     layout = layout_of(training.model, folder.manifest.dtype)
     blobs = DiskBlobStore(folder.paths.blobs)
@@ -184,6 +187,7 @@ def build_learner(
             replaying=ReplayTools(TransformersScorer(policy), work, KeptBaselines(folder.paths.noise_baselines)),
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
+            preferences=preferences,
             memory=memory,
             engine=engine,
             config=folder.settings.learner,

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2prl.config.preference_packing import FOLDER as PREFERENCES_FOLDER
+from p2prl.config.preference_packing import PreferencePacker
 from p2prl.config.prompt_record import PromptRecord, prompt_record
 from p2prl.errors import ConfigError
 from p2prl.learner.new_run_plan import RunPlan
@@ -78,6 +80,9 @@ def make_prompts(
     room = PromptRoom(context=codec.context, max_new_tokens=plan.max_new_tokens)
     data_sets, notices = _pack(plan.data, folder / DATA_FOLDER, renderer, room, on_progress)
     notices += ending
+    if plan.preferences is not None:
+        packer = PreferencePacker(loaded, renderer, drop_long=plan.drops_long_preferences)
+        notices += (packer.pack(plan.preferences, folder / PREFERENCES_FOLDER, on_progress),)
     if plan.procedural and template is not None and frame == ("", ""):
         notices += ("The chat template rewrites prompts, so that procedural tasks go without it.",)
 

@@ -44,6 +44,7 @@ from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.metrics_log import MetricsLog
 from p2prl.learner.training.micro_batch_log import DEFAULT_RULE, MicroBatchLog
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
+from p2prl.learner.training.preferences import Preferences
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.update_engine import EngineMaker
 from p2prl.learner.update import Training
@@ -90,6 +91,8 @@ class LearnerParts:
     loss: LossPipeline
     reference: ReferenceConfig | None = None
     """Settings of the reference policy; None for a loss without one."""
+    preferences: Preferences | None = None
+    """The run owner's pairs of preferences; None without any."""
     memory: MemoryPlan = field(default_factory=lambda: MemoryPlan(rule=DEFAULT_RULE, most_tokens=DEFAULT_RULE.tokens))
     """Number types of the training model, which must be held in them, and its micro-batches."""
     engine: EngineMaker = LocalEngine
@@ -215,6 +218,7 @@ def _trainer(parts: LearnerParts, rules: MicroBatchLog) -> Trainer:
         reference=parts.reference,
         memory=StepMemory(precision=parts.memory.precision, states=parts.memory.states, rules=rules),
         engine=parts.engine,
+        preferences=parts.preferences,
     )
 
 

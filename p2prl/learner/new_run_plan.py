@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2prl.errors import ConfigError
@@ -53,6 +54,10 @@ class RunPlan:
     """Procedural tasks with their weights, instead of `task`."""
     data: tuple[DataPlan, ...] = ()
     """Data tasks."""
+    preferences: Path | None = None
+    """A file of preferences, or a pattern or name as `--data` takes them."""
+    drops_long_preferences: bool = False
+    """Whether preferences that are too long for the model are left out."""
     chat_template: str = ""
     """`on`, `off`, a template's text, or empty for the model's own if it has one."""
     system: str = ""

@@ -205,7 +205,12 @@ def _policy_at(run: RunFolder, step: int) -> PolicyManifest | None:
 def _facts(
     run: RunFolder, snapshot: Snapshot, opened: OpenedExport, written: WrittenModel, *, step: int, source: str
 ) -> CardFacts:
-    from p2prl.cli.commands.export_facts import loss_settings, newest_evaluation, reward_change
+    from p2prl.cli.commands.export_facts import (
+        loss_settings,
+        newest_evaluation,
+        preferences_text,
+        reward_change,
+    )
 
     _, board = require_run(snapshot)
     reader = JournalReader(run.paths.journal)
@@ -225,6 +230,7 @@ def _facts(
         base_is_local=Path(run.manifest.base_model).expanduser().is_dir(),
         loss=loss_settings(run.settings.loss),
         prompts=read_prompt_record(run.directory),
+        preferences=preferences_text(run.directory, run.settings.preferences),
         reward=reward_change(run.paths.metrics, until_step=step),
         evaluation=newest_evaluation(snapshot, until_step=step),
         totals=run_document(snapshot).totals,

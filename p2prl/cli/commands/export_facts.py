@@ -9,9 +9,13 @@ from typing import Any
 
 from p2prl.cli.views.export_card import RewardChange
 from p2prl.config.loss_table import LossConfig
+from p2prl.config.preference_packing import FOLDER, PAIRS_FILE
+from p2prl.learner.training.preferences import PreferenceConfig, pair_count
+from p2prl.plain_text import counted
 from p2prl.scoreboard.documents.api_schema import EvaluationDocument
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.tasks.data.packed_file import PackedFile
 
 _UPDATES = 20
 """Updates in the means at the start and at the end: one update's reward is mostly the luck of its prompts."""
@@ -55,6 +59,15 @@ def loss_settings(loss: LossConfig) -> dict[str, object]:
     """The `[loss]` table of run.toml: the name, and every setting that differs from its default."""
     changed = _changed(asdict(loss), asdict(LossConfig()))
     return {"name": loss.name, **changed}
+
+
+def preferences_text(run: Path, config: PreferenceConfig) -> str:
+    """What pairs of preferences a run trains on; empty for none."""
+    path = run / FOLDER / PAIRS_FILE
+    if not path.exists():
+        return ""
+    pairs = counted(pair_count(PackedFile(path)), "pair")
+    return f"DPO on {pairs}, {config.pairs_per_update} an update, β {config.beta:g}, with a weight of {config.weight:g}"
 
 
 def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

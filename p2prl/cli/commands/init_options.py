@@ -101,6 +101,14 @@ class InitOptions:
             help="Column of the answers, or none. Default: answer, solution, ground_truth, target or label.",
         ),
     ] = field(default_factory=list)
+    preferences: Annotated[
+        str,
+        typer.Option(
+            "--preferences",
+            metavar="FILE",
+            help="Rows of prompt, chosen and rejected, to train on beside what is sampled (DPO). Default: none.",
+        ),
+    ] = ""
     drop_long: Annotated[
         bool, typer.Option("--drop-long", help="Leave out rows whose prompt is too long for the model.")
     ] = False

@@ -14,6 +14,7 @@ from p2prl.learner.new_run_plan import RunPlan
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import TaskShare
 from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.data.data_source import require_files
 from p2prl.tasks.scorers.spec import parse_spec
 from p2prl.tasks.task_registry import task_by_name
 
@@ -36,6 +37,8 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
             f"{options.name!r} is not a valid run name",
             remedy="Use 1 to 64 letters, digits, dots, dashes and underscores; begin with a letter or digit.",
         )
+    if options.preferences:
+        require_files(Path(options.preferences).expanduser())
     shares = task_shares(options.tasks)
     chosen = preset_by_name(options.preset, task=shares[0].task if shares else None)
     data = data_plans(_data_options(options))
@@ -50,6 +53,8 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         lora_rank=options.lora_rank,
         mix=() if alone else shares,
         data=data,
+        preferences=Path(options.preferences).expanduser() if options.preferences else None,
+        drops_long_preferences=options.drop_long,
         chat_template=_template(options.chat_template),
         system=options.system,
         group_size=options.group_size,

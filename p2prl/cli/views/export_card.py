@@ -80,6 +80,8 @@ class CardFacts:
     """Settings of the loss, without those that have their default."""
     prompts: PromptRecord | None
     """How prompts were rendered; None for a run made before that was kept."""
+    preferences: str
+    """What pairs of preferences were trained on too; empty for none."""
     reward: RewardChange | None
     evaluation: EvaluationDocument | None
     """The newest evaluation of a version up to this step."""
@@ -232,6 +234,8 @@ def _prompt_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
             yield "BLAKE3 of the chat template", code(record.template_blake3)
         yield "System prompt", code(record.system) if record.system else "none"
     yield "Reward trained on", code(facts.manifest.reward)
+    if facts.preferences:
+        yield "Preferences trained on too, as set now", facts.preferences
     for data in facts.manifest.data_sets:
         yield f"Scorers of {code(data.task)}, with their weights", code(data.scoring)
         yield f"Rows of {code(data.task)}", _rows(data)

@@ -13,6 +13,7 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.policy_gradient import BatchLogprobs, TokenScores
+from p2prl.learner.training.preferences import Preferences
 from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
 from p2prl.learner.training.trainer_checkpoint import TrainerNumbers, TrainerTensors, load_tensors, save_checkpoint
 from p2prl.learner.training.update_engine import EngineMaker, EngineSettings, GradientNorms
@@ -110,6 +111,7 @@ def make_trainer(
     reference: ReferenceConfig | None = None,
     memory: StepMemory | None = None,
     engine: EngineMaker = LocalEngine,
+    preferences: Preferences | None = None,
 ) -> Trainer:
     """The trainer of a model, by default in this process alone."""
     memory = memory or StepMemory()
@@ -121,4 +123,4 @@ def make_trainer(
         value=loss.value,
         reference=reference,
     )
-    return Trainer(engine(model, settings), loss, config, rules=memory.rules)
+    return Trainer(engine(model, settings), loss, config, rules=memory.rules, preferences=preferences)

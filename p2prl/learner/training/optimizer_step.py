@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.out_of_memory import LESS_MEMORY, with_smaller_micro_batches
 from p2prl.learner.training.policy_gradient import backpropagate
+from p2prl.learner.training.preferences import Preferences
 from p2prl.learner.training.trainer_checkpoint import TrainerNumbers, load_numbers
 from p2prl.learner.training.training_group import TrainingGroup, longest_row, rollouts_of, rows_of
 from p2prl.learner.training.update_engine import UpdateEngine
@@ -47,14 +48,21 @@ class Trainer:
     """A model under training."""
 
     def __init__(
-        self, engine: UpdateEngine, loss: LossPipeline, config: OptimizerConfig, *, rules: MicroBatchLog
+        self,
+        engine: UpdateEngine,
+        loss: LossPipeline,
+        config: OptimizerConfig,
+        *,
+        rules: MicroBatchLog,
+        preferences: Preferences | None = None,
     ) -> None:
-        """`engine` computes; `rules` are the micro-batches by step."""
+        """`engine` computes; `rules` are the micro-batches by step; `preferences`, what is trained on beside groups."""
         self._engine = engine
         self._loss = loss
         self._config = config
         self._amsgrad = GlobalAmsgrad(beta2=config.beta2) if config.global_amsgrad else None
         self._rules = rules
+        self._preferences = preferences
         self.step = 0
         self.notices: tuple[str, ...] = ()
 
@@ -116,22 +124,25 @@ class Trainer:
         `notices` gets messages for the user.
         """
         before = self._loss.state()
+        pairs = [] if self._preferences is None else self._preferences.of_update(self.step)
 
         def forget() -> None:
             self._loss.restore(before)
             self._engine.forget()
 
         return with_smaller_micro_batches(
-            lambda rule: self._gradient_by(groups, rule),
+            lambda rule: self._gradient_by(groups, pairs, rule),
             forget,
             self._rules,
             step=self.step,
-            longest=longest_row(groups),
+            longest=longest_row([*groups, *pairs]),
             rows=len(groups) * len(groups[0].completions),
             notices=notices,
         )
 
-    def _gradient_by(self, groups: Sequence[TrainingGroup], rule: MicroBatchRule) -> tuple[Rollouts, Tensor, Estimate]:
+    def _gradient_by(
+        self, groups: Sequence[TrainingGroup], pairs: Sequence[TrainingGroup], rule: MicroBatchRule
+    ) -> tuple[Rollouts, Tensor, Estimate]:
         rows = rows_of(groups)
         size = len(groups[0].completions)
         reference_NT = self._engine.reference_logprobs(rows, rule)
@@ -151,7 +162,21 @@ class Trainer:
             return self._loss.estimate(logprobs_NT.reshape(shape), rollouts, values=shaped)
 
         logprobs_NT, result = backpropagate(self._engine, rows, rule, estimate)
+        if pairs:
+            result = self._with_pairs(pairs, rule, result)
         return rollouts, logprobs_NT.reshape(shape), result
+
+    def _with_pairs(self, pairs: Sequence[TrainingGroup], rule: MicroBatchRule, groups: Estimate) -> Estimate:
+        """Add the gradient of the preferences to that of the groups; both as one estimate."""
+        preferences = self._preferences
+        assert preferences is not None
+        rollouts = rollouts_of(pairs, self._engine.device)
+
+        def estimate(logprobs_NT: Tensor, _values: TokenValues | None) -> Estimate:
+            loss, figures = preferences.loss(logprobs_NT.reshape(rollouts.mask_BGT.shape), rollouts)
+            return replace(groups, loss=groups.loss.detach() + loss, metrics=groups.metrics | figures)
+
+        return backpropagate(self._engine, rows_of(pairs), rule, estimate)[1]
 
     def _not_finite(self, what: str) -> MachineError:
         return MachineError(

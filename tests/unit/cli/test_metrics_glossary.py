@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
@@ -24,7 +29,9 @@ from p2prl.learner.timing.standby import StandbyChoice
 from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
+from p2prl.learner.training.preferences import PreferenceConfig, Preferences
 from p2prl.learner.training.reference_policy import ReferenceConfig
+from p2prl.learner.training.training_group import TrainingGroup, rollouts_of
 from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.learner.update import rewards_by_part
 from p2prl.models.groups.group_work import ReplayTools
@@ -102,6 +109,19 @@ def forecast_figures() -> set[str]:
     return set(forecaster.figures) | set(choice.figures)
 
 
+def preference_figures(batch: Sequence[TrainingGroup]) -> set[str]:
+    """Keys of a run with preferences."""
+    pair = replace(
+        batch[0],
+        completions=batch[0].completions[:2],
+        behavior_logprobs=batch[0].behavior_logprobs[:2],
+        rewards=np.asarray([1.0, 0.0], dtype=np.float32),
+    )
+    rollouts = rollouts_of([pair], torch.device("cpu"))
+    nowhere: Any = None
+    return set(Preferences(nowhere, PreferenceConfig()).loss(rollouts.behavior_logprobs_BGT, rollouts)[1])
+
+
 def metrics_of_settings() -> set[str]:
     """Keys that only a run with a reference policy, a value head or masks writes, or one that leaves groups out."""
     (batch,) = batches(1)
@@ -115,7 +135,7 @@ def metrics_of_settings() -> set[str]:
     model = tiny_model(seed=2).model
     values = LossPipeline(LossPipelineConfig(objective=build_loss("ppo"), value=ValueHeadConfig()))
     head = set(make_trainer(tiny_model(seed=2).model, values, CONFIG, temperature=1.0).update(batch))
-    head |= set(DynamicSampling(1).figures)
+    head |= set(DynamicSampling(1).figures) | preference_figures(batch)
     return head | set(make_trainer(model, pipeline, CONFIG, temperature=1.0, reference=ReferenceConfig()).update(batch))
 
 

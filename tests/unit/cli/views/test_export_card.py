@@ -49,6 +49,7 @@ def facts(described: RunManifest | None = None, **changes: Any) -> CardFacts:
         "base_is_local": False,
         "loss": {"name": "gepo_t", "options": {"sharpness": 1}},
         "prompts": PromptRecord(template_blake3=None, system=""),
+        "preferences": "",
         "evaluation": None,
         "reward": RewardChange(first=0.25, last=0.75, updates=20, began_ms=0, ended_ms=86_400_000),
         "totals": run_document(snapshot).totals,
@@ -196,3 +197,8 @@ def test_contributors_most_credit_first_and_no_more_than_fit_a_page() -> None:
     assert len(places) > 1
     assert places == sorted(places)
     assert "None yet." in model_card(facts(people=[]))
+
+
+def test_preferences_are_told_where_there_are_some() -> None:
+    assert "Preferences" not in model_card(facts())
+    assert "DPO on 9 pairs" in model_card(facts(preferences="DPO on 9 pairs"))
