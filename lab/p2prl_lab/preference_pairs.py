@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from p2prl.algorithms.loss_registry import build_loss
+from p2prl.config.presets import preset_by_name
 from p2prl.learner.training.local_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
@@ -135,7 +137,8 @@ def _pipeline(method: str, beta: float) -> LossPipeline:
         return LossPipeline.plain(build_loss("dpo", options={"beta": beta}))
     if method == "ppo":
         return LossPipeline(LossPipelineConfig(objective=build_loss("ppo"), value=ValueHeadConfig()))
-    return LossPipeline.plain(build_loss("topr", options={"sharpness": 1.0}))
+    usual = tomllib.loads(preset_by_name("chain4").settings_text())["loss"]
+    return LossPipeline.plain(build_loss(usual["name"], options=usual["options"]))
 
 
 def train(first: LoadedModel, pairs: PreferencePairs, method: str, *, seed: int, settings: argparse.Namespace) -> float:
@@ -144,7 +147,9 @@ def train(first: LoadedModel, pairs: PreferencePairs, method: str, *, seed: int,
     student = Student(loaded, seed)
     beside = None
     if method == "default + pairs":
-        beside = Preferences(pairs, PreferenceConfig(pairs_per_update=GROUPS, beta=settings.beta))
+        beside = Preferences(
+            pairs, PreferenceConfig(pairs_per_update=GROUPS, beta=settings.beta, weight=settings.weight)
+        )
     trainer: Trainer = make_trainer(
         student.model,
         _pipeline(method, settings.beta),
@@ -172,9 +177,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1024, help="prompts that pairs are made of")
     parser.add_argument("--lr", type=float, default=2.5e-4)
     parser.add_argument("--beta", type=float, default=0.1, help="of DPO")
+    parser.add_argument("--weight", type=float, default=PreferenceConfig().weight, help="of the pairs beside groups")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="train by these alone")
     settings = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {name: [] for name in ("warm start", *METHODS)}
+    found: dict[str, list[float]] = {name: [] for name in ("warm start", *settings.methods)}
     counts = []
     for seed in range(settings.seeds):
         first: Any = tiny_model("chain4", seed=seed)
@@ -184,7 +191,7 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             pairs = write_pairs(student, settings.prompts, Path(folder))
             counts.append(len(pairs))
-            for method in METHODS:
+            for method in settings.methods:
                 found[method].append(train(first, pairs, method, seed=seed, settings=settings))
                 say(f"seed {seed}, {method}: {found[method][-1]:.3f}")
     print(f"pairs: {', '.join(map(str, counts))}\n\n| method | success | ± | seeds |\n|---|---:|---:|---|")

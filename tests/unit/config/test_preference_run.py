@@ -87,7 +87,7 @@ def test_pairs_are_packed_as_the_model_writes_answers_and_scored_once(tmp_path: 
 def test_the_model_card_tells_of_them(tmp_path: Path) -> None:
     run, _ = make(tmp_path, ROWS)
     said = preferences_text(run.directory, run.settings.preferences)
-    assert said == "DPO on 2 pairs, 16 an update, β 0.1, with a weight of 1"
+    assert said == "DPO on 2 pairs, 16 an update, β 0.1, with a weight of 0.1"
     assert preferences_text(tmp_path, run.settings.preferences) == ""
 
 
