@@ -117,6 +117,13 @@ def _reason(body: bytes, status: int) -> str:
     return str(error)[:300]
 
 
+def _why(error: Exception) -> str:
+    """A failure in the system's words, without its number and the library's brackets."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    system = cause.strerror if isinstance(cause, OSError) else None
+    return system or str(cause) or type(cause).__name__
+
+
 def _exchange(request: urllib.request.Request, most: int) -> tuple[int, bytes]:
     """Status and body of an answer of at most `most` bytes. Raises `OSError` or `HTTPException`."""
     request.add_header("User-Agent", "p2prl")  # without a version: nobody needs to know it
@@ -155,7 +162,7 @@ def _within(seconds: float, url: str, call: Callable[[], T]) -> T:
     thread.join(seconds + 1.0)
     if done:
         return done[0]
-    why = f"no answer within {seconds:.0f} s" if not failed else str(failed[0]) or type(failed[0]).__name__
+    why = _why(failed[0]) if failed else f"no answer within {seconds:.0f} s"
     raise UnreachableError(
         f"the index {url} cannot be reached: {why}"[:300], remedy="Check the address, or name another."
     )
