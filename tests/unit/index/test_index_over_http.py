@@ -111,7 +111,7 @@ def test_the_newest_listing_of_several_indexes_holds_and_a_silent_one_is_named(s
     listed = finder.look(now=now)
     assert [opened.listing.volunteers for opened, _ in listed.listings] == [9]
     assert list(listed.silent) == ["http://127.0.0.1:9"]
-    with pytest.raises(UnreachableError, match="cannot be reached: Connection refused$"):
+    with pytest.raises(UnreachableError, match=r"cannot be reached: Connection refused$"):
         RunFinder(("http://127.0.0.1:9",)).look(now=now)
 
 
