@@ -88,7 +88,8 @@ class BareSwarm:
         self._published: list[Digest] = []
         self._groups: dict[Digest, tuple[PeerId, bytes]] = {}
         """Groups whose volunteers have no receipt."""
-        self._unsigned: list[Digest] = []
+        self._unsigned: dict[Digest, None] = {}
+        """Groups that have come, often more than once: until it has signed, the learner asks all that offer them."""
 
     def run(self, *, on_progress: Callable[[float], None]) -> SwarmResult:
         """Let everybody come, and advance virtual time until the updates are done."""
@@ -170,7 +171,7 @@ class BareSwarm:
         self._published.append(envelope_digest(self._say(manifest)))
 
     def _sign(self) -> None:
-        groups, self._unsigned = tuple(self._unsigned), []
+        groups, self._unsigned = tuple(self._unsigned), {}
         self._say(StorageReceipt(groups))
 
     def _source_copies(self) -> float:
@@ -239,7 +240,7 @@ class BareSwarm:
         elif isinstance(event, EnvelopeArrived) and peer == self._key.peer_id:
             if not self._unsigned:
                 self.network.after(_RECEIPT_S, self._sign)
-            self._unsigned.append(event.opened.digest)
+            self._unsigned[event.opened.digest] = None
 
 
 def _empty_group(slot: int) -> RolloutGroup:

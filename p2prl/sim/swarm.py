@@ -88,9 +88,7 @@ class Swarm:
         self._learner = self._start_learner()
         for number in range(config.volunteers):
             self._start_volunteer(number)
-        schedule_faults(
-            self.network, config, sorted(self._volunteers), self._run.key.peer_id, self._rng, restart=self._restart
-        )
+        self._schedule_faults()
 
     def run(self, *, on_progress: Callable[[float], None]) -> SwarmResult:
         """Advance virtual time until the learner's updates are done."""
@@ -263,6 +261,11 @@ class Swarm:
             self.network.after(wait, take)
 
         self.network.after(self._rng.random(), take)
+
+    def _schedule_faults(self) -> None:
+        """Schedule the partition and the crashes of the settings."""
+        peers = sorted(self._volunteers)
+        schedule_faults(self.network, self._config, peers, self._run.key.peer_id, self._rng, restart=self._restart)
 
     def _restart(self, peer: PeerId) -> None:
         host = self._volunteers[peer]
