@@ -7,15 +7,16 @@ schema, in this order.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeVar
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol import limits
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, digest
-from p2prl.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, verify_raw
+from p2prl.protocol.identity import PUBLIC_KEY_BYTES, Identity, verify_raw
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import (
     Countersignature,
@@ -131,6 +132,27 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     and `StaleWorkError` for one that is too old or dated in the future, which is nobody's fault: an honest relay may
     hold it a second too long.
     """
+    opened = OPENINGS.get(raw)
+    if now is not None and opened.kind is not Kind.RUN_MANIFEST:
+        age_s = now - opened.sent_ms / 1000
+        if age_s > limits.MAX_ENVELOPE_AGE_S and opened.kind not in AGELESS:
+            raise StaleWorkError(f"envelope: {age_s / 86400:.1f} days old, past the replay window")
+        if age_s < -limits.MAX_CLOCK_SKEW_S:
+            raise StaleWorkError(f"envelope: dated {-age_s:.0f} s in the future; one of the two clocks is off")
+    return opened
+
+
+def body_of(opened: Opened, kind: type[Body]) -> Body:
+    """The body as a `kind`; `RemoteProtocolError` when the envelope carries something else."""
+    if not isinstance(opened.body, kind):
+        raise RemoteProtocolError(f"expected a {kind.__name__}, got a {opened.kind.name.lower()}")
+    return opened.body
+
+
+_NUMBERS = frozenset(int(kind) for kind in SIGNED_MESSAGES)
+
+
+def _opened(raw: bytes) -> Opened:
     envelope = decode(raw, Envelope, limit_bytes=limits.MAX_ENVELOPE_BYTES)
     # msgpack can write one value in several ways, and the signature does not cover the envelope's own framing. Without
     # this check, anybody could give a signed message a second digest: to evade deduplication, or to make one policy
@@ -145,37 +167,48 @@ def open_envelope(raw: bytes, *, now: float | None) -> Opened:
     if not 0 <= envelope.sent_ms < 1 << 53:
         raise RemoteProtocolError("envelope: impossible time")
     signed = _signed_bytes(kind, envelope.run, envelope.author, envelope.sent_ms, envelope.body)
-    # The cache must stay small: a stranger's signature may be as long as an envelope.
-    if len(envelope.signature) != SIGNATURE_BYTES or not _verified(envelope.author, signed, envelope.signature):
+    if not verify_raw(envelope.author, signed, envelope.signature):
         raise RemoteProtocolError(f"envelope: wrong signature on a {kind.name.lower()}")
-    if now is not None and kind is not Kind.RUN_MANIFEST:
-        age_s = now - envelope.sent_ms / 1000
-        if age_s > limits.MAX_ENVELOPE_AGE_S and kind not in AGELESS:
-            raise StaleWorkError(f"envelope: {age_s / 86400:.1f} days old, past the replay window")
-        if age_s < -limits.MAX_CLOCK_SKEW_S:
-            raise StaleWorkError(f"envelope: dated {-age_s:.0f} s in the future; one of the two clocks is off")
     body = decode(envelope.body, SIGNED_MESSAGES[kind], limit_bytes=limits.MAX_ENVELOPE_BYTES)
     return Opened(raw, envelope_digest(raw), kind, envelope.run, envelope.author, envelope.sent_ms, body)
-
-
-def body_of(opened: Opened, kind: type[Body]) -> Body:
-    """The body as a `kind`; `RemoteProtocolError` when the envelope carries something else."""
-    if not isinstance(opened.body, kind):
-        raise RemoteProtocolError(f"expected a {kind.__name__}, got a {opened.kind.name.lower()}")
-    return opened.body
-
-
-_CACHED_SIGNATURES = 4_096
-"""Verified signatures kept, 128 bytes each plus Python's overhead. The directory's records are read again every half
-minute, and most of them have not changed."""
-
-_verified = lru_cache(maxsize=_CACHED_SIGNATURES)(verify_raw)
-
-_NUMBERS = frozenset(int(kind) for kind in SIGNED_MESSAGES)
 
 
 def _signed_bytes(kind: Kind, run: bytes, author: bytes, sent_ms: int, body: bytes) -> bytes:
     return digest(DOMAINS[kind], run, author, sent_ms.to_bytes(8, "little"), body)
 
+
+class Openings:
+    """Envelopes opened lately, so that none is verified and decoded twice in a row: the directory's records are read
+    again every half minute, and a simulated swarm opens each envelope once for all its peers."""
+
+    def __init__(self, limit_bytes: int, open_raw: Callable[[bytes], Opened] = _opened) -> None:
+        """`limit_bytes` bounds the sum of the envelopes as they came; decoded they take some times that. `open_raw`
+        verifies and decodes; it raises `RemoteProtocolError`, and nothing is kept then."""
+        self.limit_bytes = limit_bytes
+        self._open = open_raw
+        self._held: OrderedDict[bytes, Opened] = OrderedDict()
+        self.held_bytes = 0
+
+    def get(self, raw: bytes) -> Opened:
+        """The envelope of these bytes."""
+        opened = self._held.get(raw)
+        if opened is not None:
+            self._held.move_to_end(raw)
+            return opened
+        opened = self._open(raw)
+        if len(raw) <= self.limit_bytes // _LARGEST_SHARE:
+            self._held[raw] = opened
+            self.held_bytes += len(raw)
+            while self.held_bytes > self.limit_bytes:
+                gone, _ = self._held.popitem(last=False)
+                self.held_bytes -= len(gone)
+        return opened
+
+
+_LARGEST_SHARE = 16
+"""One envelope takes no more than this part of the openings kept: a large group must not displace all records."""
+
+OPENINGS = Openings(1024 * 1024)
+"""Those of this process: 2,500 records."""
 
 assert set(DOMAINS) == set(SIGNED_MESSAGES), "every signed message has a domain"

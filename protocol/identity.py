@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NewType
 
 from cryptography.exceptions import InvalidSignature
@@ -125,6 +125,7 @@ def verify_raw(public_key: bytes, data: bytes, signature: bytes) -> bool:
     return True
 
 
+@lru_cache(maxsize=16_384)
 def peer_id_of(public_key: bytes) -> PeerId:
     """The libp2p peer id of a raw 32-byte Ed25519 public key (libp2p peer-id specification, identity multihash)."""
     if len(public_key) != PUBLIC_KEY_BYTES:

@@ -172,8 +172,10 @@ class FrameDelivery:
         moment = round((now - START) * 1e6).to_bytes(8, "little")
         parts = (moment, flight.source.encode(), receiver.peer.encode(), blake3(flight.frame).digest())
         self.trace.update(b"".join(parts))
-        if flight.source in self.addresses:
-            receiver.node.note_address(flight.source, self.addresses[flight.source])
+        address = self.addresses.get(flight.source)
+        if address is not None and receiver.noted.get(flight.source) != address:
+            receiver.noted[flight.source] = address
+            receiver.node.note_address(flight.source, address)
         receiver.node.receive(flight.frame, flight.source, now + receiver.clock_offset_s)
         self._wake(receiver)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 from blake3 import blake3
@@ -53,6 +53,8 @@ class Host:
     """Virtual time at which the downlink has received everything in transit."""
     pump_due: bool = False
     """Whether a turn of the node is scheduled."""
+    noted: dict[PeerId, str] = field(default_factory=dict)
+    """Where the node was told that each peer's frames come from."""
     armed: float = float("inf")
     """Virtual time of the node's timer."""
 

@@ -12,8 +12,10 @@ from p2prl.net.process.patch_decoder import carry_out, forget
 from p2prl.net.storage.held_weights import has_weights
 from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.protocol.identity import PeerId
+from p2prl.sim.costs import Tally
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, VersionReady
+from p2prl.swarm.signals import Publish
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class SimulatedPort:
     peer: PeerId
     addresses: tuple[str, ...]
     path_of: Callable[[bytes], Path]
+    tally: Tally = field(default_factory=Tally)
     inbox: deque[control.FromNetwork] = field(default_factory=deque)
     hold_s: float = 0.0
     """Virtual seconds before messages sent now leave."""
@@ -33,6 +36,8 @@ class SimulatedPort:
 
     def send(self, message: control.ToNetwork) -> None:
         """Pass a message to the node after the work that produced it is done."""
+        if isinstance(message, Publish):
+            self.tally.sent(message.envelope, self.network.now)
 
         def act() -> None:
             if self.network.is_up(self.peer) and not isinstance(message, control.ProcessOrder):
@@ -61,6 +66,7 @@ class SimulatedPort:
 
     def on_event(self, event: Event) -> None:
         """Handle the node's event. Patches are decoded at once: computation takes no virtual time."""
+        self.tally.on_event(self.peer, event, self.network.now)
         if isinstance(event, VersionReady):
             self.held[event.manifest.weights.root] = event.raw
         message = bridge.message_of(event, path_of=self.path_of, status=self.make_status)

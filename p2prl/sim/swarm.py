@@ -9,10 +9,8 @@ has passed.
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,73 +32,19 @@ from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.sim.costs import CostMeter, Tally, links_of
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions, parse_delay, slow_envelopes
 from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun
+from p2prl.sim.swarm_config import SwarmConfig, SwarmResult, percentiles, schedule_faults
 from p2prl.sim.virtual_network import VirtualNetwork
-from p2prl.sim.virtual_time import START
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 
-_OUTAGE_S = 60.0
-"""Time a crashed volunteer stays down."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SwarmConfig:
-    """A simulated swarm. Many fields, because most of them are options of `p2prl sim`."""
-
-    volunteers: int = 8
-    updates: int = 60
-    delay: str = "const:0"
-    """Distribution of the extra time a group takes to its receiver, seconds (`p2prl.sim.link_conditions`)."""
-    step_seconds: float = 20.0
-    """Virtual seconds of one update."""
-    replayed_tokens_s: float = float("inf")
-    """Tokens that the learner replays in a virtual second, prompts included."""
-    sample_seconds: float = 20.0
-    """Virtual seconds of one batch of slots; each volunteer's own speed is within a factor of two of it."""
-    partition: tuple[float, float] | None = None
-    """Begin and end, in virtual seconds from the start, of a partition that cuts off half of the volunteers."""
-    loss: float = 0.0
-    """Fraction of frames lost."""
-    crashes: int = 0
-    """Volunteers that crash once and restart a minute later."""
-    groups_per_update: int = 16
-    staleness_bound: int = 128
-    publish_every: int = 2
-    max_virtual_s: float = 24 * 3600.0
-    """The simulation stops then, even if the learner has not finished."""
-    seed: int = 0
-    task: str = "chain4"
-    """Name of the run's task."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwarmResult:
-    """Figures of a simulated run. Many fields, because `p2prl sim` prints each of them."""
-
-    trace_hash: str
-    reward_before: float
-    reward_after: float
-    updates: int
-    virtual_s: float
-    messages: int
-    bytes: int
-    staleness: tuple[float, float, float]
-    """p50, p95 and maximum over all groups trained on, in updates."""
-    groups_verified: int
-    groups_rejected: int
-    caught_up_s: float
-    """Virtual seconds after the run's end until every volunteer held the last version; −1 after ten minutes without."""
-    patch_bytes: int = 0
-    """Bytes of patches that volunteers rebuilt versions from."""
-    whole_bytes: int = 0
-    """Bytes of versions that volunteers downloaded as full weights."""
-    brought_bytes: int = 0
-    """Size of all versions that reached volunteers, as full weights."""
+_JOINED_S = 5.0
+"""Time in which volunteers that come together have joined."""
 
 
 @dataclass(slots=True)
@@ -135,6 +79,7 @@ class Swarm:
             seed=config.seed,
             task=config.task,
         )
+        self._tally = Tally(self._run.key.peer_id)
         self._metrics: list[dict[str, Any]] = []
         self._finished = False
         self._counts: dict[str, int] = {}
@@ -147,11 +92,14 @@ class Swarm:
 
     def run(self, *, on_progress: Callable[[float], None]) -> SwarmResult:
         """Advance virtual time until the learner's updates are done."""
-        before = self._run.reward_now()
+        before, meter = self._run.reward_now(), CostMeter()
+        self.network.run_for(_JOINED_S)
+        meter.joined(self.network.elapsed)
         while not self._finished and self.network.elapsed < self._config.max_virtual_s:
             self.network.run_for(30.0)
             on_progress(len(self._metrics) / self._config.updates)
         caught_up = self._await_everyone()
+        costs = meter.costs(self._config.volunteers, self.network.elapsed)
         self._learner.close()
         for volunteer in self._volunteers.values():
             volunteer.role.close()
@@ -168,13 +116,17 @@ class Swarm:
             virtual_s=self.network.elapsed,
             messages=self.network.counters.frames,
             bytes=self.network.counters.bytes,
-            staleness=_percentiles(staleness),
+            staleness=percentiles(staleness),
             groups_verified=sum(counts.get(state, 0) for state in ("verified", "used", "unused")),
             groups_rejected=counts.get("rejected", 0),
             patch_bytes=sum(stats.patch_bytes for stats in fetched),
             whole_bytes=sum(stats.full_bytes for stats in fetched),
             brought_bytes=sum(stats.version_bytes for stats in fetched),
             caught_up_s=caught_up,
+            links=links_of(self.network, self._volunteers),
+            groups_lost=self._tally.groups_lost(self.network.now),
+            t95_s=self._tally.t95_s(self._config.volunteers),
+            costs=costs,
         )
 
     @property
@@ -282,7 +234,7 @@ class Swarm:
 
     def _host(self, identity: Identity, role: Role, store: DiskBlobStore, keep_versions: int) -> SimulatedPort:
         peer, run = identity.peer_id, self._run
-        port = SimulatedPort(self.network, peer, (self.network.address(peer),), store.path)
+        port = SimulatedPort(self.network, peer, (self.network.address(peer),), store.path, self._tally)
         config = self._node_config(identity, role, keep_versions)
 
         def make(now: float, rng: random.Random) -> Node:
@@ -311,17 +263,9 @@ class Swarm:
         self.network.after(self._rng.random(), take)
 
     def _schedule_faults(self) -> None:
+        """Schedule the partition and the crashes of the settings."""
         peers = sorted(self._volunteers)
-        if self._config.partition is not None:
-            begins, ends = (START + moment for moment in self._config.partition)
-            away = peers[: len(peers) // 2]
-            rest = [self._run.key.peer_id, *peers[len(peers) // 2 :]]
-            self.network.partition((away, rest), begins, ends)
-        span = self._config.updates * self._config.step_seconds
-        for peer in self._rng.sample(peers, min(self._config.crashes, len(peers))):
-            moment = START + span * self._rng.random()
-            self.network.at(moment, partial(self.network.crash, peer))
-            self.network.at(moment + _OUTAGE_S, partial(self._restart, peer))
+        schedule_faults(self.network, self._config, peers, self._run.key.peer_id, self._rng, restart=self._restart)
 
     def _restart(self, peer: PeerId) -> None:
         host = self._volunteers[peer]
@@ -340,9 +284,3 @@ class Swarm:
                 return self.network.elapsed - ended
             self.network.run_for(10.0)
         return -1.0
-
-
-def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:
-    if not values:
-        return 0.0, 0.0, 0.0
-    return float(statistics.median(values)), values[min(len(values) - 1, int(0.95 * len(values)))], values[-1]

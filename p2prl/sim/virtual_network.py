@@ -192,6 +192,7 @@ class VirtualNetwork:
         host.node.set_addresses((self.address(host.peer),), self.now + host.clock_offset_s)
         host.armed = float("inf")
         host.pump_due = False
+        host.noted = {}
         self._wake(host)
 
     def _wake(self, host: Host) -> None:
@@ -216,10 +217,10 @@ class VirtualNetwork:
                     self._delivery.dial(host, peer, addresses)
                 case Register() | LookUp() if self._directory_needs_links and not node.connections.links:
                     pass
-                case Register(record=record, expires_at=expires_at):
-                    self._directory.put_later(host.run, host.peer, record, expires_at - host.clock_offset_s)
+                case Register():
+                    self._directory.register(host.run, host.peer, command, host.clock_offset_s)
                 case LookUp():
-                    self._look_up(host)
+                    self._look_up(host, command)
         while (event := node.next_event()) is not None:
             host.on_event(event)
         self._arm(host, node)
@@ -241,7 +242,7 @@ class VirtualNetwork:
         else:
             self._arm(host, host.node)
 
-    def _look_up(self, host: Host) -> None:
+    def _look_up(self, host: Host, wanted: LookUp) -> None:
         incarnation = host.incarnation
 
         def answer(records: list[bytes]) -> None:
@@ -250,7 +251,7 @@ class VirtualNetwork:
             host.node.looked_up(records, self.now + host.clock_offset_s)
             self._wake(host)
 
-        self._directory.look_up(host.run, answer)
+        self._directory.look_up(host.run, wanted, answer)
 
     def _check(self) -> None:
         for check in self._checks:

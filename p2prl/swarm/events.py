@@ -206,11 +206,20 @@ class Register:
 
     record: bytes
     expires_at: float
+    under_run: bool = True
+    """Under the run's key, of which everybody reads a sample."""
+    under_name: bool = False
+    """Under a key of this peer, where it is found by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
     """Fetch the run's peer records from the directory."""
+
+    peers: tuple[PeerId, ...] = ()
+    """Those whose own records are wanted."""
+    is_sample: bool = True
+    """Whether to fetch a sample of all."""
 
 
 Command = Send | Dial | Meet | Register | LookUp

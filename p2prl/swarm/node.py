@@ -7,7 +7,6 @@ Nothing here sleeps, logs, or reads a clock or socket; the random source is pass
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import partial
 
@@ -50,6 +49,10 @@ from p2prl.swarm.running import Running
 _RETRY_S = 2.0
 """How long an offered envelope may stay unpushed before the next peer that offered it is asked."""
 
+_QUIET_RETRY_S = 31.0
+"""The same while nothing is awaited, to notice a silent learner: a node that waits for nothing sleeps. Other timers,
+such as the directory's, bring it forward."""
+
 
 class Node:
     """One peer's part in one run."""
@@ -70,7 +73,7 @@ class Node:
         self._running: Running | None = None
         """Takes part in the run; None until its manifest is known, when `_awaiting` asks for it."""
         self._born = now
-        self._next_retry = now + _RETRY_S
+        self._retried_at = now
         self._clock_reported = False
 
     def begin(self, manifest: bytes, policies: Iterable[bytes] = ()) -> None:
@@ -247,30 +250,28 @@ class Node:
         self._settle_links()
         core.relay.handle_timer(now)
         core.groups.handle_timer(now)
-        if now >= self._next_retry:
-            self._next_retry = now + _RETRY_S
+        if now >= self._retried_at + min(_retry_s(core, self._running, now), _QUIET_RETRY_S / 2):
+            self._retried_at = now
             core.gossip.retry_wants()
             self._awaiting.retry() if self._running is None else self._running.retry(now)
+            offset = core.connections.clock_offset_s(now)
+            if offset is not None and not self._clock_reported:
+                core.events.append(ClockOff(offset))
+            self._clock_reported = offset is not None
         if self._running is not None:
             self._running.handle_timer(now)
-        offset = core.connections.clock_offset_s(now)
-        if offset is not None and not self._clock_reported:
-            core.events.append(ClockOff(offset))
-        self._clock_reported = offset is not None
         self._advance(now)
 
     def next_deadline(self) -> float:
         """When `handle_timer` is due next."""
         core = self._core
         relay = core.relay.next_deadline()
-        own = min(
-            core.connections.next_deadline(),
-            core.gossip.next_deadline(),
-            core.groups.next_deadline(),
-            self._next_retry,
-            math.inf if self._running is None else self._running.next_deadline(),
-        )
-        return own if relay is None else min(own, relay)
+        soonest = min(core.connections.next_deadline(), core.gossip.next_deadline(), core.groups.next_deadline())
+        soonest = soonest if relay is None else min(soonest, relay)
+        soonest = soonest if self._running is None else min(soonest, self._running.next_deadline())
+        if soonest <= self._retried_at + _RETRY_S:  # spares a look at everything that may be awaited
+            return soonest
+        return min(soonest, self._retried_at + _retry_s(core, self._running, self._retried_at))
 
     def commands(self, now: float) -> list[Command]:
         """Take the commands for the shell: frames to send, peers to dial, directory use."""
@@ -351,6 +352,11 @@ class Node:
             self._running = self._awaiting.on_push(raw, source, now)
         else:
             self._running.on_push(raw, source, now)
+
+
+def _retry_s(core: NodeCore, running: Running | None, now: float) -> float:
+    is_quiet = running is not None and running.is_settled and not core.gossip.has_open_offers
+    return _QUIET_RETRY_S if is_quiet and core.connections.discovery.is_settled(now) else _RETRY_S
 
 
 def _is_of_meeting(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:

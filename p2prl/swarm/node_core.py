@@ -121,12 +121,14 @@ class NodeCore:
 
     def roles(self) -> tuple[tuple[str, int], ...]:
         """Number of linked peers by role name. A peer that claims to be the learner without its key is a listener."""
-        counts = Counter(
-            "listener" if link.role is Role.LEARNER and not self.is_learner(peer) else link.role.name.lower()
-            for peer, link in self.connections.links.items()
-            if link.role is not None
-        )
-        return tuple(sorted(counts.items()))
+        links = self.connections.links
+        counts = Counter(link.role for link in links.values())
+        named = {role.name.lower(): count for role, count in counts.items() if role is not None}
+        learner = None if self.local.learner is None else links.get(self.local.learner)
+        false_learners = counts[Role.LEARNER] - (learner is not None and learner.role is Role.LEARNER)
+        if false_learners:
+            named |= {"learner": counts[Role.LEARNER] - false_learners, "listener": false_learners}
+        return tuple(sorted((name, count) for name, count in named.items() if count))
 
     def has_peers(self) -> bool:
         """Whether any linked peer has said hello."""

@@ -148,6 +148,11 @@ class Running:
             self._note(opened)
         self._release_verdicts()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is being downloaded, or waited for."""
+        return self._policies.is_settled
+
     def retry(self, now: float) -> None:
         """Drop stalled downloads and notice a silent learner."""
         self._policies.drop_stalled(now)
@@ -239,6 +244,8 @@ class Running:
 
     def _send_statements(self, now: float) -> None:
         core = self._core
+        if self._own_statements.next_deadline() == math.inf:  # there are none
+            return
         roles = dict(core.roles())
         for statement in self._own_statements.take_due(now, linked=bool(roles), learner_linked="learner" in roles):
             opened = open_envelope(seal(core.local.identity, statement, run=core.local.run, now=now), now=None)

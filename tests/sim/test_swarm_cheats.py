@@ -18,7 +18,7 @@ from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.ledger_messages import Receipts, ReceiptState
 from p2prl.sim import simulated_run
-from p2prl.sim.swarm import SwarmConfig
+from p2prl.sim.swarm_config import SwarmConfig
 from p2prl_lab.sim.dishonest_volunteers import FORGED
 from p2prl_lab.sim.mixed_swarm import MixedSwarm
 

@@ -12,7 +12,8 @@ import torch
 from p2prl.learner.journal.journal import Journal
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.sim import simulated_run
-from p2prl.sim.swarm import Swarm, SwarmConfig, SwarmResult
+from p2prl.sim.swarm import Swarm
+from p2prl.sim.swarm_config import SwarmConfig, SwarmResult
 
 CONFIG = SwarmConfig(volunteers=6, updates=6, step_seconds=20.0, seed=11)
 

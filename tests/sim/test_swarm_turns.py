@@ -25,7 +25,8 @@ from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import flatten
 from p2prl.sim import simulated_run
 from p2prl.sim.simulated_run import SimulatedRun
-from p2prl.sim.swarm import Swarm, SwarmConfig
+from p2prl.sim.swarm import Swarm
+from p2prl.sim.swarm_config import SwarmConfig
 from tests.unit.talking_task import install_talking_task
 
 GROUPS, UPDATES = 8, 8

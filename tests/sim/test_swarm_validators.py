@@ -11,7 +11,7 @@ import torch
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.sim import simulated_run
-from p2prl.sim.swarm import SwarmConfig
+from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.testing.adversaries import ADVERSARIES
 from p2prl_lab.sim.validated_swarm import ValidatedSwarm
 

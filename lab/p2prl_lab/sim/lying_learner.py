@@ -28,7 +28,8 @@ from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.shared_engine import SharedSampler, SharedScorer
-from p2prl.sim.swarm import Swarm, SwarmConfig
+from p2prl.sim.swarm import Swarm
+from p2prl.sim.swarm_config import SwarmConfig
 from p2prl_lab.sim.trusting_learner import FreeSlots
 
 

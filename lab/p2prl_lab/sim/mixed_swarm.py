@@ -17,7 +17,8 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
-from p2prl.sim.swarm import Swarm, SwarmConfig
+from p2prl.sim.swarm import Swarm
+from p2prl.sim.swarm_config import SwarmConfig
 from p2prl_lab.sim.cheat import Cheat, PublishingPort
 from p2prl_lab.sim.dishonest_volunteers import CHEATS
 from p2prl_lab.sim.trusting_learner import TRUSTING

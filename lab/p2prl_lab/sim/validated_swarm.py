@@ -22,7 +22,8 @@ from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.sim.hosts import identity_of
 from p2prl.sim.shared_engine import SharedScorer
-from p2prl.sim.swarm import Swarm, SwarmConfig
+from p2prl.sim.swarm import Swarm
+from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.validator.own_ledger import FILE_NAME, OwnLedger
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from p2prl.validator.verdicts import judge

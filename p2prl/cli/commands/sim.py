@@ -22,7 +22,7 @@ from p2prl.tasks.task_registry import task_by_name
 from p2prl.tasks.task_spec import Demonstration, TurnsDemonstration
 
 if TYPE_CHECKING:
-    from p2prl.sim.swarm import SwarmConfig, SwarmResult
+    from p2prl.sim.swarm_config import SwarmConfig, SwarmResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,14 @@ class SimOptions:
     task: Annotated[
         str, typer.Option("--task", help="chain4, walk12, guess, or an installed one with a small model.")
     ] = "chain4"
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="small: the task's small model, trained. none: nodes alone, which move random weights and groups "
+            "without content; for thousands of volunteers.",
+        ),
+    ] = "small"
     volunteers: Annotated[int, typer.Option("--volunteers", min=1, help="Volunteers in the swarm.")] = 8
     updates: Annotated[int, typer.Option("--updates", min=1, help="Learner updates.")] = 60
     delay: Annotated[
@@ -55,8 +63,10 @@ class SimOptions:
 
     def config(self) -> SwarmConfig:
         """The simulator's settings. `ConfigError` for a partition that is none."""
-        from p2prl.sim.swarm import SwarmConfig
+        from p2prl.sim.link_conditions import parse_delay
+        from p2prl.sim.swarm_config import SwarmConfig
 
+        parse_delay(self.delay)
         return SwarmConfig(
             task=self.task,
             volunteers=self.volunteers,
@@ -77,40 +87,10 @@ def sim(options: SimOptions, as_json: AsJson = False) -> None:
     The same seed gives the same trace.
     """
     began = time.monotonic()
-    with progress_bar("sim", quiet=as_json) as on_progress:
-        on_progress("importing torch", 0.0)
-
-        from p2prl.models.hardware.device import use_threads
-        from p2prl.models.small_models.tiny_models import tiny_model
-        from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
-        from p2prl.sim.link_conditions import parse_delay
-        from p2prl.sim.swarm import Swarm
-    parse_delay(options.delay)
+    if options.model not in ("small", "none"):
+        raise ConfigError(f"{options.model[:60]!r} is no model of a simulation", remedy="Use small or none.")
     config = options.config()
-    demonstration = _demonstration(options.task)
-    use_threads(1)  # a fixed order of summation keeps the trace reproducible
-    loaded = tiny_model(options.task, seed=options.seed)
-    recipe = WarmstartConfig()
-    with (
-        progress_bar("simulation", quiet=as_json) as on_progress,
-        tempfile.TemporaryDirectory(prefix="p2prl-sim-") as folder,
-    ):
-        warm_start(
-            loaded,
-            demonstration,
-            seed=options.seed,
-            config=recipe,
-            on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),
-        )
-        swarm = Swarm(config, loaded, Path(folder))
-        gc.freeze()  # rescanning these long-lived objects took a sixth of the time
-        result = swarm.run(on_progress=lambda share: on_progress("virtual time", share))
-    if result.updates < options.updates:
-        raise MachineError(
-            f"the swarm made {result.updates} of {options.updates} updates in {result.virtual_s / 3600:.0f} virtual "
-            "hours",
-            remedy="Use more volunteers, a shorter delay or a longer --step-seconds.",
-        )
+    result = _bare(config, quiet=as_json) if options.model == "none" else _trained(config, quiet=as_json)
     document = simulation_document(config, result, wall_s=time.monotonic() - began)
     if as_json:
         emit(document)
@@ -118,14 +98,71 @@ def sim(options: SimOptions, as_json: AsJson = False) -> None:
     _show(result)
 
 
+def _bare(config: SwarmConfig, *, quiet: bool) -> SwarmResult:
+    """The simulation of nodes without roles."""
+    from p2prl.sim.bare_swarm import BareSwarm
+
+    with progress_bar("simulation", quiet=quiet) as on_progress:
+        return BareSwarm(config).run(on_progress=lambda share: on_progress("virtual time", share))
+
+
+def _trained(config: SwarmConfig, *, quiet: bool) -> SwarmResult:
+    """The simulation with the real roles and a small model."""
+    with progress_bar("sim", quiet=quiet) as on_progress:
+        on_progress("importing torch", 0.0)
+
+        from p2prl.models.hardware.device import use_threads
+        from p2prl.models.small_models.tiny_models import tiny_model
+        from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
+        from p2prl.sim.swarm import Swarm
+    demonstration = _demonstration(config.task)
+    use_threads(1)  # a fixed order of summation keeps the trace reproducible
+    loaded = tiny_model(config.task, seed=config.seed)
+    recipe = WarmstartConfig()
+    with (
+        progress_bar("simulation", quiet=quiet) as on_progress,
+        tempfile.TemporaryDirectory(prefix="p2prl-sim-") as folder,
+    ):
+        warm_start(
+            loaded,
+            demonstration,
+            seed=config.seed,
+            config=recipe,
+            on_step=lambda step, _: on_progress("warm start on flawed demonstrations", step / recipe.steps),
+        )
+        swarm = Swarm(config, loaded, Path(folder))
+        gc.freeze()  # rescanning these long-lived objects took a sixth of the time
+        result = swarm.run(on_progress=lambda share: on_progress("virtual time", share))
+    if result.updates < config.updates:
+        raise MachineError(
+            f"the swarm made {result.updates} of {config.updates} updates in {result.virtual_s / 3600:.0f} virtual "
+            "hours",
+            remedy="Use more volunteers, a shorter delay or a longer --step-seconds.",
+        )
+    return result
+
+
 def _show(result: SwarmResult) -> None:
-    p50, p95, largest = result.staleness
-    say(f"reward     {result.reward_before:.3f} -> {result.reward_after:.3f}")
-    say(f"updates    {result.updates:,} in {result.virtual_s / 60:.0f} virtual minutes")
-    say(f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {counted(largest, 'update')}")
-    say(f"messages   {result.messages:,}, {size_text(result.bytes)}")
-    say(downloads_line(result.patch_bytes, result.whole_bytes, result.brought_bytes))
-    say(f"groups     {result.groups_verified:,} verified, {result.groups_rejected:,} rejected")
+    minutes = result.virtual_s / 60
+    if result.reward_before is not None and result.reward_after is not None:
+        p50, p95, largest = result.staleness
+        say(f"reward     {result.reward_before:.3f} -> {result.reward_after:.3f}")
+        say(f"updates    {result.updates:,} in {minutes:.0f} virtual minutes")
+        say(f"staleness  p50 {p50:.0f}  p95 {p95:.0f}  max {counted(largest, 'update')}")
+    else:
+        say(f"updates    {result.updates:,} in {minutes:.0f} virtual minutes")
+    say(f"messages   {result.messages:,}, {size_text(result.bytes)}; {result.links:.0f} links a volunteer")
+    if result.reward_after is not None:
+        say(downloads_line(result.patch_bytes, result.whole_bytes, result.brought_bytes))
+        say(f"groups     {result.groups_verified:,} verified, {result.groups_rejected:,} rejected")
+    say(f"lost       {counted(result.groups_lost, 'group')}")
+    if result.t95_s is not None:
+        say(f"spread     a version is at 95 % of the volunteers after {result.t95_s:.1f} virtual seconds")
+    costs = result.costs
+    say(
+        f"cost       {costs.cpu_s_per_volunteer_hour:.3g} processor seconds for an hour of a volunteer, "
+        f"{costs.join_cpu_s:.3g} to join them; {size_text(costs.peak_bytes)} of memory"
+    )
     say(f"trace      {result.trace_hash}")
 
 
@@ -169,6 +206,13 @@ def simulation_document(config: SwarmConfig, result: SwarmResult, *, wall_s: flo
         "whole_bytes": result.whole_bytes,
         "brought_bytes": result.brought_bytes,
         "caught_up_s": result.caught_up_s,
+        "links": result.links,
+        "groups_lost": result.groups_lost,
+        "t95_s": result.t95_s,
+        "source_copies": result.source_copies,
+        "join_cpu_s": result.costs.join_cpu_s,
+        "cpu_s_per_volunteer_hour": result.costs.cpu_s_per_volunteer_hour,
+        "peak_bytes": result.costs.peak_bytes,
         "volunteers": config.volunteers,
         "delay": config.delay,
         "seed": config.seed,

@@ -7,7 +7,7 @@ another time than this one. The one that started later stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
 from p2prl.protocol.envelope import body_of, open_envelope
@@ -29,10 +29,13 @@ class KeyUse:
         self._on_shared = on_shared
         self._is_shared = False
 
-    def read(self, records: Mapping[PeerId, bytes]) -> None:
-        """Check records read from the directory."""
-        raw = records.get(self._peer)
-        if self._is_shared or raw is None:
+    def read(self, records: Mapping[PeerId, Iterable[bytes]]) -> None:
+        """Check the records that the directory has of each peer."""
+        for raw in records.get(self._peer, ()):
+            self._check(raw)
+
+    def _check(self, raw: bytes) -> None:
+        if self._is_shared:
             return
         try:
             opened = open_envelope(raw, now=None)

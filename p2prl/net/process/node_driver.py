@@ -18,7 +18,7 @@ from p2prl.net.process.dial_resolution import resolved
 from p2prl.net.process.key_use import KeyUse
 from p2prl.net.process.send_queues import SendQueues
 from p2prl.net.process.upload_budget import UploadBudget
-from p2prl.protocol.digests import digest
+from p2prl.protocol.directory_keys import name_key, run_key
 from p2prl.protocol.identity import PeerId
 from p2prl.swarm.events import Dial, Event, LookUp, Meet, Register, Send
 from p2prl.swarm.node import Node
@@ -32,7 +32,7 @@ class RunDirectory:
     def __init__(self, transport: Transport, run: bytes, key_use: KeyUse | None = None) -> None:
         """`key_use` detects a record that another process wrote with our key."""
         self._transport = transport
-        self._key = digest("p2prl/directory/v1", run)
+        self._run = run
         self._key_use = key_use
         self._idle = asyncio.Event()
         self._idle.set()
@@ -44,27 +44,37 @@ class RunDirectory:
         self._idle.clear()
         return True
 
-    async def read(self) -> list[bytes] | None:
-        """The records of all peers; None when the directory does not answer."""
+    async def read(self, wanted: LookUp) -> list[bytes] | None:
+        """The records that are there of those wanted; None when the directory does not answer."""
+        names = {name_key(self._run, peer): peer for peer in wanted.peers}
+        keys = [*names, *([run_key(self._run)] if wanted.is_sample else [])]
         try:
-            records = await self._transport.get_records(self._key)
+            answers = await asyncio.gather(*map(self._transport.get_records, keys))
         except TransportError as error:
             log.debug("directory lookup failed: %s", error)
             return None
         finally:
             self._idle.set()
+        found: dict[PeerId, list[bytes]] = {}
+        for key, records in zip(keys, answers, strict=True):
+            for owner, record in records.items():
+                if key not in names or owner == names[key]:  # anybody may write beside the owner
+                    found.setdefault(owner, []).append(record)
         if self._key_use is not None:
-            self._key_use.read(records)
-        return list(records.values())
+            self._key_use.read(found)
+        return [record for records in found.values() for record in records]
 
-    async def write(self, record: bytes, expires_at: float) -> None:
+    async def write(self, register: Register) -> None:
         """Store our record after any read in progress: it would overwrite evidence that another process uses our
         key."""
         await self._idle.wait()
-        try:
-            await self._transport.put_record(self._key, record, expires_at)
-        except TransportError as error:
-            log.debug("directory record not stored: %s", error)
+        keys = [run_key(self._run)] * register.under_run
+        keys += [name_key(self._run, self._transport.peer_id)] * register.under_name
+        for key in keys:
+            try:
+                await self._transport.put_record(key, register.record, register.expires_at)
+            except TransportError as error:
+                log.debug("directory record not stored: %s", error)
 
 
 _HEAD_START_S = 2.0
@@ -153,10 +163,10 @@ class NodeDriver:
                     self._spawn(self._dial(peer, addresses))
                 case Meet(peer=peer, address=address, dials=dials):
                     self._spawn(self._meet(peer, address, dials=dials))
-                case Register(record=record, expires_at=expires_at):
-                    self._spawn(self._directory.write(record, expires_at))
+                case Register():
+                    self._spawn(self._directory.write(command))
                 case LookUp() if self._directory.begin_read():
-                    self._spawn(self._look_up())
+                    self._spawn(self._look_up(command))
                 case LookUp():
                     pass  # the last one is not done yet
         while (event := self._node.next_event()) is not None:
@@ -221,8 +231,8 @@ class NodeDriver:
             self._node.connected(peer, self._clock.now(), chosen=False)
             self.wake()
 
-    async def _look_up(self) -> None:
-        records = await self._directory.read()
+    async def _look_up(self, wanted: LookUp) -> None:
+        records = await self._directory.read(wanted)
         if records is not None:
             self._node.looked_up(records, self._clock.now())
             self.wake()

@@ -270,6 +270,11 @@ class Gossip:
         self._answered_bytes.clear()
         self._sent_receipts.clear()
 
+    @property
+    def has_open_offers(self) -> bool:
+        """Whether an envelope was offered here and has not come."""
+        return bool(self._offers)
+
     def retry_wants(self) -> None:
         """Ask another offerer for each envelope that the last one asked did not push."""
         step = limits.MAX_DIGESTS_PER_MESSAGE

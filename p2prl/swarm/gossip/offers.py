@@ -124,6 +124,9 @@ class Offers:
         self._peers: dict[Digest, set[PeerId]] = {}
         self._count = 0
 
+    def __len__(self) -> int:
+        return len(self._peers)
+
     def add(self, name: Digest, peer: PeerId) -> bool:
         """Note an offer. Returns whether the envelope is to be asked for now: nobody else is being asked."""
         peers = self._peers.setdefault(name, set())

@@ -39,6 +39,11 @@ GREETING_PAUSE_S = 0.05
 """Until the next ones: a thousand neighbors are greeted within two seconds."""
 
 
+_GREETED_EARLY_S = 3.0
+"""Hellos due so soon are sent with one that is due: a node with thirty links wakes a few times in a period, not thirty
+times."""
+
+
 @dataclass(slots=True)
 class PeerLink:
     """An open connection to a peer, and the contents of its last hello."""
@@ -207,7 +212,7 @@ class Connections:
 
     def dial_failed(self, peer: PeerId, now: float) -> None:
         """A dial failed. A link that the peer opened meanwhile is kept."""
-        self.discovery.on_dial_failed(peer, now)
+        self.discovery.on_dial_failed(peer)
         if peer not in self.links:
             self.lost(peer, now)
 
@@ -265,22 +270,25 @@ class Connections:
         if now >= self._admission.next_deadline():
             self._admit_waiting(now)
         self.discovery.dial(now)
-        self.outbox.extend(self._meetings.take_requests(self._unmet(), self._hosts(), now))
+        if self._meetings.is_due(now):
+            self.outbox.extend(self._meetings.take_requests(self._unmet(now), self._hosts, now))
         return silent
 
     def refresh(self, now: float) -> None:
         """Publish our record and look up other peers, now."""
-        awaits_record = self._local.role in SHOW_LINKS and any(each.is_listed is None for each in self.linked_records())
-        self.discovery.refresh(now, learner_linked=self._learner_linked(), awaits_record=awaits_record)
+        shown = self.linked_records() if self._local.role in SHOW_LINKS else []
+        awaited = [each.peer for each in shown if each.is_listed is None]
+        self.discovery.refresh(now, learner_linked=self._learner_linked(), awaited=awaited)
 
     def next_deadline(self) -> float:
         """When `handle_timer` is due."""
-        due = min(self.discovery.next_refresh, self._next_hello, self._admission.next_deadline())
+        parts = (self._admission, self._meetings)
+        due = min(self.discovery.next_refresh, self._next_hello, *(part.next_deadline() for part in parts))
         return -math.inf if self._local.changed else due
 
-    def _unmet(self) -> list[PeerId]:
+    def _unmet(self, now: float) -> list[PeerId]:
         """Peers behind routers that this node should have a direct link with, and has not."""
-        return [peer for peer in self.discovery.unreached() if peer not in self.links or self.is_relayed(peer)]
+        return [peer for peer in self.discovery.unreached(now) if peer not in self.links or self.is_relayed(peer)]
 
     def _hosts(self) -> list[PeerId]:
         direct = {peer: link.role for peer, link in self.links.items() if not self.is_relayed(peer)}
@@ -332,7 +340,7 @@ class Connections:
                 link.is_outdated = True
         elif now < self._next_hello:
             return
-        old = now - self._config.hello_s
+        old = now - self._config.hello_s + min(_GREETED_EARLY_S, self._config.hello_s / 4)
         due = [
             (link.greeted_at, peer) for peer, link in self.links.items() if link.is_outdated or link.greeted_at <= old
         ]

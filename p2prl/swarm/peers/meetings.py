@@ -12,6 +12,7 @@ whether it is dialed, and how often.
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -89,10 +90,18 @@ class Meetings:
         """Whether a direct connection of the peer came from a public address."""
         return peer in self._seen_at
 
+    def next_deadline(self) -> float:
+        """When the wishes are looked at again; ∞ while there are none."""
+        return self._next if self._wishes else math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Whether `take_requests` looks at the wishes now."""
+        return now >= self._next
+
     def take_requests(
-        self, wanted: Collection[PeerId], hosts: Iterable[PeerId], now: float
+        self, wanted: Collection[PeerId], hosts: Callable[[], Iterable[PeerId]], now: float
     ) -> list[tuple[PeerId, Wire]]:
-        """Requests due for the peers in `wanted`, to one of `hosts`: linked peers that may see both, the best first.
+        """Requests due for the peers in `wanted`, to one of `hosts()`: linked peers that may see both, the best first.
 
         `wanted` are peers that this node should have a direct link with, and has not. A host that does not see both is
         silent, so the next attempt is another's.
@@ -101,7 +110,7 @@ class Meetings:
             return []
         self._next = now + _CHECK_S
         self._wishes = {peer: wish for peer, wish in self._wishes.items() if peer in wanted}
-        asked = tuple(hosts)
+        asked = tuple(hosts()) if wanted else ()
         due: list[tuple[PeerId, Wire]] = []
         for peer in wanted:
             wish = self._wishes.setdefault(peer, _Wish(now + _FIRST_WAIT_S))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NewType
 
 from p2prl.protocol.identity import PeerId
@@ -63,13 +64,19 @@ def _network_of(address: str, bits: dict[int, int]) -> Subnet:
 def _of_ip(parts: list[str], bits: dict[int, int]) -> Subnet:
     if len(parts) < 2 or parts[0] not in ("ip4", "ip6"):
         return UNKNOWN
+    return _network_around(parts[1], bits[4], bits[6])
+
+
+@lru_cache(maxsize=4_096)
+def _network_around(host: str, bits4: int, bits6: int) -> Subnet:
+    """The network of an IP address, parsed once: records and connections name the same hosts again and again."""
     try:
-        ip = ipaddress.ip_address(parts[1])
+        ip = ipaddress.ip_address(host)
     except ValueError:
         return UNKNOWN
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
-    return Subnet(str(ipaddress.ip_network((ip, bits[ip.version]), strict=False)))
+    return Subnet(str(ipaddress.ip_network((ip, bits4 if ip.version == 4 else bits6), strict=False)))
 
 
 def fullest(subnets: Iterable[Subnet]) -> set[Subnet]:

@@ -36,6 +36,9 @@ _NEAR_SHARE = 2 / 3
 _REGION_BITS = {4: 16, 6: 32}
 """Leading bits of an IP address that near peers share, by IP version: about what one provider holds in one country."""
 
+_DRAWN_EACH, _DRAWN_LEAST = 16, 256
+"""Peers drawn for each neighbor, among which subnets are compared: of a thousand linked peers not all."""
+
 P = TypeVar("P")
 
 
@@ -113,7 +116,7 @@ def _spread(pool: list[P], swarm: Mapping[P, Candidate], chosen: list[P], count:
     taken = Counter(swarm[peer].subnet for peer in chosen)
     lots: dict[object, float] = {}
     placed: list[tuple[int, float, P]] = []
-    for peer in draw(pool, len(pool), rng):
+    for peer in draw(pool, max(_DRAWN_EACH * count, _DRAWN_LEAST), rng):
         subnet = swarm[peer].subnet
         lot = rng.random() if subnet is None else lots.setdefault(subnet, rng.random())
         placed.append((0 if subnet is None else taken[subnet], lot, peer))

@@ -294,6 +294,13 @@ class PolicySync:
                 self._downloads.on_blob(root, now)
             self._start_newest(now)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is being downloaded, or waited for."""
+        newest = self.newest
+        has_newest = newest is None or newest.digest in self._downloads.ready or not self._config.follows_newest
+        return has_newest and self._downloads.newest is None and not self._requested
+
     def drop_stalled(self, now: float) -> None:
         """Abandon stalled downloads for a newer version, or for another route to the same one."""
         self._downloads.drop_stalled(now)

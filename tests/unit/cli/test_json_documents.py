@@ -34,7 +34,7 @@ from p2prl.errors import IntegrityError
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.scoreboard.display_names import display_name
-from p2prl.sim.swarm import SwarmConfig, SwarmResult
+from p2prl.sim.swarm_config import SwarmConfig, SwarmResult
 from p2prl.validator.service import Audit
 from p2prl_lab.bench.comparison.report import CaseRow
 from p2prl_lab.bench.draw_cost.benchmark import DrawCost

@@ -125,6 +125,8 @@ REFUSED: list[tuple[tuple[str, ...], type[errors.P2PRLError], str]] = [
     (("join", SOME_LINK, "--listen", "/ip4/0.0.0.0/tcp/99999"), errors.ConfigError, "'99999' is not a port"),
     (("ledger", "verify", "/etc/passwd"), errors.ConfigError, "not a ledger dump"),
     (("sim", "--partition", "5"), errors.ConfigError, "FROM:TO"),
+    (("sim", "--model", "7b"), errors.ConfigError, "no model"),
+    (("sim", "--model", "none", "--delay", "slow"), errors.ConfigError, "not a delay"),
 ]
 
 

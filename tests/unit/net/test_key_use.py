@@ -30,7 +30,7 @@ def found(*directory: bytes, started: float = START_S) -> list[bool]:
     use = KeyUse(ME.peer_id, started, calls.append)
     use.read({})
     for raw in directory:
-        use.read({ME.peer_id: raw})
+        use.read({ME.peer_id: [raw]})
     return calls
 
 

@@ -12,9 +12,11 @@ import pytest
 from p2prl.clock import SystemClock
 from p2prl.errors import MachineError, TransportError
 from p2prl.net.ports import Transport
-from p2prl.net.process.node_driver import NodeDriver
+from p2prl.net.process.key_use import KeyUse
+from p2prl.net.process.node_driver import NodeDriver, RunDirectory
 from p2prl.protocol import frames, wire_version
 from p2prl.protocol.digests import digest
+from p2prl.protocol.directory_keys import name_key
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
@@ -22,7 +24,7 @@ from p2prl.protocol.link_messages import Chunk, ChunkRequest, Hello, Meeting
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
-from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Send, VersionReady
+from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Register, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.link_admission import LinkClass
@@ -346,5 +348,29 @@ def test_the_directory_key_is_the_runs() -> None:
         await turns(lambda: bool(hub.records))
         assert list(hub.records) == [digest("p2prl/directory/v1", RUN)]
         await learner.close()
+
+    run(story)
+
+
+def test_a_peer_is_found_by_name_and_nobody_else_there() -> None:
+    async def story(hub: MemoryHub) -> None:
+        now = hub.clock.now()
+        transports = {name: MemoryTransport(hub, identity_of(name).peer_id) for name in ("a", "b", "reader")}
+        a, b = transports["a"].peer_id, transports["b"].peer_id
+        record = Register(b"a's", now + 60, under_run=False, under_name=True)
+        await RunDirectory(transports["a"], RUN).write(record)
+        await transports["b"].put_record(name_key(RUN, a), b"b's, under a's name", now + 60)
+        await RunDirectory(transports["b"], RUN).write(Register(b"b's", now + 60))
+        used: list[bool] = []
+        reader = RunDirectory(transports["reader"], RUN, KeyUse(a, now, used.append))
+        for wanted, found in (
+            (LookUp(), [b"b's"]),
+            (LookUp((a, b), is_sample=False), [b"a's"]),
+            (LookUp((a,)), [b"a's", b"b's"]),
+        ):
+            assert reader.begin_read()
+            assert await reader.read(wanted) == found
+        for transport in transports.values():
+            await transport.close()
 
     run(story)

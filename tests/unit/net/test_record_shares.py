@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from p2prl.net.transports.hivemind.bounded_storage import MAX_KEY_BYTES, record_subnet
 from p2prl.net.transports.hivemind.directory_records import HeldRecord, displaced
-from p2prl.net.transports.hivemind.hardened_dht import MAX_KEY_BYTES, record_subnet
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import encode

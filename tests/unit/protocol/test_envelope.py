@@ -6,11 +6,14 @@ import msgspec
 import pytest
 
 from p2prl.errors import RemoteProtocolError, StaleWorkError
-from p2prl.protocol import envelope, limits
+from p2prl.protocol import limits
 from p2prl.protocol.envelope import (
     DOMAINS,
+    OPENINGS,
     SIGNED_MESSAGES,
     Envelope,
+    Opened,
+    Openings,
     body_of,
     envelope_digest,
     open_envelope,
@@ -110,13 +113,45 @@ def test_size_is_checked_first() -> None:
         open_envelope(bytes(limits.MAX_ENVELOPE_BYTES + 1), now=None)
 
 
-def test_long_signature_is_refused_and_not_cached() -> None:
+def test_a_long_signature_is_refused_and_not_kept() -> None:
     raw = seal(ALICE, StorageReceipt((bytes(32),)), run=RUN, now=1e9)
-    remembered = envelope._verified.cache_info().currsize
+    held_bytes = OPENINGS.held_bytes
     for length in (0, 63, 65, 100_000):
         with pytest.raises(RemoteProtocolError, match="wrong signature"):
             open_envelope(reseal(raw, signature=bytes(length)), now=1e9)
-    assert envelope._verified.cache_info().currsize == remembered
+    assert OPENINGS.held_bytes == held_bytes
+
+
+def test_an_envelope_is_opened_once_while_it_is_kept_and_the_oldest_goes() -> None:
+    calls: list[bytes] = []
+
+    def open_raw(raw: bytes) -> Opened:
+        calls.append(raw)
+        return open_envelope(raw, now=None)
+
+    envelopes = [seal(ALICE, StorageReceipt((bytes([index]) * 32,)), run=RUN, now=NOW) for index in range(16)]
+    size = len(envelopes[0])
+    openings = Openings(16 * size, open_raw)
+    for raw in (*envelopes, *envelopes):
+        assert openings.get(raw).raw == raw
+    assert calls == envelopes
+    openings.get(envelopes[0])  # used last
+    assert openings.get(other := seal(ALICE, StorageReceipt((bytes(32), b"")), run=RUN, now=NOW)).raw == other
+    newest = seal(ALICE, StorageReceipt((b"n" * 32,)), run=RUN, now=NOW)
+    openings.get(newest)
+    assert openings.held_bytes == 16 * size
+    calls.clear()
+    openings.get(envelopes[0])
+    assert calls == []
+    openings.get(envelopes[1])
+    assert calls == [envelopes[1]]
+
+
+def test_a_kept_envelope_still_grows_too_old() -> None:
+    raw = seal(ALICE, StorageReceipt((bytes(32),)), run=RUN, now=NOW)
+    open_envelope(raw, now=NOW)
+    with pytest.raises(StaleWorkError):
+        open_envelope(raw, now=NOW + limits.MAX_ENVELOPE_AGE_S + 1)
 
 
 def test_body_of_refuses_another_kind() -> None:

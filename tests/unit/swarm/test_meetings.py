@@ -94,24 +94,24 @@ def test_requests_wait_repeat_and_pause() -> None:
     asked = []
     for tenth in range(10_000):
         now = tenth / 10
-        asked += [(round(now), host) for host, _ in own.take_requests([B.peer_id], [A.peer_id], now)]
+        asked += [(round(now), host) for host, _ in own.take_requests([B.peer_id], lambda: [A.peer_id], now)]
     times = [at for at, _ in asked]
     assert {host for _, host in asked} == {A.peer_id}
     assert times == [4, 16, 28, 52, 100, 196, 388, 772]
     for tenth in range(10_000, 30_000):
-        times += [round(tenth / 10) for _ in own.take_requests([B.peer_id], [A.peer_id], tenth / 10)]
+        times += [round(tenth / 10) for _ in own.take_requests([B.peer_id], lambda: [A.peer_id], tenth / 10)]
     assert times[8:] == [1372, 1972, 2572]
 
 
 def test_a_wish_that_is_granted_starts_anew_later() -> None:
     own = Meetings(ME.peer_id, capacity=9)
-    own.take_requests([B.peer_id], [A.peer_id], 0.0)
-    assert own.take_requests([B.peer_id], [], 10.0) == []  # nobody to ask
-    assert own.take_requests([B.peer_id], [B.peer_id], 13.0) == []  # not the peer itself
-    assert own.take_requests([B.peer_id], [A.peer_id], 16.0) == [(A.peer_id, MeetingRequest(B.public_key))]
-    assert own.take_requests([], [A.peer_id], 20.0) == []
-    assert own.take_requests([B.peer_id], [A.peer_id], 40.0) == []
-    assert len(own.take_requests([B.peer_id], [A.peer_id], 44.0)) == 1
+    own.take_requests([B.peer_id], lambda: [A.peer_id], 0.0)
+    assert own.take_requests([B.peer_id], list, 10.0) == []  # nobody to ask
+    assert own.take_requests([B.peer_id], lambda: [B.peer_id], 13.0) == []  # not the peer itself
+    assert own.take_requests([B.peer_id], lambda: [A.peer_id], 16.0) == [(A.peer_id, MeetingRequest(B.public_key))]
+    assert own.take_requests([], lambda: [A.peer_id], 20.0) == []
+    assert own.take_requests([B.peer_id], lambda: [A.peer_id], 40.0) == []
+    assert len(own.take_requests([B.peer_id], lambda: [A.peer_id], 44.0)) == 1
 
 
 def test_an_invitation_repeated_at_once_is_one() -> None:
@@ -170,7 +170,7 @@ def test_a_peer_that_can_be_dialed_is_not_asked_for() -> None:
     links = with_learner()
     links.discovery.on_records([record(B, address="/ip4/192.168.7.7/tcp/4001"), record(C)], NOW)
     links.discovery.on_introduction(introduction_of(B, C), int(NOW * 1000), NOW)
-    assert links.discovery.unreached() == [B.peer_id]
+    assert links.discovery.unreached(NOW) == [B.peer_id]
 
 
 def linked(links: Connections, who: Identity, role: Role, address: str) -> None:
@@ -199,7 +199,7 @@ def test_hosts_see_where_others_are_and_known_public_ones_come_first() -> None:
 def test_a_host_that_brings_about_no_meeting_is_followed_by_the_next() -> None:
     own = Meetings(ME.peer_id, capacity=9)
     hosts = [A.peer_id, B.peer_id, C.peer_id]
-    due = [own.take_requests([B.peer_id], hosts, float(now)) for now in range(40)]
+    due = [own.take_requests([B.peer_id], lambda: hosts, float(now)) for now in range(40)]
     assert [host for requests in due for host, _ in requests] == [A.peer_id, C.peer_id, A.peer_id]
 
 

@@ -18,7 +18,8 @@ from p2prl.learner.service import Learner
 from p2prl.learner.timing.capacity import Demand, SamplingMachine, capacity_of
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.planning.utilization_forecast import forecast
-from p2prl.sim.swarm import Swarm, SwarmConfig
+from p2prl.sim.swarm import Swarm
+from p2prl.sim.swarm_config import SwarmConfig
 
 _GROUPS = 4
 """Groups of an update: few, so that a simulated swarm takes a minute."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from p2prl.models.sampler_port import Sampler
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.sim.dishonest_samplers import CHEATS, DishonestSampler
-from p2prl.sim.swarm import SwarmConfig
+from p2prl.sim.swarm_config import SwarmConfig
 from p2prl_lab.sim.lying_learner import LyingSwarm, group_counts
 
 _VOLUNTEERS = 3

@@ -7,33 +7,21 @@ against release 1.1.12, and each let one malicious peer hide every honest record
 * an answer's own expiry is unsigned, and an infinite one ends the search at the attacker;
 * a signed value that is not msgpack, or an entry with a foreign type, makes the search hang (`directory_records`
   refuses both);
-* nothing bounds the keys or the owners under a key, and an answer over 4 MiB is never sent.
+* nothing bounds the keys or the owners under a key, and an answer over 4 MiB is never sent
+  (`bounded_storage` keeps records within bounds, and answers with a sample of them).
 """
 
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
-import msgspec
-
 from p2prl.clock import Clock
-from p2prl.errors import RemoteProtocolError
 from p2prl.net.ports import PeerGuard
 from p2prl.net.transports.hivemind import light_import
-from p2prl.net.transports.hivemind.directory_records import HeldRecord, OwnerSignedRecords, displaced
-from p2prl.protocol.envelope import Envelope
-from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId
-from p2prl.protocol.peer_messages import PeerRecord
-from p2prl.protocol.wire_codec import decode
-from p2prl.swarm.peers.subnets import UNKNOWN, Subnet, subnet_of
-
-MAX_KEYS = 4096
-"""Keys this node stores for others; those that expire first are evicted."""
-
-MAX_KEY_BYTES = 3 * 1024 * 1024
-"""All owners' records under one key; the answer to a reader must stay under the daemon's 4 MiB."""
+from p2prl.net.transports.hivemind.bounded_storage import bounded_storage
+from p2prl.net.transports.hivemind.directory_records import OwnerSignedRecords
+from p2prl.protocol.identity import Identity
 
 
 async def start_dht_node(p2p: Any, identity: Identity, clock: Clock, guard: PeerGuard | None = None) -> Any:
@@ -53,7 +41,7 @@ async def start_dht_node(p2p: Any, identity: Identity, clock: Clock, guard: Peer
     )
     _filter_dictionaries(node.protocol)
     _distrust_expiry(node.protocol)
-    _bound_storage(node.protocol.storage, guard)
+    node.protocol.storage = bounded_storage(guard)
     return node
 
 
@@ -92,43 +80,3 @@ def _distrust_expiry(protocol: Any) -> None:
         return checked
 
     protocol.call_find = call_find
-
-
-def _bound_storage(storage: Any, guard: PeerGuard | None) -> None:
-    """Share a full key among its owners; `directory_records.displaced` says who makes room."""
-    storage.maxsize = MAX_KEYS
-    store_subkey = storage.store_subkey
-    rng = random.Random()  # noqa: S311 - a lot between records, not a secret
-
-    def describe(owner: Any, value: bytes) -> HeldRecord:
-        importance = guard.importance(PeerId(str(owner))) if guard is not None else 0
-        return HeldRecord(len(value), record_subnet(value), importance)
-
-    def store(key: Any, subkey: Any, value: bytes, expires_at: float) -> bool:
-        held = storage.get(key)
-        if held is not None:
-            others = {owner: entry.value for owner, entry in held.value.items() if owner != subkey}
-            if sum(map(len, others.values())) + len(value) > MAX_KEY_BYTES:
-                records = {owner: describe(owner, other) for owner, other in others.items()}
-                gone = displaced(records, describe(subkey, value), max_bytes=MAX_KEY_BYTES, rng=rng)
-                if gone is None:
-                    return False
-                for owner in gone:
-                    del held.value[owner]
-        return bool(store_subkey(key, subkey, value, expires_at))
-
-    storage.store_subkey = store
-
-
-def record_subnet(value: bytes) -> Subnet:
-    """The subnet of the first address in a stored peer record; `UNKNOWN` for anything else.
-
-    An owner may lie about it. Then its record names a place at which it cannot be dialed.
-    """
-    try:
-        envelope = msgspec.msgpack.decode(value[:-SIGNATURE_BYTES], type=bytes)
-        body = decode(envelope, Envelope, limit_bytes=len(envelope)).body
-        addresses = decode(body, PeerRecord, limit_bytes=len(body)).addresses
-    except (RemoteProtocolError, msgspec.DecodeError, ValueError):
-        return UNKNOWN
-    return subnet_of(addresses[0]) if addresses else UNKNOWN

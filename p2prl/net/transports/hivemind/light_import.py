@@ -50,7 +50,7 @@ _REEXPORTS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Hivemind:
-    """The parts of the library that the adapter uses."""
+    """The parts of the library that the adapter uses; many, because no other module of the project names any."""
 
     daemon_path: Path
     """The `p2pd` in the wheel."""
@@ -58,6 +58,9 @@ class Hivemind:
     PeerID: Any
     DHTNode: Any
     DHTRecord: Any
+    DHTID: Any
+    DHTLocalStorage: Any
+    DictionaryDHTValue: Any
     Multiaddr: Any
     dht_pb2: Any
     p2pd_pb2: Any
@@ -118,12 +121,16 @@ def _light_package(name: str, folder: Path, exports: dict[str, str]) -> types.Mo
 def _import_parts(root: Path) -> Hivemind:
     p2p = importlib.import_module("hivemind.p2p")
     node = importlib.import_module("hivemind.dht.node")
+    storage = importlib.import_module("hivemind.dht.storage")
     return Hivemind(
         daemon_path=root / "hivemind_cli" / "p2pd",
         P2P=p2p.P2P,
         PeerID=p2p.PeerID,
         DHTNode=node.DHTNode,
         DHTRecord=node.DHTRecord,
+        DHTID=node.DHTID,
+        DHTLocalStorage=storage.DHTLocalStorage,
+        DictionaryDHTValue=storage.DictionaryDHTValue,
         Multiaddr=importlib.import_module("hivemind.utils.multiaddr").Multiaddr,
         dht_pb2=importlib.import_module("hivemind.proto.dht_pb2"),
         p2pd_pb2=importlib.import_module("hivemind.proto.p2pd_pb2"),
