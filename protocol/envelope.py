@@ -7,6 +7,7 @@ schema, in this order.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -187,21 +188,24 @@ class Openings:
         self.limit_bytes = limit_bytes
         self._open = open_raw
         self._held: OrderedDict[bytes, Opened] = OrderedDict()
+        self._lock = threading.Lock()  # a learner opens envelopes on several threads
         self.held_bytes = 0
 
     def get(self, raw: bytes) -> Opened:
         """The envelope of these bytes."""
-        opened = self._held.get(raw)
-        if opened is not None:
-            self._held.move_to_end(raw)
-            return opened
+        with self._lock:
+            opened = self._held.get(raw)
+            if opened is not None:
+                self._held.move_to_end(raw)
+                return opened
         opened = self._open(raw)
-        if len(raw) <= self.limit_bytes // _LARGEST_SHARE:
-            self._held[raw] = opened
-            self.held_bytes += len(raw)
-            while self.held_bytes > self.limit_bytes:
-                gone, _ = self._held.popitem(last=False)
-                self.held_bytes -= len(gone)
+        with self._lock:
+            if len(raw) <= self.limit_bytes // _LARGEST_SHARE and raw not in self._held:
+                self._held[raw] = opened
+                self.held_bytes += len(raw)
+                while self.held_bytes > self.limit_bytes:
+                    gone, _ = self._held.popitem(last=False)
+                    self.held_bytes -= len(gone)
         return opened
 
 

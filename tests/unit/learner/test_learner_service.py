@@ -113,6 +113,7 @@ def test_a_delivered_group_is_decoded_once(fresh: Callable[[str], SmallRun], mon
         return honest(raw, kind, limit_bytes=limit_bytes)
 
     monkeypatch.setattr(envelope, "decode", counting)
+    monkeypatch.setattr(envelope, "OPENINGS", envelope.Openings(1 << 20))  # nothing that another test opened
     swarm = ScriptedSwarm(small_run)
     swarm.finish()
     monkeypatch.undo()

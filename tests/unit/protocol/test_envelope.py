@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import msgspec
 import pytest
 
@@ -145,6 +147,22 @@ def test_an_envelope_is_opened_once_while_it_is_kept_and_the_oldest_goes() -> No
     assert calls == []
     openings.get(envelopes[1])
     assert calls == [envelopes[1]]
+
+
+def test_an_envelope_that_two_threads_open_at_once_is_counted_once() -> None:
+    raw, both = seal(ALICE, BODY, run=RUN, now=NOW), threading.Barrier(2, timeout=10)
+
+    def open_raw(raw: bytes) -> Opened:
+        both.wait()
+        return open_envelope(raw, now=NOW)
+
+    openings = Openings(16 * len(raw), open_raw)
+    threads = [threading.Thread(target=openings.get, args=(raw,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert openings.held_bytes == len(raw)
 
 
 def test_a_kept_envelope_still_grows_too_old() -> None:
