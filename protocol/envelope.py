@@ -7,7 +7,7 @@ schema, in this order.
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -188,24 +188,23 @@ class Openings:
         self.limit_bytes = limit_bytes
         self._open = open_raw
         self._held: OrderedDict[bytes, Opened] = OrderedDict()
-        self._lock = threading.Lock()  # a learner opens envelopes on several threads
         self.held_bytes = 0
 
     def get(self, raw: bytes) -> Opened:
         """The envelope of these bytes."""
-        with self._lock:
-            opened = self._held.get(raw)
-            if opened is not None:
+        opened, size = self._held.get(raw), len(raw)
+        if opened is not None:
+            with contextlib.suppress(KeyError):  # another thread has dropped it meanwhile
                 self._held.move_to_end(raw)
-                return opened
+            return opened
         opened = self._open(raw)
-        with self._lock:
-            if len(raw) <= self.limit_bytes // _LARGEST_SHARE and raw not in self._held:
-                self._held[raw] = opened
-                self.held_bytes += len(raw)
-                while self.held_bytes > self.limit_bytes:
-                    gone, _ = self._held.popitem(last=False)
-                    self.held_bytes -= len(gone)
+        # Of two threads that open the same envelope, `setdefault` lets one count it.
+        if size <= self.limit_bytes // _LARGEST_SHARE and self._held.setdefault(raw, opened) is opened:
+            self.held_bytes += size
+            while self.held_bytes > self.limit_bytes and self._held:
+                gone, _ = self._held.popitem(last=False)
+                size = len(gone)
+                self.held_bytes -= size
         return opened
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 
 import msgspec
@@ -154,7 +155,7 @@ def test_an_envelope_that_two_threads_open_at_once_is_counted_once() -> None:
 
     def open_raw(raw: bytes) -> Opened:
         both.wait()
-        return open_envelope(raw, now=NOW)
+        return copy.copy(open_envelope(raw, now=NOW))
 
     openings = Openings(16 * len(raw), open_raw)
     threads = [threading.Thread(target=openings.get, args=(raw,)) for _ in range(2)]
