@@ -25,8 +25,12 @@ _AHEAD = 16
 """Updates that a forecast looks ahead."""
 _FIRST = 20
 """Updates after which forecasts are held against what came."""
-_REWARDS = 16
-"""Updates over whose end the reward is averaged."""
+_SETTLED = 24
+"""Updates after which volunteers' processor seconds count: a choice takes at least eight, and they are judged first."""
+_KILLED = 0.75
+"""Share of the updates after which a volunteer is killed; up to there processor seconds count."""
+_REWARDS = 48
+"""Updates over whose end the reward is averaged: of four groups each, whose prompts differ much."""
 _WORKING_CPU_S = 0.2
 """CPU seconds between two looks, beyond which a volunteer is at work."""
 _LOOK_S = 3.0
@@ -59,11 +63,12 @@ class LiveRow:
     error: float
     """Mean absolute difference of the two, of what came."""
     sampler_cpu_of_all_active: float
-    """CPU seconds of all volunteers' processes an update with some on standby, over those with everybody at work."""
+    """CPU seconds of all volunteers' processes an update with some on standby, over those with everybody at work, from
+    update 24 to the death."""
     updates_an_hour_of_all_active: float
     """Updates an hour with some on standby, over those with everybody at work."""
     reward_difference: float
-    """Reward over the last 16 updates with everybody at work, less that with some on standby."""
+    """Reward over the last 48 updates with everybody at work, less that with some on standby."""
     most_on_standby: int
     """Volunteers that stood by at once, at most."""
     replaced_after_heads: int | None
@@ -78,7 +83,7 @@ class _Swarm:
     lines: list[dict[str, Any]] = field(default_factory=list)
     """Of metrics.jsonl."""
     cpu_s: float = 0.0
-    """CPU seconds of the volunteers from the first update on."""
+    """CPU seconds of the volunteers, from update 24 to three quarters of the updates."""
     killed_at: int | None = None
     """Version at which a working volunteer was killed."""
 
@@ -165,10 +170,11 @@ def _train(
             spent = {name: meter.spent_s() for name, meter in meters.items()}
             if not measured.lines:
                 continue
-            measured.cpu_s += sum(spent.values())
             on_progress(what, len(measured.lines) / updates)
             last = measured.lines[-1]
-            if standby and measured.killed_at is None and _on_standby(last) and last["step"] > updates // 2:
+            if _SETTLED < last["step"] <= _KILLED * updates:
+                measured.cpu_s += sum(spent.values())
+            if standby and measured.killed_at is None and _on_standby(last) and last["step"] > _KILLED * updates:
                 at_work = [each for each in volunteers if spent[each.name] > _WORKING_CPU_S and each.is_alive]
                 for volunteer in at_work[:1]:
                     volunteer.process.send_signal(signal.SIGKILL)

@@ -7,7 +7,7 @@ so with threads none of them keeps messages waiting. `assembly` builds the parts
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.standby_orders import StandbyOrders
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.timing.training_stage import Activity, Work
+from p2prl.learner.timing.training_stage import Activity, Work, share_at_work, share_without_groups
 from p2prl.learner.timing.update_schedule import Action, Pacing
 from p2prl.learner.update import Training
 from p2prl.net.process.bridge import NetworkPort
@@ -230,12 +230,12 @@ class Learner:
         figures |= self._pacing.figures | self._standby.figures
         self._training.stage.run(self._training.update(figures, on_updated=self._updated))
 
-    def _updated(self, batch: list[VerifiedGroup], seconds: float, at_work: float) -> None:
+    def _updated(self, batch: list[VerifiedGroup], seconds: float, shares: Mapping[str, float]) -> None:
         self._checks.update_ended(seconds)
         self._pacing.batch_trained(
             [group.verified_at for group in batch if group.verified_at is not None],
             seconds,
-            at_work=at_work,
+            at_work=share_at_work(shares),
             ready_groups=self._checks.ready_groups,
         )
-        self._standby.updated(at_work=at_work, waiting_groups=self._checks.waiting_groups)
+        self._standby.updated(waited=share_without_groups(shares), waiting_groups=self._checks.waiting_groups)

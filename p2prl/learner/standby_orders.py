@@ -34,9 +34,9 @@ class StandbyOrders:
         """Record that a group of a volunteer has passed."""
         self._choice.delivered(peer, self._clock.now())
 
-    def updated(self, *, at_work: float, waiting_groups: int) -> None:
+    def updated(self, *, waited: float, waiting_groups: int) -> None:
         """Choose anew after an update."""
-        self._choice.updated(self._clock.now(), at_work=at_work, waiting=waiting_groups)
+        self._choice.updated(self._clock.now(), waited=waited, waiting=waiting_groups)
 
     def send_due(self) -> None:
         """Send the choice if it has changed, and again before it ends."""

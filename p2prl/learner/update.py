@@ -20,7 +20,7 @@ from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified
 from p2prl.learner.journal.groups import KEPT_ROLLOUT_BYTES
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.storage import LearnerStorage
-from p2prl.learner.timing.training_stage import Activity, TrainingStage, Work, share_at_work
+from p2prl.learner.timing.training_stage import Activity, TrainingStage, Work
 from p2prl.learner.training.checkpoints import newest_checkpoint, prune_checkpoints
 from p2prl.learner.training.learning_watch import GroupSignal, LearningWatch
 from p2prl.learner.training.metrics_log import MetricsLog
@@ -91,14 +91,17 @@ class Training:
         self._trainer.engine.close()
 
     def update(
-        self, figures: Mapping[str, object], *, on_updated: Callable[[list[VerifiedGroup], float, float], None]
+        self,
+        figures: Mapping[str, object],
+        *,
+        on_updated: Callable[[list[VerifiedGroup], float, Mapping[str, float]], None],
     ) -> Work:
         """One update, if enough groups are fresh. At each `yield` the training thread computes, and the main thread
         answers messages and checks groups meanwhile.
 
         `figures` are the metrics of the other parts of the learner, logged with those of the update. `on_updated` gets
-        the batch, the seconds of the step, and the share of the time since the last update in which the training thread
-        did not wait for groups: the next update and the next replays are timed by them.
+        the batch, the seconds of the step, and where the training thread's time since the last update went: the next
+        update, the next replays and standby follow from them.
         """
         journal, count = self._storage.journal, self._config.groups_per_update
         with journal.transaction():
@@ -118,7 +121,7 @@ class Training:
         # One line in metrics.jsonl, and warnings about runs that learn nothing.
         shares = self.stage.take_shares()
         self._log_update(batch, result, {**figures, **shares})
-        on_updated(batch, seconds, share_at_work(shares))
+        on_updated(batch, seconds, shares)
 
         # The weights and the optimizer's state every `checkpoint_every` updates. Until then a crash costs time alone.
         # A version is published from here by the next turn, when the schedule says so (`Learner.turn`).

@@ -27,8 +27,8 @@ def bench_plan(
         str, typer.Option("--parts", help="Comma-separated: fleets, activation, plans, live.")
     ] = "fleets,activation,plans,live",
     live_updates: Annotated[
-        int, typer.Option("--live-updates", min=48, help="Learner updates of each swarm over sockets.")
-    ] = 96,
+        int, typer.Option("--live-updates", min=64, help="Learner updates of each swarm over sockets.")
+    ] = 128,
     share: Annotated[
         float, typer.Option("--share", min=0.05, max=1.0, help="Share of the time that its volunteers compute.")
     ] = 0.15,

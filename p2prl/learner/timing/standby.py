@@ -90,14 +90,15 @@ class StandbyChoice:
         pace.times.append(now)
         pace.groups += 1
 
-    def updated(self, now: float, *, at_work: float, waiting: int) -> None:
+    def updated(self, now: float, *, waited: float, waiting: int) -> None:
         """Choose anew after an update.
 
-        `waiting` groups are stored or verified and not trained on yet; `at_work` is the share of the time since the
-        update before in which the learner did not wait for groups.
+        `waiting` groups are stored or verified and not trained on yet; `waited` is the share of the time since the
+        update before in which there was none to train on or to check. A learner that waits for its own checks needs
+        nobody.
         """
         self._forget(now)
-        if self._on_standby and (waiting < self._groups_per_update // 2 or at_work < 1.0 - 1.0 / _PERIOD):
+        if self._on_standby and (waiting < self._groups_per_update // 2 or waited > 1.0 / _PERIOD):
             self._recall()
         elif waiting < self._groups_per_update:
             self._calm = 0

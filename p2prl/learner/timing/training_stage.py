@@ -58,6 +58,11 @@ def share_at_work(shares: Mapping[str, float]) -> float:
     return math.fsum(shares.get(f"training/{each}", 0.0) for each in _AT_WORK)
 
 
+def share_without_groups(shares: Mapping[str, float]) -> float:
+    """Of the same, the time in which volunteers were the limit: no group waited for its check."""
+    return shares.get(f"training/{Activity.WAIT_GROUPS}", 0.0)
+
+
 class TrainingStage:
     """Runs one piece of work at a time: its jobs behind a stage, the rest in the main thread. Measures its time."""
 

@@ -105,7 +105,7 @@ def forecast_figures() -> set[str]:
         choice.delivered(b"a", float(second))
         choice.delivered(b"b", float(second))
     for update in range(8):
-        choice.updated(8.0 + update, at_work=1.0, waiting=8)
+        choice.updated(8.0 + update, waited=0.0, waiting=8)
     return set(forecaster.figures) | set(choice.figures)
 
 

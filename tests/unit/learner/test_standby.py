@@ -6,7 +6,10 @@ import heapq
 import random
 from dataclasses import dataclass
 
+import pytest
+
 from p2prl.learner.timing.standby import StandbyChoice
+from p2prl.learner.timing.training_stage import Activity, TrainingTime, share_without_groups
 
 GROUPS = 16
 UPDATE_S = 16.0
@@ -66,7 +69,7 @@ class Swarm:
             self.now = ends
             if self.chooses:
                 waiting = self.ready + len(self.backlog)
-                self.choice.updated(self.now, at_work=UPDATE_S / (UPDATE_S + waited), waiting=waiting)
+                self.choice.updated(self.now, waited=waited / (UPDATE_S + waited), waiting=waiting)
         return updates * UPDATE_S / (self.now - began)
 
     def _until(self, enough) -> None:  # type: ignore[no-untyped-def]
@@ -160,6 +163,24 @@ def test_those_that_leave_are_replaced_before_training_has_waited_long() -> None
     assert swarm.run(60) >= 0.97
 
 
+@pytest.mark.parametrize(("waits", "work_again"), [(Activity.WAIT_REPLAY, False), (Activity.WAIT_GROUPS, True)])
+def test_a_learner_that_waits_for_its_own_checks_calls_nobody(waits: Activity, *, work_again: bool) -> None:
+    choice = StandbyChoice(groups_per_update=GROUPS, most=1_000)
+    peers = [bytes([number]) for number in range(8)]
+    choice.offered(dict.fromkeys(peers, 1.0))
+    for second in range(64):
+        for peer in peers:
+            choice.delivered(peer, float(second))
+    time = TrainingTime(0.0)
+    while not choice.peers:
+        choice.updated(64.0, waited=0.0, waiting=5 * GROUPS)
+    resting = choice.peers
+    time.switch(Activity.UPDATE, 0.0)
+    time.switch(waits, 10.0)
+    choice.updated(104.0, waited=share_without_groups(time.take_shares(40.0)), waiting=5 * GROUPS)
+    assert set(choice.peers) < set(resting) if work_again else choice.peers == resting
+
+
 def test_who_takes_the_word_back_works_at_once() -> None:
     swarm = Swarm(fleet(3, surplus=3.0))
     swarm.run(100)
@@ -178,12 +199,12 @@ def test_newcomers_are_judged_before_they_stand_by() -> None:
     for late in (61.0, 62.0, 63.0):
         choice.delivered(b"new", late)
     for update in range(8):
-        choice.updated(64.0 + update, at_work=1.0, waiting=10 * GROUPS)
+        choice.updated(64.0 + update, waited=0.0, waiting=10 * GROUPS)
     assert b"new" not in choice.peers
     assert len(choice.peers) == 1
     choice.delivered(b"new", 72.0)
     for update in range(8):
-        choice.updated(72.0 + update, at_work=1.0, waiting=10 * GROUPS)
+        choice.updated(72.0 + update, waited=0.0, waiting=10 * GROUPS)
     assert b"new" in choice.peers
 
 
@@ -195,7 +216,7 @@ def test_no_more_than_the_message_holds() -> None:
         for peer in peers:
             choice.delivered(peer, float(second))
     for update in range(100):
-        choice.updated(64.0 + update, at_work=1.0, waiting=10 * GROUPS)
+        choice.updated(64.0 + update, waited=0.0, waiting=10 * GROUPS)
     assert len(choice.peers) == 2
 
 
@@ -213,7 +234,7 @@ def test_a_shortage_doubles_the_wait_for_the_next_attempt() -> None:
                 for peer in peers:
                     if peer not in choice.peers:
                         choice.delivered(peer, now)
-            choice.updated(now, at_work=1.0, waiting=10 * GROUPS)
+            choice.updated(now, waited=0.0, waiting=10 * GROUPS)
             if choice.peers:
                 return count
         raise AssertionError("nobody")
@@ -222,7 +243,7 @@ def test_a_shortage_doubles_the_wait_for_the_next_attempt() -> None:
     for _ in range(7):
         waits.append(updates_until_somebody_stands_by())
         while choice.peers:
-            choice.updated(now, at_work=0.5, waiting=0)
+            choice.updated(now, waited=0.5, waiting=0)
     assert waits == sorted(waits)
     assert waits[0] == 8
     assert waits[1] >= 16
