@@ -24,6 +24,13 @@ RENEW_S = 90.0
 _PERIOD = 8
 """Updates that are watched before more stand by."""
 
+_MOST_DRAINED = 0.125
+"""Of the groups trained on while it watched, the share by which those left may have become fewer: more, and the ones
+that work already bring less than is needed, however many are left."""
+
+_RECALL_PERIOD = 3
+"""Updates from one recall to the next: who works again brings its first group some updates later."""
+
 _MOST_AT_ONCE = 0.25
 """Share of the measured groups a second that may be put on standby in one attempt."""
 
@@ -67,6 +74,10 @@ class StandbyChoice:
         """In the order in which they began, the cheapest last."""
         self._calm = 0
         """Updates since the last change after each of which more than an update's groups were left."""
+        self._waiting = 0
+        """Groups that were left after the first of them."""
+        self._recalled = 0
+        """Updates since some were called back."""
         self._wait = _PERIOD
 
     @property
@@ -98,18 +109,24 @@ class StandbyChoice:
         nobody.
         """
         self._forget(now)
+        self._recalled += 1
         if self._on_standby and (waiting < self._groups_per_update // 2 or waited > 1.0 / _PERIOD):
-            self._recall()
+            if self._recalled >= _RECALL_PERIOD:
+                self._recall()
         elif waiting < self._groups_per_update:
             self._calm = 0
         else:
             self._calm += 1
+            if self._calm == 1:
+                self._waiting = waiting
             if self._calm >= self._wait:
-                self._dismiss()
+                trained = (self._calm - 1) * self._groups_per_update
+                if waiting >= self._waiting - _MOST_DRAINED * trained:
+                    self._dismiss()
+                self._calm = 0
 
     def _dismiss(self) -> None:
         """Put the dearest on standby: at least one, and at most `_MOST_AT_ONCE` of what comes at present."""
-        self._calm = 0
         working = {peer: pace.per_s for peer, pace in self._paces.items() if peer not in self._on_standby}
         left = _MOST_AT_ONCE * sum(working.values())
         willing = [peer for peer in working if peer in self._prices and self._paces[peer].groups >= _LEAST_GROUPS]
@@ -128,7 +145,7 @@ class StandbyChoice:
         for peer in cheapest[: -(-len(cheapest) // 2)]:
             del self._on_standby[peer]
             del self._paces[peer]  # its silence would count as slowness
-        self._calm = 0
+        self._calm = self._recalled = 0
         self._wait = min(_LONGEST_WAIT, 2 * self._wait)
 
     def _forget(self, now: float) -> None:

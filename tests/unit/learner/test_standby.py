@@ -156,8 +156,9 @@ def test_those_that_leave_are_replaced_before_training_has_waited_long() -> None
     swarm.run(200)
     assert len(swarm.choice.peers) >= 8
     before = set(swarm.choice.peers)
-    for peer in [each for each in swarm.machines if each not in before][:4]:
-        swarm.leave(peer)
+    working = [each for each in swarm.machines if each not in before]
+    while sum(swarm.machines[each].per_s for each in working) > 0.6 * NEED_PER_S:
+        swarm.leave(working.pop())
     assert swarm.run(20) >= 0.85
     assert not before <= set(swarm.choice.peers), "some of them work again"
     assert swarm.run(60) >= 0.97
@@ -179,6 +180,26 @@ def test_a_learner_that_waits_for_its_own_checks_calls_nobody(waits: Activity, *
     time.switch(waits, 10.0)
     choice.updated(104.0, waited=share_without_groups(time.take_shares(40.0)), waiting=5 * GROUPS)
     assert set(choice.peers) < set(resting) if work_again else choice.peers == resting
+
+
+def test_nobody_more_stands_by_while_what_is_left_drains() -> None:
+    """A pile says that there was too much, not that there still is."""
+
+    def on_standby_after(waiting: list[int]) -> int:
+        choice = StandbyChoice(groups_per_update=GROUPS, most=1_000)
+        peers = [bytes([number]) for number in range(8)]
+        choice.offered(dict.fromkeys(peers, 1.0))
+        for second in range(64):
+            for peer in peers:
+                choice.delivered(peer, float(second))
+        for number, left in enumerate(waiting):
+            choice.updated(64.0 + number, waited=0.0, waiting=left)
+        return len(choice.peers)
+
+    level, draining = [10 * GROUPS] * 8, [10 * GROUPS - 4 * number for number in range(8)]
+    assert on_standby_after(level) > 0
+    assert on_standby_after(draining) == 0, "28 of 112 groups were taken from the pile"
+    assert on_standby_after(draining + [draining[-1]] * 8) > 0, "once it is level again"
 
 
 def test_who_takes_the_word_back_works_at_once() -> None:
