@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,9 +34,12 @@ _MAX_TEMPLATE_CHARS = 256 * 1024
 def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
     """The plan, and the text of run.toml. `ConfigError` for the first option that is wrong."""
     if not _NAME.fullmatch(options.name):
+        folder, name = Path(options.name).parent, Path(options.name).name
         raise ConfigError(
             f"{options.name!r} is not a valid run name",
-            remedy="Use 1 to 64 letters, digits, dots, dashes and underscores; begin with a letter or digit.",
+            remedy=f"Name the folder that it goes into by itself: p2prl init {name} --in {shlex.quote(str(folder))}"
+            if "/" in options.name and _NAME.fullmatch(name)
+            else "Use 1 to 64 letters, digits, dots, dashes and underscores; begin with a letter or digit.",
         )
     if options.preferences:
         require_files(Path(options.preferences).expanduser())

@@ -12,7 +12,7 @@ number of patches and any model size.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -103,8 +103,14 @@ class _Rebuild:
         self._take_in_base()
         if self._chain.state is None:
             self._begin_chain()
-        elif self._is_dense() or not self._extend(order.version, order.weights.root, self._checked()):
-            self._write_file()
+        elif self._is_dense():
+            self._write_file(self._checked())
+        elif self._words <= SEGMENT_WORDS:
+            only = list(self._checked())  # decoded once, wherever it goes
+            if not self._extend(order.version, order.weights.root, iter(only)):
+                self._write_file(only)
+        elif not self._extend(order.version, order.weights.root, self._checked()):
+            self._write_file(self._checked())
 
     def _is_dense(self) -> bool:
         sizes = sum(self._path(root).stat().st_size for root in self._order.patches)
@@ -191,13 +197,13 @@ class _Rebuild:
             if self._chain.state is None:
                 self._chain.remove()
 
-    def _write_file(self) -> None:
+    def _write_file(self, segments: Iterable[Rebuilt]) -> None:
         """Write the version to a file of its own, which gets its name once it is complete."""
         target = self._path(self._order.weights.root)
         part = target.with_suffix(".rebuilt")
         try:
             with part.open("wb") as file:
-                for segment in self._checked():
+                for segment in segments:
                     file.write(_bytes_of(segment.words))
                 file.flush()
                 os.fsync(file.fileno())

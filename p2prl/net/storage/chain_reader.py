@@ -195,9 +195,12 @@ class ChainReader:
                 if os.pwrite(file.fileno(), data, spans[index][0] * state.word_type.word_bytes) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-            with ThreadPoolExecutor(min(len(spans), os.cpu_count() or 1)) as pool:
-                for _ in pool.map(fill, range(len(spans))):
-                    pass
+            if len(spans) == 1:
+                fill(0)
+            else:
+                with ThreadPoolExecutor(min(len(spans), os.cpu_count() or 1)) as pool:
+                    for _ in pool.map(fill, range(len(spans))):
+                        pass
             return memoryview(mmap.mmap(file.fileno(), state.size_bytes, access=mmap.ACCESS_READ))
 
     def _required(self) -> ChainState:

@@ -173,6 +173,12 @@ def test_a_damaged_run_toml_is_refused_before_the_run_is_locked(run: Path, tmp_p
     assert not (folder / "lock").exists()
 
 
+def test_a_path_as_the_name_of_a_new_run_is_split_for_the_user() -> None:
+    refused = invoke("init", "/srv/my runs/first").exception
+    assert isinstance(refused, errors.ConfigError)
+    assert refused.remedy.endswith("p2prl init first --in '/srv/my runs'")
+
+
 def test_a_group_of_one_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     refusal = invoke("init", "x", "--in", tmp_path, "--model", "/nowhere", "--group-size", 1).exception
     assert "one completion per prompt" in str(refusal)
