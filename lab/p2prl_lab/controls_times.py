@@ -70,9 +70,9 @@ class FakeMachine:
         self.acted_at = 0.0
         self.ordered = threading.Event()
 
-    def read(self, *, desktop: bool) -> Readings:
+    def read(self, *, desktop: bool, names: tuple[str, ...] = ()) -> Readings:
         """See `Sensors`."""
-        del desktop
+        del desktop, names
         return self.readings
 
     def missing(self) -> Mapping[str, str]:
@@ -92,6 +92,10 @@ class FakeMachine:
 
     def limits_changed(self, limits: Limits) -> None:
         """See `Worker`."""
+
+    def is_idle(self) -> bool:
+        """See `Worker`."""
+        return False
 
     def finish(self) -> None:
         """See `Worker`."""

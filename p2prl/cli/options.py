@@ -78,7 +78,7 @@ Home = Annotated[
         callback=_checked_home,
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cuda, cuda:1, mps, cpu, or a part of a card's name.")]
 BenchDevice = Annotated[str, typer.Option("--device", help="A torch device, or auto.")]
 BatchGroups = Annotated[int, typer.Option("--groups", help="Groups of the batch.")]
 BatchCompletions = Annotated[int, typer.Option("--completions", help="Completions of a group.")]

@@ -15,14 +15,18 @@ from typing import Any, Literal, get_args
 from p2prl.controls.quantities import (
     OFF,
     Hours,
+    Price,
+    YieldRule,
     read_amount,
     read_battery,
     read_choice,
     read_duration_s,
+    read_price,
     read_schedule,
     read_share,
     read_size_gb,
     read_temperature_c,
+    read_yield,
 )
 from p2prl.errors import ConfigError
 
@@ -32,7 +36,7 @@ Origin = Literal["default", "file", "command", "option"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 MOST_VALUE_CHARACTERS = 400
-"""Of a limit as text: a schedule of `MOST_HOURS_ENTRIES` parts fits."""
+"""Of a limit as text: a schedule of `MOST_HOURS_ENTRIES` parts fits, and so do a dozen names of programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +69,19 @@ SPECS = (
     LimitSpec("idle", read_duration_s, OFF, "10m", "Work only after you have been away this long."),
     LimitSpec(
         "yield",
-        _choice("games", "programs", OFF),
+        read_yield,
         OFF,
         "games",
-        "Rest while a full-screen game runs (games), or any other program on the device (programs).",
+        "Rest while a full-screen game runs (games), any other program on the device (programs), or those you name"
+        " (program:blender,obs; games,program:obs).",
     ),
     LimitSpec("schedule", read_schedule, OFF, "22:00-07:00, Sat-Sun", "Hours to work in, local time."),
     LimitSpec("battery", read_battery, "always", "never", "Work without mains: never, always, or above a charge."),
     LimitSpec("net.up", _amount("Mbit"), OFF, "5Mbit", "Upload of weights; off takes 80 % of what is measured."),
     LimitSpec("net.month", read_size_gb, OFF, "50GB", "Weights uploaded in a calendar month."),
     LimitSpec("disk", read_size_gb, OFF, "20GB", "Most disk for everything the run stores."),
+    LimitSpec("awake", _choice("yes", "no"), "no", "yes", "Keep the machine from sleeping while it works."),
+    LimitSpec("energy.price", read_price, OFF, "0.30EUR", "What a kWh costs you: shown beside the measured energy."),
     LimitSpec("keep-relaying", _choice("yes", "no"), "no", "yes", "Whether a paused worker goes on uploading weights."),
 )
 
@@ -170,12 +177,15 @@ class Figures:
     gpu_temp_c: float
     ram_gb: float
     idle_s: float
-    yields_to: str
+    yields_to: YieldRule
     schedule: tuple[Hours, ...]
     battery_percent: float
     up_mbit: float
     month_gb: float
     disk_gb: float
+    keeps_awake: bool
+    price: Price
+    """Of a kWh."""
     keeps_relaying: bool
 
 
@@ -194,5 +204,7 @@ def figures(limits: Limits) -> Figures:
         up_mbit=limits.value("net.up"),
         month_gb=limits.value("net.month"),
         disk_gb=limits.value("disk"),
+        keeps_awake=limits.value("awake") == "yes",
+        price=limits.value("energy.price"),
         keeps_relaying=limits.value("keep-relaying") == "yes",
     )

@@ -17,10 +17,12 @@ from typing import Protocol
 import msgspec
 
 from p2prl.controls import messages
+from p2prl.controls.awake_process import KeptAwake
 from p2prl.controls.control_socket import ControlSocket
+from p2prl.controls.energy import EnergyMeter, EnergyUse
 from p2prl.controls.limits import Limits
 from p2prl.controls.messages import Answer, LimitShown, Request
-from p2prl.controls.quantities import DAY_MINUTES, MOST_DURATION_S
+from p2prl.controls.quantities import DAY_MINUTES, MOST_DURATION_S, Price
 from p2prl.controls.rules import Order, Pause, Readings, Rules
 from p2prl.disk_full import replace_file
 from p2prl.errors import P2PRLError
@@ -83,6 +85,10 @@ class Worker(Protocol):
         """Use these limits where they bound the network and the disk."""
         ...
 
+    def is_idle(self) -> bool:
+        """Whether it has had nothing to compute for a while."""
+        ...
+
     def finish(self) -> None:
         """Complete what is in flight, and end."""
         ...
@@ -95,8 +101,9 @@ class Worker(Protocol):
 class Sensors(Protocol):
     """Reads the machine."""
 
-    def read(self, *, desktop: bool) -> Readings:
-        """What can be read now; never raises. `desktop` is whether keyboard, mouse and screen are asked for."""
+    def read(self, *, desktop: bool, names: tuple[str, ...] = ()) -> Readings:
+        """What can be read now; never raises. `desktop` is whether keyboard, mouse and screen are asked for, `names`
+        the programs that are."""
         ...
 
     def missing(self) -> Mapping[str, str]:
@@ -120,9 +127,11 @@ class LiveControls:
         now: Callable[[], float] = time.time,
         on_notice: Callable[[str], None] = lambda _: None,
         computes: bool = True,
+        awake: KeptAwake | None = None,
     ) -> None:
         """`listen` is None where no socket could be made: limits still hold. `on_notice` gets sentences to show.
-        `computes` is False for a worker without an engine, which no limit of a card concerns."""
+        `computes` is False for a worker without an engine, which no limit of a card concerns. `awake` holds the
+        machine's sleep off."""
         self._folder = folder
         self._rules = Rules(limits, load_pause(folder))
         self._sensors = sensors
@@ -135,6 +144,9 @@ class LiveControls:
         self._readings = Readings()
         self._ending = ""
         self._computes = computes
+        self._awake = awake or KeptAwake(missing="nothing here holds its sleep off")
+        self._told_awake = ""
+        self._meter, self._use = EnergyMeter(), EnergyUse()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -147,6 +159,16 @@ class LiveControls:
     def limits(self) -> Limits:
         """The limits in force."""
         return self._rules.limits
+
+    @property
+    def energy(self) -> EnergyUse:
+        """What the machine has measured since the start. From any thread."""
+        return self._use
+
+    @property
+    def price(self) -> Price:
+        """What a kWh costs the owner. From any thread."""
+        return self._rules.price
 
     def start(self) -> None:
         """Begin the thread."""
@@ -165,15 +187,19 @@ class LiveControls:
         self._ended.set()
         if self._thread is not None:
             self._thread.join(3 * PERIOD_S)
+        self._awake.close()
         if self._socket is not None:
             self._socket.close()
 
     def tick(self) -> None:
         """Read the sensors and decide."""
-        readings = self._sensors.read(desktop=self._rules.needs_desktop)
+        readings, worked = self._read(), not self._order.rests
+        self._meter.note(time.monotonic(), readings.energy, readings.power_w, worked=worked)
+        self._use = self._meter.use
         with self._lock:
             self._readings = readings
             self._decide()
+        self._hold_awake()
 
     def answer(self, request: Request) -> Answer:
         """Obey a request and say what the worker does now."""
@@ -226,11 +252,23 @@ class LiveControls:
                 self._end_worker()
             case messages.LimitsRequest(changes=changes):
                 self._rules.set_limits(self._rules.limits.changed(changes))
-                self._readings = self._sensors.read(desktop=self._rules.needs_desktop)
+                self._readings = self._read()
                 if self._worker is not None:
                     self._worker.limits_changed(self._rules.limits)
             case messages.StatusRequest():
                 pass
+
+    def _read(self) -> Readings:
+        return self._sensors.read(desktop=self._rules.needs_desktop, names=self._rules.named_programs)
+
+    def _hold_awake(self) -> None:
+        """Keep the machine awake, or let it sleep, as the order in force says; say once why it cannot be."""
+        idle = self._worker is not None and self._worker.is_idle()
+        self._awake.follow(wanted=self._rules.keeps_awake(self._order, self._readings, idle=idle))
+        why = self._awake.missing if self._rules.wants_awake else ""
+        if why and why != self._told_awake:
+            self._on_notice(f"This machine is not kept awake: {why}.")
+        self._told_awake = why or self._told_awake
 
     def _set_pause(self, pause: Pause | None, *, apply: bool = True) -> None:
         """`apply` is False for a worker that ends: it would load its engine again, only to free it."""
@@ -275,12 +313,18 @@ class LiveControls:
             engine_bytes=self._readings.gpu_memory_bytes,
             limits={name: LimitShown(**shown) for name, shown in self._rules.limits.document().items()},
             unread=[
-                f"{name} cannot be kept here: {why}"
+                f"{name} {_UNREAD.get(name, 'cannot be kept here')}: {why}"
                 for name in self._rules.unread(self._readings)
                 if (why := missing.get(name, "this machine has no sensor for it"))
-                and (self._computes or not name.startswith("gpu."))
-            ],
+                and (self._computes or not name.startswith(("gpu.", "energy.")))
+            ]
+            + [f"awake cannot be kept here: {self._awake.missing}"]
+            * bool(self._rules.wants_awake and self._awake.missing),
         )
+
+
+_UNREAD = {"energy.price": "has nothing to be beside"}
+"""What is said of a limit without its sensor, where that is not that it cannot be kept."""
 
 
 def _minute_of_week(now: float) -> int:

@@ -29,6 +29,10 @@ class Card(Protocol):
         """Watts, averaged by the driver."""
         ...
 
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded."""
+        ...
+
     def temperature_c(self) -> float | None:
         """Degrees of the chip."""
         ...
@@ -45,18 +49,29 @@ class Card(Protocol):
 class NvmlCard:
     """One NVIDIA card. The driver names processes as the whole machine counts them."""
 
-    def __init__(self, library: Any, index: int, *, is_own: Callable[[int], bool] | None = None) -> None:
-        """`is_own` tells this worker's processes; by default those of its process group, where an engine's are."""
+    def __init__(
+        self, library: Any, index: int, *, uuid: str = "", is_own: Callable[[int], bool] | None = None
+    ) -> None:
+        """The card of this id, or where that is not known of this number, which the driver counts by bus.
+
+        `is_own` tells this worker's processes; by default those of its process group, where an engine's are.
+        """
         self._nvml = library
         self._is_own = is_own or _in_own_group
         self._saw_own = False
         """Whether the driver counts processes as this system does."""
         library.nvmlInit()
-        self._card = library.nvmlDeviceGetHandleByIndex(index)
+        by_uuid = self._read(lambda: library.nvmlDeviceGetHandleByUUID(uuid)) if uuid else None
+        self._card = library.nvmlDeviceGetHandleByIndex(index) if by_uuid is None else by_uuid
 
     def power_w(self) -> float | None:
         """See `Card`."""
         value: float | None = self._read(lambda: self._nvml.nvmlDeviceGetPowerUsage(self._card) / 1e3)
+        return value
+
+    def energy_j(self) -> float | None:
+        """See `Card`. Cards before 2017 do not count it."""
+        value: float | None = self._read(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1e3)
         return value
 
     def temperature_c(self) -> float | None:
@@ -119,13 +134,17 @@ def _in_own_group(pid: int) -> bool:
     return False
 
 
-def find_card(device: str) -> NvmlCard | None:
-    """The NVIDIA card of a torch device's name (`cuda`, `cuda:1`); None without one or without the library."""
+def find_card(device: str, uuid: str = "") -> NvmlCard | None:
+    """The NVIDIA card of a torch device's name (`cuda`, `cuda:1`); None without one or without the library.
+
+    CUDA counts the fastest card first, and hides those that `CUDA_VISIBLE_DEVICES` leaves out; NVML does neither. So
+    `uuid`, as `GPU-…`, says which one it is.
+    """
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return None
     try:
         library = importlib.import_module("pynvml")
-        return NvmlCard(library, int(number or 0))
+        return NvmlCard(library, int(number or 0), uuid=uuid)
     except Exception:  # noqa: BLE001 - whatever the library raises, the machine is used without its sensors
         return None

@@ -20,6 +20,11 @@ WEEK_MINUTES = 7 * DAY_MINUTES
 MOST_HOURS_ENTRIES = 32
 """Parts of a schedule: four a day and some; each costs a comparison every second."""
 
+MOST_NAMES = 16
+"""Programs that a worker yields to by name; each is compared with every process, every second."""
+
+MOST_NAME_CHARACTERS = 64
+
 MOST_DURATION_S = 366 * 86_400.0
 """A pause of a year: more is a typing error."""
 
@@ -35,6 +40,8 @@ _MOST = 1e6
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z°%]*)")
+
+_PRICE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*([^\W\d_]{0,8}|[$€£¥₹])")
 
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})")
 
@@ -91,6 +98,63 @@ def read_choice(text: str, choices: tuple[str, ...]) -> str:
     if text.strip().casefold() not in choices:
         raise ValueError(" or ".join(choices))
     return text.strip().casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class YieldRule:
+    """Programs that a worker gives way to."""
+
+    kind: str = ""
+    """`games`; `programs`, which takes in games; or empty for neither."""
+    names: tuple[str, ...] = ()
+    """Names of programs besides, wherever they compute."""
+
+
+_PROGRAM = "program:"
+
+
+def read_yield(text: str) -> YieldRule:
+    """What to give way to: `games`, `programs`, `program:blender,obs`, or `games,program:blender`; nothing for `off`.
+
+    Names are those of processes, as `ps -e` shows them: whole, in any case.
+    """
+    expected = f"games, programs, {_PROGRAM}NAME,…, both as games,{_PROGRAM}NAME,…, or off"
+    head, named, tail = text.strip().partition(_PROGRAM)
+    kind = head.strip().casefold()
+    if named and kind:
+        kind, comma, rest = kind.partition(",")
+        if not comma or rest:
+            raise ValueError(expected)
+    names = tuple(name.strip() for name in tail.split(",")) if named else ()
+    if kind.strip() not in (("games", "programs", "") if named else ("games", "programs", OFF)):
+        raise ValueError(expected)
+    if len(names) > MOST_NAMES or any(not _is_name(name) for name in names):
+        raise ValueError(f"{expected}; at most {MOST_NAMES} names of programs, without folders")
+    return YieldRule("" if kind == OFF else kind.strip(), names)
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and len(text) <= MOST_NAME_CHARACTERS and text.isprintable() and "/" not in text
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a kWh costs."""
+
+    amount: float = 0.0
+    """0 where none is known."""
+    currency: str = ""
+    """As its owner wrote it; may be empty."""
+
+
+def read_price(text: str) -> Price:
+    """A price of a kWh, as `0.30`, `0.30EUR` or `30 cents`; none for `off`."""
+    if _is_off(text):
+        return Price()
+    match = _PRICE.fullmatch(text.strip())
+    if match is None or not float(match[1]):
+        raise ValueError("what a kWh costs, as 0.30 or 0.30EUR, or off")
+    return Price(float(match[1]), match[2])
 
 
 def read_battery(text: str) -> float:

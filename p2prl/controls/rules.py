@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from p2prl.controls.energy import EnergyCounter
 from p2prl.controls.limits import Figures, Limits, figures
-from p2prl.controls.quantities import DAY_MINUTES, LEAST_SHARE, MOST_DURATION_S, OFF, is_scheduled, minutes_until
+from p2prl.controls.quantities import DAY_MINUTES, LEAST_SHARE, MOST_DURATION_S, Price, is_scheduled, minutes_until
 from p2prl.time_text import duration_text
 
 LEAST_DUTY = LEAST_SHARE
@@ -56,10 +57,14 @@ class Readings:
     """Seconds since somebody used keyboard or mouse."""
     programs: tuple[str, ...] | None = None
     """Other programs that compute on the device."""
+    named: tuple[str, ...] | None = None
+    """Programs that run of those the owner named to yield to."""
     game: str | None = None
     """Name of the program that fills the screen or draws with most of the card; empty for none."""
     battery_percent: float | None = None
     """Charge while the machine runs on its battery; above 100 on mains or without a battery."""
+    energy: tuple[EnergyCounter, ...] = ()
+    """Counters of energy; none where the machine has none that can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,27 @@ class Rules:
     @property
     def needs_desktop(self) -> bool:
         """Whether a limit asks for keyboard, mouse or full-screen windows."""
-        return bool(self._figures.idle_s) or self._figures.yields_to != OFF
+        return bool(self._figures.idle_s or self._figures.yields_to.kind)
+
+    @property
+    def named_programs(self) -> tuple[str, ...]:
+        """Programs that a limit asks for by name."""
+        return self._figures.yields_to.names
+
+    @property
+    def price(self) -> Price:
+        """What a kWh costs the owner."""
+        return self._figures.price
+
+    def keeps_awake(self, order: Order, readings: Readings, *, idle: bool) -> bool:
+        """Whether the machine must not sleep now. On its battery it may: a closed bag is no place to compute in."""
+        on_battery = readings.battery_percent is not None and readings.battery_percent <= 100.0
+        return self._figures.keeps_awake and not idle and not order.rests and not on_battery
+
+    @property
+    def wants_awake(self) -> bool:
+        """Whether the machine is to be kept awake at all."""
+        return self._figures.keeps_awake
 
     def unread(self, readings: Readings) -> list[str]:
         """Names of limits that are set and cannot be kept, for want of a sensor."""
@@ -166,9 +191,12 @@ class Rules:
             if getattr(self._figures, figure) and getattr(readings, reading) is None
         ]
         wants = self._figures
-        lacks_programs = wants.yields_to == "programs" and readings.programs is None
-        if lacks_programs or (wants.yields_to in ("games", "programs") and readings.game is None):
+        rule = wants.yields_to
+        lacks_programs = rule.kind == "programs" and readings.programs is None
+        if lacks_programs or (rule.kind and readings.game is None) or (rule.names and readings.named is None):
             names.append("yield")
+        if wants.price.amount and not readings.energy and readings.power_w is None:
+            names.append("energy.price")
         return names
 
     def _reasons(self, now: float, minute: int, readings: Readings) -> Iterator[str]:
@@ -229,9 +257,12 @@ class Rules:
     def _others(self, readings: Readings) -> str:
         """Programs to give way to; empty for none."""
         wants = self._figures
-        if wants.yields_to == "programs" and readings.programs:
+        rule = wants.yields_to
+        if rule.names and readings.named:
+            return ", ".join(readings.named[:3])
+        if rule.kind == "programs" and readings.programs:
             return ", ".join(readings.programs[:3])
-        if wants.yields_to in ("games", "programs") and readings.game:
+        if rule.kind and readings.game:
             return readings.game
         return ""
 

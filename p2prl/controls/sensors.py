@@ -12,7 +12,9 @@ from typing import Protocol
 import psutil
 
 from p2prl.controls.desktop_process import Desktop
+from p2prl.controls.energy import CARD, EnergyCounter
 from p2prl.controls.nvidia_sensors import Card
+from p2prl.controls.rapl_sensor import RaplSensor
 from p2prl.controls.rules import Readings
 from p2prl.installation import install_command
 
@@ -29,16 +31,33 @@ class DesktopSensor(Protocol):
         ...
 
 
+class ProgramSensor(Protocol):
+    """What is read of other programs."""
+
+    def read(self, names: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Those of the names that run, without waiting; None where it does not tell."""
+        ...
+
+
 class MachineSensors:
     """Reads what there is."""
 
-    def __init__(self, *, desktop: DesktopSensor | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        desktop: DesktopSensor | None = None,
+        programs: ProgramSensor | None = None,
+        processor: RaplSensor | None = None,
+    ) -> None:
         """Until `use`, there is no engine."""
         self._desktop = desktop
+        self._programs = programs
+        self._processor = processor or RaplSensor()
         self._card: Card | None = None
         self._engine_bytes: Callable[[], int | None] = lambda: None
         self._others_bytes: Callable[[], int] = lambda: 0
         self._seen = Desktop(missing="nothing has asked for keyboard and screen yet")
+        self._lacks_names = False
 
     def use(
         self, *, engine_bytes: Callable[[], int | None], card: Card | None, others_bytes: Callable[[], int] = lambda: 0
@@ -50,12 +69,14 @@ class MachineSensors:
         """
         self._engine_bytes, self._card, self._others_bytes = engine_bytes, card, others_bytes
 
-    def read(self, *, desktop: bool) -> Readings:
+    def read(self, *, desktop: bool, names: tuple[str, ...] = ()) -> Readings:
         """See `Sensors.read`."""
         card = self._card
         seen = self._desktop.read() if desktop and self._desktop is not None else Desktop()
         self._seen = seen
         own = own_memory()
+        named = None if self._programs is None else self._programs.read(names)
+        self._lacks_names = bool(names) and named is None
         return Readings(
             gpu_memory_bytes=self._engine_bytes(),
             power_w=None if card is None else card.power_w(),
@@ -63,8 +84,10 @@ class MachineSensors:
             ram_bytes=None if own is None else own + self._others_bytes(),
             idle_s=seen.idle_s,
             programs=None if card is None else card.programs(),
+            named=named,
             game=_game(seen.full_screen, card.games() if card is not None and desktop else None),
             battery_percent=battery_percent(),
+            energy=(*_card_energy(card), *self._processor.read()),
         )
 
     def missing(self) -> Mapping[str, str]:
@@ -77,8 +100,15 @@ class MachineSensors:
             "gpu.memory": NO_ENGINE,
             "ram": "this system does not tell a program's own memory; the limit holds from the next start",
             "idle": desktop,
-            "yield": programs or desktop,
+            "yield": "the watcher of programs does not answer" if self._lacks_names else programs or desktop,
+            "energy.price": f"{self._processor.missing}, and no card tells its own; for an NVIDIA card,"
+            f" in your clone: {install_command('sensors')}",
         }
+
+
+def _card_energy(card: Card | None) -> tuple[EnergyCounter, ...]:
+    joules = None if card is None else card.energy_j()
+    return () if joules is None else (EnergyCounter(CARD, CARD, joules),)
 
 
 def _game(full_screen: str | None, games: tuple[str, ...] | None) -> str | None:

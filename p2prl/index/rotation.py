@@ -20,14 +20,19 @@ LEAST_STAY_S = 30.0
 STAY_PER_START = 4.0
 """And this many times as long as it took until that group: the weights it fetched must be worth it."""
 
-DELISTED_S = 40.0
-"""Time without a listing of the run after which it counts as gone: two answers of an index."""
+DELISTED_S = 20.0
+"""Time without a listing of the run after which it counts as gone, by two answers of an index at least."""
+
+FORGOTTEN_S = 90.0
+"""The same where more than half of the listings went at once: an index that restarts has none, and learners list their
+runs again within a minute."""
 
 QUIET_S = 300.0
 """Time without its learner in reach after which a run is left although it is listed: a restart takes less."""
 
 VISIT_AGAIN_S = 600.0
-"""Least time between two starts for a run that are made only to deliver what is left."""
+"""Least time between two starts for a run that are made only to deliver what is left, or since it was left for another
+in greater need."""
 
 FAILURES_TO_END = 3
 """Runs in a row that end before their first group, by the machine's fault as they say: then it is the machine's."""
@@ -94,7 +99,11 @@ class Serving:
     first_group_s: float | None = None
     """Seconds from the start to the first group; None before it."""
     was_listed: bool = False
+    listed_beside: int = 0
+    """Listings of the newest look that still showed it, itself included."""
     unlisted_since: float | None = None
+    gone_at: float | None = None
+    """When it counts as gone, while it is not listed."""
     out_of_reach_since: float | None = None
     delivers_only: bool = False
     """Whether it was taken for the groups that wait here to be delivered."""
@@ -172,28 +181,42 @@ class Rotation:
         others = [offer for offer in offers if offer.run != serving.run and not offer.left_out]
         serving.was_listed |= current is not None
         serving.unlisted_since = None if current is not None else (serving.unlisted_since or now)
+        if current is not None:
+            serving.listed_beside = len(offers)
         if current is not None and current.left_out.startswith("you have blocked"):
             return f"is left: {current.left_out}"
         if not others:
             return ""
         if current is None:
-            gone = serving.was_listed and now - (serving.unlisted_since or now) >= DELISTED_S
-            return "is not listed any more" if gone else ""
+            forgotten = 2 * len(offers) < serving.listed_beside
+            serving.gone_at = (serving.unlisted_since or now) + (FORGOTTEN_S if forgotten else DELISTED_S)
+            return "is not listed any more" if serving.was_listed and now >= serving.gone_at else ""
         if current.left_out:
             return f"is left: {current.left_out}"
         if serving.out_of_reach_since is not None and now - serving.out_of_reach_since >= QUIET_S:
             self.avoided[serving.run] = Avoidance(now + 2 * QUIET_S, "was out of reach for five minutes")
             return "has been out of reach for five minutes"
-        if any(self._may_visit(offer, waiting, now) for offer in others):
-            return "waits while this machine delivers what another run has not received yet"
         if serving.delivers_only and seen.waiting == 0:
             serving.delivers_only = False  # delivered: from here on it is a run as any other
+        if self._has_stayed(serving, now, is_urgent=True) and any(
+            self._may_visit(offer, waiting, now) for offer in others
+        ):
+            return "waits while this machine delivers what another run has not received yet"
         if not self._has_stayed(serving, now, is_urgent=any(offer.volunteers == 0 for offer in others)):
             return ""
         target = moved(current, offers, wishes, (self.draw(), self.draw()))
         if target is None:
             return ""
+        # Its learner had all groups but the newest, whose confirmation did not wait: they bring nobody back at once.
+        self._visited[serving.run] = now
         return f"has {counted(current.volunteers, 'volunteer')} of {current.wanted} it wants, and others have fewer"
+
+    def look_again_in(self, now: float) -> float | None:
+        """Seconds until the run that is served counts as gone unless it is listed again; None where it does not go."""
+        serving = self.serving
+        if serving is None or serving.unlisted_since is None or not serving.was_listed:
+            return None
+        return None if serving.gone_at is None or serving.gone_at <= now else serving.gone_at - now
 
     def ended(self, code: int, *, excluded: bool, now: float) -> Ending:
         """The worker has ended by itself, with this exit code. `excluded` says that its key was."""

@@ -14,7 +14,7 @@ import typer
 from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.status_view import answer_line
-from p2prl.config.worker_folder import default_home
+from p2prl.config.worker_folder import default_home, holder_of, read_status
 from p2prl.controls.control_socket import NAME, ask
 from p2prl.controls.messages import (
     Answer,
@@ -27,8 +27,14 @@ from p2prl.controls.messages import (
 )
 from p2prl.controls.quantities import read_duration_s
 from p2prl.errors import ConfigError, MachineError, P2PRLError, RemoteProtocolError
+from p2prl.models.hardware.card_names import card_named
+from p2prl.plain_text import cleaned
 
 Seat = Annotated[str, typer.Option("--seat", help="One worker's folder, as seat-1. Default: all that run.")]
+Card = Annotated[
+    str,
+    typer.Option("--device", help="The worker on the card of this name, or a part of it. Default: all that run."),
+]
 
 
 def pause(
@@ -37,6 +43,7 @@ def pause(
         bool, typer.Option("--keep-relaying", help="Go on uploading weights to others meanwhile.")
     ] = False,
     seat: Seat = "",
+    device: Card = "",
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,30 +59,48 @@ def pause(
             remedy="Try --for 2h, or leave it out to pause until p2prl resume.",
         ) from None
     request = PauseRequest(for_s=seconds, keep_relaying=keep_relaying or None)
-    tell_workers(request, seat=seat, home=home, as_json=as_json)
+    tell_workers(request, seat=seat, device=device, home=home, as_json=as_json)
 
 
-def resume(seat: Seat = "", home: Home = None, as_json: AsJson = False) -> None:
+def resume(seat: Seat = "", device: Card = "", home: Home = None, as_json: AsJson = False) -> None:
     """End a pause."""
-    tell_workers(ResumeRequest(), seat=seat, home=home, as_json=as_json)
+    tell_workers(ResumeRequest(), seat=seat, device=device, home=home, as_json=as_json)
 
 
-def finish(seat: Seat = "", home: Home = None, as_json: AsJson = False) -> None:
+def finish(seat: Seat = "", device: Card = "", home: Home = None, as_json: AsJson = False) -> None:
     """Have the workers complete the slots in flight and end, as one Ctrl-C does."""
-    tell_workers(FinishRequest(), seat=seat, home=home, as_json=as_json)
+    tell_workers(FinishRequest(), seat=seat, device=device, home=home, as_json=as_json)
 
 
-def stop(seat: Seat = "", home: Home = None, as_json: AsJson = False) -> None:
+def stop(seat: Seat = "", device: Card = "", home: Home = None, as_json: AsJson = False) -> None:
     """Have the workers end now. Finished groups stay on disk, and are delivered at the next start."""
-    tell_workers(StopRequest(), seat=seat, home=home, as_json=as_json)
+    tell_workers(StopRequest(), seat=seat, device=device, home=home, as_json=as_json)
 
 
 _SEAT = re.compile(r"[a-z]+-[0-9]+")
 
 
-def tell_workers(request: Request, *, seat: str, home: Path | None, as_json: bool) -> None:
+def tell_workers(request: Request, *, seat: str, device: str, home: Path | None, as_json: bool) -> None:
     """Send a request to each running worker, and print what it does now. `MachineError` when none runs."""
-    _print(told(request, seat=seat, home=home or default_home()), as_json=as_json)
+    base = home or default_home()
+    _print(told(request, seat=chosen_seat(seat, device, base), home=base), as_json=as_json)
+
+
+def chosen_seat(seat: str, device: str, home: Path) -> str:
+    """The folder of the one worker that is meant; empty for all. `ConfigError` where a card's name means none."""
+    if not device:
+        return seat
+    if seat:
+        raise ConfigError("--seat and --device both name a worker", remedy="Give one of them.")
+    cards = {}
+    for path in home.glob("*/*/status.json"):
+        status, folder = read_status(path), path.parent.parent
+        engine = status.get("engine")
+        if isinstance(engine, dict) and status.get("pid") == holder_of(folder):
+            cards[folder.name] = cleaned(str(engine.get("device", "")))
+    if not cards:
+        raise MachineError(f"no worker under {home} has begun to compute", remedy="p2prl status lists those that run.")
+    return card_named(device, dict(sorted(cards.items())))
 
 
 def live_answer(folder: Path) -> dict[str, object] | None:

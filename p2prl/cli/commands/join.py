@@ -27,7 +27,7 @@ Devices = Annotated[
     str,
     typer.Option(
         "--device",
-        help="auto, cuda, cuda:1, mps or cpu. auto takes the fastest. cuda:0,cuda:1, or all cards: a worker for each.",
+        help="auto, cuda:1, mps, cpu, or part of a card's name; cuda:0,cuda:1, or all cards: a worker for each.",
     ),
 ]
 Slots = Annotated[

@@ -42,6 +42,9 @@ from p2prl.protocol.listing import run_id
 POLL_S = 20.0
 """Time between two looks at the indexes, give or take a fifth: a run that ends is left within a minute."""
 
+_LEAST_WAIT_S = 2.0
+"""Between two looks in any case."""
+
 _TICK_S = 0.5
 _FINISH_S = (20.0, 10.0, 10.0)
 """Time that a worker gets after each Ctrl-C when its run is left: to complete its groups, to stop, to end."""
@@ -151,6 +154,8 @@ class AnyRun:
             return
         serving = self.rotation.serving
         why = self.rotation.leaves(self._offers, self._wishes, self._seen(waiting), frozenset(waiting), now)
+        if (soon := self.rotation.look_again_in(now)) is not None and self._offers is not None:
+            self._look_at = min(self._look_at, time.monotonic() + max(_LEAST_WAIT_S, soon))
         if why:
             self._change(f"{serving.name} {why}.", run=serving.run)
             self._end_worker()

@@ -26,10 +26,14 @@ from p2prl.config.worker_folder import default_home, read_status
 from p2prl.confinement.linux import die_with_parent
 from p2prl.errors import ConfigError, MachineError
 from p2prl.exit_codes import INTERRUPTED, RUN_FINISHED, UNEXPECTED
+from p2prl.models.hardware.card_names import card_named
 
 _DEVICE = re.compile(r"cpu|mps|cuda:\d+")
 
-_COUNT_CARDS = "import torch; print(torch.cuda.device_count())"
+_PLAIN = re.compile(r"auto|cpu|mps|cuda(:\d+)?|")
+"""What needs no look at the cards."""
+
+_LIST_CARDS = "import json; from p2prl.models.hardware.device import card_list; print(json.dumps(card_list()))"
 """Runs in a process of its own: the one that starts the workers needs no torch, which takes 200 MB and seconds."""
 
 _SHARED = ("upload_mbit", "monthly_gb", "disk_gb", "ram_gb")
@@ -66,8 +70,10 @@ def one_device(context: typer.Context, device: str, *, home: Path | None, events
 def devices_of(text: str) -> tuple[str, ...]:
     """The devices that `--device` names. `ConfigError` for a list of anything else, `MachineError` without a card."""
     if text == "all":
-        return _every_card()
-    names = tuple(part.strip() for part in text.split(","))
+        if not (cards := _cards()):
+            raise MachineError("there is no CUDA card here", remedy="Omit --device to use the best available device.")
+        return tuple(cards)
+    names = tuple(named_device(part.strip()) for part in text.split(","))
     if len(names) == 1:
         return names
     for name in names:
@@ -80,14 +86,26 @@ def devices_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def _every_card() -> tuple[str, ...]:
+def named_device(text: str) -> str:
+    """A device as torch names it, from that or from a part of a card's name; without a card, the text as it is.
+    `ConfigError` with a list of the cards where the name means none of them, or several."""
+    if _PLAIN.fullmatch(text):
+        return text
+    say(f"looking for a card called {text[:40]}")
+    cards = _cards()
+    return card_named(text, cards) if cards else text
+
+
+def _cards() -> dict[str, str]:
+    """Names of the CUDA cards, by device."""
     done = subprocess.run(
-        [sys.executable, "-c", _COUNT_CARDS], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [sys.executable, "-c", _LIST_CARDS], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    last = (done.stdout.splitlines() or [""])[-1]
-    if not (count := int(last) if last.isdigit() else 0):
-        raise MachineError("there is no CUDA card here", remedy="Omit --device to use the best available device.")
-    return tuple(f"cuda:{number}" for number in range(count))
+    try:
+        names = json.loads((done.stdout.splitlines() or ["[]"])[-1])
+    except ValueError:
+        names = []
+    return {f"cuda:{number}": str(name) for number, name in enumerate(names)}
 
 
 def given_options(context: typer.Context, workers: int, without: Sequence[str] = _OWN) -> list[str]:

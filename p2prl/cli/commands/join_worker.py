@@ -26,6 +26,9 @@ from p2prl.cli.views.volunteer_view import EventLines, SmoothRate, progress_docu
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.machine_limits import DiskPlan, sampling_memory
+from p2prl.config.worker_folder import read_status
+from p2prl.controls.energy import EnergyAccount, EnergyUse
+from p2prl.controls.quantities import Price
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.protocol.kinds import Role
 
@@ -70,7 +73,7 @@ def join_run(
         chosen = open_device(request.device)
         use_threads(request.threads)
         chosen_engine = choose_engine(request.engine, chosen)
-        screen = _Screen(view, lines, start, str(chosen), chosen_engine, mirrors=mirrors)
+        screen = _Screen(view, lines, start, str(chosen), chosen_engine, mirrors=mirrors, energy=controls.energy)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
         tokenizer = start.launches.get(TOKENIZER)
         prepare = partial(
@@ -143,11 +146,15 @@ class _Screen:
         engine: ChosenEngine,
         *,
         mirrors: bool,
+        energy: Callable[[], tuple[EnergyUse, Price]],
     ) -> None:
         self.status = StatusFile(start.worker, start.link, "volunteer")
         self._view = view
         self._events = events
         self._start = start
+        self._read_energy = energy
+        left = read_status(start.worker.run_directory(start.link.run) / "status.json")
+        self._energy = EnergyAccount.going_on(left.get("energy"))
         self._device = device
         self._engine = engine
         self._mirrors = mirrors
@@ -199,6 +206,9 @@ class _Screen:
     def on_progress(self, progress: Progress) -> None:
         """Show the newest state: the startup phases first, then the screen."""
         document = progress_document(progress)
+        use, price = self._read_energy()
+        if (energy := self._energy.document(use, progress.verified_tokens, price)) is not None:
+            document["energy"] = energy
         self.status.write(document)
         self._events.progress(document)
         rate = self._speed.update(progress.tokens_per_s, time.monotonic())

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from p2prl.cli.commands.controls import Seat, answers, documents, told
+from p2prl.cli.commands.controls import Card, Seat, answers, chosen_seat, documents, told
 from p2prl.cli.examples import epilog
 from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, say, show
@@ -42,11 +42,13 @@ def limits(
         typer.Argument(metavar="NAME=VALUE", help="Limits to set; NAME=default takes one back. None: show all."),
     ] = None,
     seat: Seat = "",
+    device: Card = "",
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the limits of this machine, or set some: running workers follow within two seconds, later ones too."""
     base = home or default_home()
+    seat = chosen_seat(seat, device, base)
     given = changes or []
     wanted = _parsed(given[1:] if given[:1] == ["set"] else given)
     if wanted and not seat:

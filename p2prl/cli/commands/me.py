@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from p2prl.cli.options import AsJson, Home
 from p2prl.cli.views.console import emit, output_width, say
+from p2prl.cli.views.quantities import cost_text, kwh_text
 from p2prl.cli.views.worker_screen import sparkline
 from p2prl.client.own_groups import OwnGroups
 from p2prl.client.spool import SpoolState
 from p2prl.config.own_runs import OwnRun, runs_here, spools_of
 from p2prl.config.owner_files import load_delegation, load_memberships
+from p2prl.config.owner_limits import load_limits
 from p2prl.config.worker_folder import default_home, read_status
+from p2prl.controls.energy import EnergyAccount, tokens_per_kwh
+from p2prl.controls.limits import figures
+from p2prl.controls.quantities import Price
 from p2prl.errors import IdentityError, MachineError
 from p2prl.plain_text import cleaned, counted, wrapped
 from p2prl.protocol.identity import PeerId, public_key_of
@@ -37,7 +42,9 @@ def me(home: Home = None, as_json: AsJson = False) -> None:
                 parts.append(run_part(run, groups))
                 for day, tokens in groups.credited_by_day().items():
                     days[day] = days.get(day, 0) + tokens
-    document = {"runs": parts, "days": dict(sorted(days.items())), **_sums(parts), "time": time.time()}
+    price = figures(load_limits(base)).price
+    energy = energy_document(parts, price)
+    document = {"runs": parts, "days": dict(sorted(days.items())), **_sums(parts), **energy, "time": time.time()}
     if as_json:
         emit(document)
     elif not parts:
@@ -67,7 +74,14 @@ def run_part(run: OwnRun, groups: OwnGroups) -> dict[str, object]:
         "credit": credit_of(tokens, run.manifest.parameters),
         "last_at": newest[0].created if newest else None,
         "weight_bytes_sent": status.get("weight_bytes_sent", 0),
+        **_energy_of(status.get("energy")),
     }
+
+
+def _energy_of(energy: object) -> dict[str, object]:
+    """What this worker's machine has measured in all its sessions in the run; empty where that is nothing."""
+    account = EnergyAccount.going_on(energy)
+    return {"kwh": account.earlier_kwh, "kwh_tokens": account.earlier_tokens} if account.earlier_kwh else {}
 
 
 def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -76,6 +90,28 @@ def _sums(parts: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": sum(part["tokens"] for part in parts),
         "credit": sum(part["credit"] for part in parts),
     }
+
+
+def energy_document(parts: Sequence[Mapping[str, Any]], price: Price) -> dict[str, Any]:
+    """Energy over all workers and runs, as far as it was measured; empty where it was not."""
+    kwh, tokens = sum(part.get("kwh", 0.0) for part in parts), sum(part.get("kwh_tokens", 0) for part in parts)
+    if not kwh:
+        return {}
+    found: dict[str, Any] = {"kwh": round(kwh, 6), "tokens_per_kwh": tokens_per_kwh(tokens, kwh)}
+    if price.amount:
+        found |= {"cost": round(kwh * price.amount, 4), "currency": price.currency}
+    return {"energy": found}
+
+
+def _energy_lines(document: Mapping[str, Any]) -> list[str]:
+    energy = document.get("energy")
+    if energy is None:
+        return []
+    rate, cost = energy["tokens_per_kwh"], energy.get("cost")
+    said = [f"{kwh_text(energy['kwh'])} measured while it worked"]
+    said += [] if cost is None else [f"{cost_text(cost, energy)} at the price you set now"]
+    said += [] if rate is None else [f"{rate:,} verified tokens a kWh"]
+    return [f"energy  {'; '.join(said)}"]
 
 
 def _shown_names(run: OwnRun, peer: str) -> tuple[str, str]:
@@ -119,7 +155,7 @@ def contribution_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
             f" {credit(part['credit']):>10}  {last}"
         )
     sums = f"{document['groups_verified']:>7,} {'':>6} {document['tokens']:>12,} {credit(document['credit']):>10}"
-    lines += [f"{'all':<{_NAME}} {'':<8} {sums}", "", *_days(document)]
+    lines += [f"{'all':<{_NAME}} {'':<8} {sums}", *_energy_lines(document), "", *_days(document)]
     return [part.rstrip() for line in lines for part in wrapped(line, width)]
 
 

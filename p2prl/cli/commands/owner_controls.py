@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,16 @@ from p2prl.config.machine_limits import MachineLimits
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.owner_limits import load_limits
 from p2prl.config.worker_folder import default_home
-from p2prl.confinement.children import Launch
+from p2prl.confinement.children import Launch, Program
+from p2prl.controls.awake_process import KeptAwake, awake_program
 from p2prl.controls.control_socket import ControlSocket
-from p2prl.controls.desktop_process import DesktopWatch
+from p2prl.controls.desktop_process import DesktopWatch, desktop_program
+from p2prl.controls.energy import EnergyUse
 from p2prl.controls.limits import Figures, Limits, figures
 from p2prl.controls.live_controls import LiveControls
 from p2prl.controls.nvidia_sensors import find_card
+from p2prl.controls.program_process import ProgramWatch, programs_program
+from p2prl.controls.quantities import Price
 from p2prl.controls.rules import Order
 from p2prl.controls.sensors import MachineSensors
 from p2prl.errors import MachineError
@@ -82,6 +87,10 @@ class RoleControls:
         if before.disk_gb != wanted.disk_gb:
             say("The limit of disk holds from the next start of this worker.")
 
+    def is_idle(self) -> bool:
+        """See `Worker`."""
+        return self._owner.is_idle
+
     def finish(self) -> None:
         """See `Worker`."""
         self._interrupts.ask(stop=False)
@@ -89,6 +98,15 @@ class RoleControls:
     def stop(self) -> None:
         """See `Worker`."""
         self._interrupts.ask(stop=True)
+
+
+DESKTOP, PROGRAMS, AWAKE = "desktop", "programs", "awake"
+"""Processes of the controls, which a confined worker has started for it."""
+
+
+def control_programs() -> dict[str, Program]:
+    """The programs of those processes."""
+    return {DESKTOP: desktop_program(), PROGRAMS: programs_program(os.getpid()), AWAKE: awake_program()}
 
 
 class OwnerControls:
@@ -100,14 +118,27 @@ class OwnerControls:
         limits: Limits,
         listen: ControlSocket | None,
         *,
-        launch_desktop: Launch | None = None,
+        launches: Mapping[str, Launch],
         computes: bool = True,
     ) -> None:
-        """`launch_desktop` starts the desktop's watcher where this process may start none; `computes` as in
+        """`launches` start the processes of `control_programs` where this process may start none; `computes` as in
         `LiveControls`."""
-        self._desktop = DesktopWatch(launch_desktop)
-        self._sensors = MachineSensors(desktop=self._desktop)
-        self._live = LiveControls(folder, limits, self._sensors, listen=listen, on_notice=say, computes=computes)
+        self._desktop = DesktopWatch(launches.get(DESKTOP))
+        self._programs = ProgramWatch(launches.get(PROGRAMS))
+        self._sensors = MachineSensors(desktop=self._desktop, programs=self._programs)
+        self._live = LiveControls(
+            folder,
+            limits,
+            self._sensors,
+            listen=listen,
+            on_notice=say,
+            computes=computes,
+            awake=KeptAwake(launches.get(AWAKE)),
+        )
+
+    def energy(self) -> tuple[EnergyUse, Price]:
+        """What the machine has measured since the start, and what a kWh costs its owner. From any thread."""
+        return self._live.energy, self._live.price
 
     @contextmanager
     def running(self) -> Iterator[OwnerControls]:
@@ -118,11 +149,22 @@ class OwnerControls:
         finally:
             self._live.close()
             self._desktop.close()
+            self._programs.close()
 
     def steer(self, owner: OrderFollower, interrupts: Interrupts, *, device: str = "cpu") -> None:
         """Steer the role that `owner` belongs to; its engine, if any, computes on `device`, a torch device's name."""
-        self._sensors.use(engine_bytes=_engine_memory(device), card=find_card(device), others_bytes=owner.memory_bytes)
+        card = find_card(device, _card_id(device))
+        self._sensors.use(engine_bytes=_engine_memory(device), card=card, others_bytes=owner.memory_bytes)
         self._live.attach(RoleControls(owner, interrupts, self._live.limits))
+
+
+def _card_id(device: str) -> str:
+    """The id by which the driver knows a CUDA device; empty where torch does not tell."""
+    torch = sys.modules.get("torch")
+    if torch is None or not device.startswith("cuda"):
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return f"GPU-{uuid}" if uuid else ""
 
 
 def _engine_memory(device: str) -> Callable[[], int | None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from p2prl.cli.commands.join_devices import named_device
 from p2prl.cli.commands.worker_start import requested, start_worker
 from p2prl.cli.options import AsJson, Base, Device, Lan, Link, Threads, WorkerOptions, takes_records
 
@@ -49,7 +50,8 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
 
         Replays a random sample of groups at the policy version they declare.
         """
-        request = replace(requested(link, options, "validator", lan=lan), base=base, device=device, threads=threads)
+        wanted = requested(link, options, "validator", lan=lan)
+        request = replace(wanted, base=base, device=named_device(device), threads=threads)
         start = start_worker(request)
 
         from p2prl.cli.commands.validate_worker import validate_run

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 
 from p2prl import errors
 from p2prl.cli import crash_log
-from p2prl.cli.commands.owner_controls import OwnerControls, PlannedLimits, open_controls, plan_limits
+from p2prl.cli.commands.owner_controls import (
+    OwnerControls,
+    PlannedLimits,
+    control_programs,
+    open_controls,
+    plan_limits,
+)
 from p2prl.cli.options import WorkerOptions
 from p2prl.cli.reach import further_peers, visibility_line
 from p2prl.cli.views.console import say
@@ -28,7 +34,6 @@ from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_fo
 from p2prl.confinement.role_confinement import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
-from p2prl.controls.desktop_process import desktop_program
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
 from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 
 _CARDS = ("/dev/nvidiactl", "/dev/dxg")
 
-NETWORK, TOKENIZER, SCORERS, DESKTOP = "network", "tokenizer", "scorers", "desktop"
+NETWORK, TOKENIZER, SCORERS = "network", "tokenizer", "scorers"
 
 _FIND_BASE = (
     "import json, sys\n"
@@ -127,7 +132,7 @@ class WorkerStart:
             self.worker.directory,
             self.request.limits.owner,
             self.control,
-            launch_desktop=self.launches.get(DESKTOP),
+            launches=self.launches,
             computes=computes,
         )
 
@@ -182,15 +187,13 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
     if _may_use_card(request.device) and not is_open:
         kernels = kernels_for(worker.home, "cuda" if request.device == "auto" else request.device, say)
     sockets = DaemonFolder()
-    starter = Starter(
-        {
-            NETWORK: network_program(own, sockets.path),
-            TOKENIZER: tokenizer_program(),
-            SCORERS: scorer_program(os.getpid()),
-            DESKTOP: desktop_program(),
-        },
-        at_end=sockets.remove,
-    )
+    programs = {
+        NETWORK: network_program(own, sockets.path),
+        TOKENIZER: tokenizer_program(),
+        SCORERS: scorer_program(os.getpid()),
+        **control_programs(),
+    }
+    starter = Starter(programs, at_end=sockets.remove)
     atexit.register(starter.close)
     # After the starter's fork: a socket that it held too would seem alive when the worker is gone.
     control = open_controls(worker.directory)
@@ -202,7 +205,7 @@ def start_worker(request: WorkerRequest) -> WorkerStart:
         link=link,
         worker=worker,
         base=base,
-        launches={name: starter.launch(name) for name in (NETWORK, TOKENIZER, SCORERS, DESKTOP)},
+        launches={name: starter.launch(name) for name in programs},
         control=control,
         protection=confine_files(own, readable, is_open=is_open),
     )

@@ -99,3 +99,25 @@ def downloads_line(patch_bytes: int, full_bytes: int, version_bytes: int) -> str
 def own_ledger_text(receipts: int, tokens: int) -> str:
     """What a validator's own ledger holds."""
     return f"{counted(receipts, 'receipt')}, {counted(tokens, 'token')}"
+
+
+def energy_text(energy: object) -> str:
+    """What a worker's status says of the energy of its session; empty where nothing was measured."""
+    if not isinstance(energy, Mapping) or not (parts := energy.get("of")):
+        return ""
+    watts, rate, cost = energy.get("watts"), energy.get("tokens_per_kwh"), energy.get("cost")
+    said = [] if watts is None else [f"{watts:.0f} W now"]
+    said.append(f"{kwh_text(energy['kwh'])} in this session{'' if cost is None else f', {cost_text(cost, energy)}'}")
+    if rate is not None:
+        said.append(f"{rate:,} verified tokens a kWh")
+    return f"{'; '.join(said)}. Measured: {' and '.join(map(str, parts))}, with all else that ran there"
+
+
+def kwh_text(kwh: float) -> str:
+    """An amount of energy: three digits after the point below ten."""
+    return f"{kwh:,.3f} kWh" if kwh < 10 else f"{kwh:,.1f} kWh"
+
+
+def cost_text(cost: float, energy: Mapping[str, Any]) -> str:
+    """What energy cost, in the currency that its owner named, if any."""
+    return f"{cost:,.2f} {energy.get('currency') or 'at your price'}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from p2prl.cli.views.learner_view import evaluation_texts, forecast_text, warning_texts
 from p2prl.cli.views.quantities import (
+    energy_text,
     own_ledger_text,
     peers_text,
     rate_text,
@@ -101,6 +102,7 @@ def _worker(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("ledger", f"{own_ledger_text(receipts, worker.get('own_tokens', 0))}, signed by this key"))
     if worker.get("verified_tokens"):
         rows.append(("credit", counted(worker["verified_tokens"], "token")))
+    rows.append(("energy", energy_text(worker.get("energy"))))
     if (reward := worker.get("reward_recent")) is not None:
         rows.append(("reward", f"{reward_text(reward)}, mean of your recent groups"))
     if reasons := worker.get("reasons"):

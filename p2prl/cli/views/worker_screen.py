@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2prl.cli.views.quantities import (
+    energy_text,
     peers_text,
     rate_text,
     reach_text,
@@ -107,7 +108,7 @@ class WorkerScreen:
             sides = Table.grid(padding=(0, 3, 0, 0))
             sides.add_column(width=half)
             sides.add_column(width=half)
-            machine = [*self._now_rows(), *self._credit_rows()]
+            machine = [*self._now_rows(), *self._credit_rows(), *self._energy_rows()]
             plotted = [*self._next_rows(ascii_only=ascii_only), *self._plot_rows(half, ascii_only=ascii_only)]
             sides.add_row(_grid(machine, half), _grid(plotted, half))
             yield sides
@@ -118,6 +119,7 @@ class WorkerScreen:
                 *self._next_rows(ascii_only=ascii_only),
                 *self._spark_rows(width, ascii_only=ascii_only),
                 *self._credit_rows(),
+                *self._energy_rows(),
                 *self._unpaid_rows(),
                 *self._given_rows(),
             ]
@@ -227,6 +229,10 @@ class WorkerScreen:
         if worker.get("reward_recent") is not None:
             rows.append(("yours", f"reward {reward_text(worker['reward_recent'])}, mean of your recent groups"))
         return rows
+
+    def _energy_rows(self) -> Rows:
+        text = energy_text(self._worker.get("energy"))
+        return [("energy", text)] if text else []
 
     def _unpaid_rows(self) -> Rows:
         """Why groups earned nothing, in a sentence each, most frequent first."""

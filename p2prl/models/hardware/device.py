@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from p2prl.errors import ConfigError, DeviceFailedError, MachineError
+from p2prl.models.hardware.card_names import card_named
 from p2prl.models.hardware.failures import first_line
 from p2prl.protocol.limits import MAX_NAME_CHARS
 
@@ -32,9 +33,10 @@ def best_device() -> torch.device:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name; `auto` takes CUDA, then MPS, then the CPU.
+    """The device of this name, or the card that is called so; `auto` takes CUDA, then MPS, then the CPU.
 
-    `ConfigError` for a name torch does not know, `MachineError` for a device this machine does not have.
+    `ConfigError` for a name that neither torch nor a card knows, `MachineError` for a device this machine does not
+    have.
     """
     if name == "auto":
         return best_device()
@@ -42,6 +44,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         several = "," in name
+        if cards := {f"cuda:{place}": card for place, card in enumerate(card_list())}:
+            return torch.device(card_named(name, cards))
         remedy = "One device for each worker: start another one for the next." if several else _DEVICES
         raise ConfigError(f"{name!r} is not a device", remedy=remedy) from error
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -52,6 +56,11 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise MachineError(f"there is no {name}: this machine has {count}", remedy="They count from cuda:0.")
     return device
+
+
+def card_list() -> list[str]:
+    """Names of the CUDA cards, in torch's order."""
+    return [torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]
 
 
 def open_device(name: str) -> torch.device:

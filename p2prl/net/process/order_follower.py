@@ -18,6 +18,10 @@ _RESTING_POLL_S = 1.0
 """Longest wait for messages while the owner's limits let the role do nothing: a resting worker should cost nothing."""
 
 
+IDLE_S = 300.0
+"""Without anything computed for so long, a role that has computed is idle: replays and large downloads take minutes."""
+
+
 class OrderFollower:
     """The order in force, and what of it concerns the network, the turns of the loop and the time that is computed."""
 
@@ -25,6 +29,7 @@ class OrderFollower:
         self._clock = clock
         self._network: NetworkPort | None = None
         self._compute_from = 0.0
+        self._computed_at: float | None = None
         self._followed: Order | None = None
         self.order = Order()
         self.is_suspended = False
@@ -78,12 +83,18 @@ class OrderFollower:
 
     def computed(self, seconds: float) -> None:
         """The engine has computed for this long; `rest_s` tells how long it rests now."""
+        self._computed_at = self._clock.now()
         if self.order.duty < 1.0:
             self._compute_from = self._clock.now() + seconds * (1.0 / self.order.duty - 1.0)
 
     def rest_s(self) -> float:
         """Seconds until the duty cycle lets the engine compute again."""
         return max(0.0, self._compute_from - self._clock.now())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the role has computed, and nothing lately. From any thread."""
+        return self._computed_at is not None and self._clock.now() - self._computed_at > IDLE_S
 
     def memory_bytes(self) -> int:
         """Memory of the network's processes, by their last report; 0 while they are gone. From any thread."""

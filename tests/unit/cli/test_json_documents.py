@@ -30,6 +30,8 @@ from p2prl.client.progress import Progress
 from p2prl.client.seeder import Seeding
 from p2prl.clock import SystemClock
 from p2prl.config.new_run import RunFolder, open_run
+from p2prl.controls.energy import EnergyAccount, EnergyUse
+from p2prl.controls.quantities import Price
 from p2prl.errors import IntegrityError
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.signing_sender import SigningSender
@@ -108,9 +110,10 @@ def test_documented_keys_of_workers() -> None:
     common = {"role": "", "run": "", "peer": ""}
     idle = Progress("", 0, 0, {}, {}, {}, 0, 0.0, 0.0, (-1, 0, 0), 0, 0, 0, 0, 0)
     engine = {"engine": {"engine": "", "version": "", "dtype": "", "device": "", "reason": ""}}
+    measured = {"energy": EnergyAccount().document(EnergyUse(3.6e6, 90.0, ("card",)), 0, Price(0.3, "EUR"))}
     documents = [
-        ("p2prl join", progress_document(idle) | engine),
-        ("p2prl join", progress_document(BUSY) | engine),
+        ("p2prl join", progress_document(idle) | engine | measured),
+        ("p2prl join", progress_document(BUSY) | engine | measured),
         ("p2prl validate", audit_document(Audit(0, 0, 0, 0, 0, 0))),
         ("p2prl seed", seeding_document(Seeding(state="", version=0, chunks_held=0, chunks=0))),
     ]

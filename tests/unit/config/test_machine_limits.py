@@ -35,6 +35,8 @@ from p2prl.config.owner_limits import remember_limits
 from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role_confinement import Protection
+from p2prl.controls.energy import EnergyUse
+from p2prl.controls.quantities import Price
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.engines.registry import ChosenEngine
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
@@ -145,7 +147,11 @@ def test_a_volunteer_is_refused_before_work_starts(tmp_path: Path) -> None:
             link="", kind="seat", home=tmp_path, limits=limits, listen=None, transport="hivemind", confine=False
         )
         start = WorkerStart(request=request, link=link, worker=worker, base=None, protection=Protection(asked=False))
-        screen = _Screen(LiveView(quiet=True), EventLines(asked=False), start, "cpu", engine, mirrors=False)
+        screen = _Screen(
+            *(LiveView(quiet=True), EventLines(asked=False), start, "cpu", engine),
+            mirrors=False,
+            energy=lambda: (EnergyUse(), Price()),
+        )
         return screen.introduce(manifest())
 
     assert 0 < introduce(0.2) < 200_000_000

@@ -8,8 +8,9 @@ import socket
 import pytest
 
 from p2prl.confinement.children import Child
-from p2prl.controls.desktop_process import RESTART_S, STALE_S, Desktop, DesktopWatch
+from p2prl.controls.desktop_process import STALE_S, Desktop, DesktopWatch
 from p2prl.controls.desktop_sensor import desktop_missing, watch
+from p2prl.controls.watcher import RESTART_S
 
 
 class Watchers:

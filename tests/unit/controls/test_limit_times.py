@@ -20,6 +20,7 @@ CALM = Readings(
     ram_bytes=10**9,
     idle_s=3_600.0,
     programs=(),
+    named=(),
     game="",
     battery_percent=101.0,
 )
@@ -34,6 +35,7 @@ CASES: tuple[tuple[dict[str, str], dict[str, object]], ...] = (
     ({"idle": "10m"}, {"idle_s": 0.0}),
     ({"yield": "programs"}, {"programs": ("blender",)}),
     ({"yield": "games"}, {"game": "chess"}),
+    ({"yield": "program:obs"}, {"named": ("obs",)}),
     ({"battery": "never"}, {"battery_percent": 90.0}),
     ({"battery": "50%"}, {"battery_percent": 49.0}),
 )
@@ -49,7 +51,7 @@ class Machine:
         self.controls.attach(self)
         self.due = 0.0
 
-    def read(self, *, desktop: bool) -> Readings:
+    def read(self, *, desktop: bool, names: tuple[str, ...] = ()) -> Readings:
         return self.readings
 
     def missing(self) -> Mapping[str, str]:
@@ -63,6 +65,9 @@ class Machine:
 
     def limits_changed(self, limits: Limits) -> None:
         pass
+
+    def is_idle(self) -> bool:
+        return False
 
     def finish(self) -> None:
         pass

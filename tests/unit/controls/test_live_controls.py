@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from p2prl.controls import messages
+from p2prl.controls.awake_process import KeptAwake
 from p2prl.controls.control_socket import NAME, ControlSocket, ask, peer_user
+from p2prl.controls.energy import EnergyCounter
 from p2prl.controls.limits import Limits
 from p2prl.controls.live_controls import LiveControls, load_pause
 from p2prl.controls.messages import MOST_REQUEST_BYTES, read_answer
+from p2prl.controls.quantities import Price
 from p2prl.controls.rules import Order, Pause, Readings
 from p2prl.errors import MachineError, RemoteProtocolError
 
@@ -28,6 +31,7 @@ class FakeWorker:
         self.orders: list[Order] = []
         self.limits: list[Limits] = []
         self.told: list[str] = []
+        self.idle = False
 
     def obey(self, order: Order) -> None:
         self.orders.append(order)
@@ -37,6 +41,9 @@ class FakeWorker:
 
     def limits_changed(self, limits: Limits) -> None:
         self.limits.append(limits)
+
+    def is_idle(self) -> bool:
+        return self.idle
 
     def finish(self) -> None:
         self.told.append("finish")
@@ -48,8 +55,10 @@ class FakeWorker:
 class FakeSensors:
     def __init__(self) -> None:
         self.now = Readings(game="", battery_percent=101.0)
+        self.names: tuple[str, ...] = ()
 
-    def read(self, *, desktop: bool) -> Readings:
+    def read(self, *, desktop: bool, names: tuple[str, ...] = ()) -> Readings:
+        self.names = names
         return self.now
 
     def missing(self) -> Mapping[str, str]:
@@ -189,7 +198,7 @@ def test_a_wrong_limit_changes_nothing(rig: Rig) -> None:
 
 
 def test_controls_that_fail_end_the_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*, desktop: bool) -> Readings:
+    def broken(*, desktop: bool, names: tuple[str, ...]) -> Readings:
         raise ZeroDivisionError
 
     rig.controls.attach(rig.worker)
@@ -198,6 +207,61 @@ def test_controls_that_fail_end_the_worker(rig: Rig, monkeypatch: pytest.MonkeyP
     rig.controls.close()
     assert rig.worker.told == ["stop"]
     assert "controls failed" in rig.notices[-1]
+
+
+class FakeAwake(KeptAwake):
+    """Notes what is wanted, and cannot do it where `missing` says so."""
+
+    def __init__(self) -> None:
+        super().__init__(missing="")
+        self.wanted: list[bool] = []
+
+    def follow(self, *, wanted: bool) -> None:
+        self.wanted.append(wanted)
+
+
+def test_the_machine_is_kept_awake_while_there_is_work(rig: Rig) -> None:
+    awake = FakeAwake()
+    controls = LiveControls(
+        rig.folder, Limits(), rig.sensors, now=lambda: rig.time, on_notice=rig.notices.append, awake=awake
+    )
+    controls.attach(rig.worker)
+    controls.tick()
+    controls.answer(messages.LimitsRequest(changes={"awake": "yes"}))
+    controls.tick()
+    controls.answer(messages.PauseRequest())
+    controls.tick()
+    controls.answer(messages.ResumeRequest())
+    controls.tick()
+    rig.worker.idle = True
+    controls.tick()
+    assert awake.wanted == [False, True, False, True, False]
+    assert controls.answer(messages.StatusRequest()).unread == []
+    rig.notices.clear()
+    awake.missing = "systemd-inhibit is not installed"
+    controls.tick()
+    controls.tick()
+    assert rig.notices == ["This machine is not kept awake: systemd-inhibit is not installed."]
+    unread = controls.answer(messages.StatusRequest()).unread
+    assert unread == ["awake cannot be kept here: systemd-inhibit is not installed"]
+
+
+def test_named_programs_and_energy_are_asked_for_and_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monotonic = 100.0
+    monkeypatch.setattr("p2prl.controls.live_controls.time.monotonic", lambda: monotonic)
+    rig.controls.answer(messages.LimitsRequest(changes={"yield": "program:obs", "energy.price": "0.3"}))
+    assert rig.sensors.names == ("obs",)
+    for second in range(4):
+        monotonic = 100.0 + second
+        rig.sensors.now = replace(rig.sensors.now, energy=(EnergyCounter("a", "processor", 50.0 * second),), named=())
+        if second == 3:
+            rig.controls.answer(messages.PauseRequest())
+        rig.controls.tick()
+    assert rig.controls.energy.joules == 100.0, "the last second was a rest"
+    assert rig.controls.price == Price(0.3)
+    rig.sensors.now = Readings(battery_percent=101.0, named=())
+    unread = rig.ask(messages.LimitsRequest(changes={})).unread
+    assert unread == ["energy.price has nothing to be beside: this machine has no sensor for it"]
 
 
 @pytest.mark.parametrize(

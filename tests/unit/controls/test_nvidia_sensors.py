@@ -31,6 +31,12 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
         return index
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        return int(self._answer("uuid", {"GPU-a": 7, "GPU-b": 8}[uuid]))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, card: int) -> int:  # noqa: N802
+        return int(self._answer("energy", 1_000_500 * card))
+
     def _answer(self, name: str, value: Any) -> Any:
         if name in self._fails:
             raise self.NVMLError
@@ -126,3 +132,10 @@ def test_games_where_the_driver_does_not_tell() -> None:
     library.shares = [(9, 100, 0)]
     assert NvmlCard(library, 0).games() is None
     assert NvmlCard(FakeNvml(), 0).games() == ()
+
+
+def test_a_card_is_found_by_its_id_before_its_number() -> None:
+    """CUDA and the driver count cards in orders of their own."""
+    assert NvmlCard(FakeNvml(), 1, uuid="GPU-b").energy_j() == 8 * 1_000.5
+    assert NvmlCard(FakeNvml(fails=("uuid",)), 1, uuid="GPU-b").energy_j() == 1_000.5
+    assert NvmlCard(FakeNvml(fails=("energy",)), 1).energy_j() is None

@@ -7,16 +7,21 @@ from datetime import datetime, timedelta
 import pytest
 
 from p2prl.controls.quantities import (
+    MOST_NAMES,
     WEEK_MINUTES,
+    Price,
+    YieldRule,
     is_scheduled,
     minutes_until,
     read_amount,
     read_battery,
     read_duration_s,
+    read_price,
     read_schedule,
     read_share,
     read_size_gb,
     read_temperature_c,
+    read_yield,
 )
 from p2prl.time_text import duration_text
 
@@ -114,3 +119,52 @@ def test_no_schedules(text: str) -> None:
 
 def test_off_is_always() -> None:
     assert is_scheduled(read_schedule("off"), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("off", YieldRule()),
+        ("games", YieldRule("games")),
+        (" Programs ", YieldRule("programs")),
+        ("program:blender,obs", YieldRule("", ("blender", "obs"))),
+        ("program: Blender , obs studio", YieldRule("", ("Blender", "obs studio"))),
+        ("games,program:obs", YieldRule("games", ("obs",))),
+        ("programs, program:obs", YieldRule("programs", ("obs",))),
+        ("program:games", YieldRule("", ("games",))),
+    ],
+)
+def test_what_to_give_way_to(text: str, rule: YieldRule) -> None:
+    assert read_yield(text) == rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "blender", "games,programs", "program:", "program:a,,b", "program:/usr/bin/blender", "off,program:a",
+     "games program:a", "games,off,program:a", "program:" + "x" * 65, "program:a\tb",
+     "program:" + ",".join(map(str, range(MOST_NAMES + 1)))],
+)  # fmt: skip
+def test_no_rule_to_give_way_by(text: str) -> None:
+    with pytest.raises(ValueError, match="program:NAME"):
+        read_yield(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "price"),
+    [
+        ("off", Price()),
+        ("0.30", Price(0.3)),
+        ("0.30EUR", Price(0.3, "EUR")),
+        ("30 cents", Price(30.0, "cents")),
+        ("0.3 €", Price(0.3, "€")),
+        ("5 Kč", Price(5.0, "Kč")),
+    ],
+)
+def test_prices_in_any_currency(text: str, price: Price) -> None:
+    assert read_price(text) == price
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "free", "0,30", "1e3", "0.3 EUR/kWh", "EUR 0.3"])
+def test_no_prices(text: str) -> None:
+    with pytest.raises(ValueError, match="kWh"):
+        read_price(text)

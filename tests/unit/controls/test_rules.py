@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from p2prl.controls.energy import EnergyCounter
 from p2prl.controls.limits import Limits
+from p2prl.controls.quantities import Price
 from p2prl.controls.rules import LEAST_DUTY, MEMORY_REST_S, QUIET_S, Order, Pause, Readings, Rules
 from p2prl.errors import ConfigError
 
@@ -68,6 +70,9 @@ def test_a_pause_ends_at_its_time_and_not_before() -> None:
         ({"idle": "10m"}, {"idle_s": 599.0}, "work goes on after 10m without you"),
         ({"yield": "programs"}, {"programs": ("blender",)}, "gives way to blender"),
         ({"yield": "games"}, {"game": "chess"}, "gives way to chess"),
+        ({"yield": "program:obs,blender"}, {"named": ("obs", "blender")}, "gives way to obs, blender"),
+        ({"yield": "games,program:obs"}, {"game": "chess"}, "gives way to chess"),
+        ({"yield": "games,program:obs"}, {"named": ("obs",), "game": ""}, "gives way to obs"),
         ({"gpu__memory": "5GB"}, {}, "more memory"),
         ({"ram": "2.7GB"}, {}, "more memory"),
         ({"gpu__temp": "40C"}, {}, "too hot: 50 °C, and your limit is 40 °C"),
@@ -233,3 +238,42 @@ def test_ends_that_a_wrong_clock_set_are_no_further_away_than_they_were_to_be() 
     assert crowded.decide(NOW + month, 0, Readings(ram_bytes=2 * 10**9, programs=("blender",), game="")).rests
     assert crowded.decide(NOW, 0, CALM).rests
     assert not crowded.decide(NOW + MEMORY_REST_S, 0, Readings(ram_bytes=1, programs=(), game="")).rests
+
+
+def test_programs_that_were_not_named_or_not_asked_for_rest_nobody() -> None:
+    assert rules(**{"yield": "program:obs"}).decide(NOW, 0, replace(CALM, named=(), game="chess")) == Order()
+    assert rules(**{"yield": "games"}).decide(NOW, 0, replace(CALM, named=("obs",))) == Order()
+    named = rules(**{"yield": "program:obs"})
+    assert named.named_programs == ("obs",)
+    assert not named.needs_desktop
+    assert named.unread(replace(CALM, named=None)) == ["yield"]
+    assert named.unread(replace(CALM, named=(), game=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "readings", "idle", "awake"),
+    [
+        ({}, {}, False, False),
+        ({"awake": "yes"}, {}, False, True),
+        ({"awake": "yes"}, {}, True, False),
+        ({"awake": "yes"}, {"battery_percent": 80.0}, False, False),
+        ({"awake": "yes"}, {"battery_percent": None}, False, True),
+        ({"awake": "yes", "idle": "10m"}, {"idle_s": 5.0}, False, False),
+    ],
+)
+def test_the_machine_is_kept_awake_for_work_on_mains_alone(
+    limits: dict[str, str], readings: dict[str, object], idle: bool, awake: bool
+) -> None:
+    ruled, seen = rules(**limits), replace(CALM, **readings)  # type: ignore[arg-type]
+    order = ruled.decide(NOW, 0, seen)
+    assert ruled.keeps_awake(order, seen, idle=idle) is awake
+    ruled.set_pause(Pause(None))
+    assert not ruled.keeps_awake(ruled.decide(NOW + 1, 0, seen), seen, idle=idle)
+
+
+def test_a_price_without_a_measurement_is_told() -> None:
+    priced = rules(energy__price="0.30EUR")
+    assert priced.price == Price(0.3, "EUR")
+    assert priced.unread(replace(CALM, power_w=None)) == ["energy.price"]
+    assert priced.unread(CALM) == []
+    assert priced.unread(replace(CALM, power_w=None, energy=(EnergyCounter("a", "processor", 1.0),))) == []

@@ -9,6 +9,8 @@ import psutil
 import pytest
 
 from p2prl.controls.desktop_process import Desktop
+from p2prl.controls.energy import EnergyCounter
+from p2prl.controls.rapl_sensor import RaplSensor
 from p2prl.controls.sensors import MachineSensors, battery_percent, own_memory
 
 
@@ -49,6 +51,9 @@ class FakeCard:
 
     def power_w(self) -> float | None:
         return 90.0
+
+    def energy_j(self) -> float | None:
+        return 7_200.0
 
     def temperature_c(self) -> float | None:
         return None
@@ -122,5 +127,26 @@ def test_memory_counts_the_network_process() -> None:
 
 def test_every_limit_that_needs_a_sensor_has_a_sentence() -> None:
     sensors = MachineSensors()
-    assert {"gpu.temp", "gpu.power", "gpu.memory", "ram", "idle", "yield"} <= set(sensors.missing())
+    needed = {"gpu.temp", "gpu.power", "gpu.memory", "ram", "idle", "yield", "energy.price"}
+    assert needed <= set(sensors.missing())
     assert sensors.read(desktop=True).power_w is None
+
+
+class FakePrograms:
+    def __init__(self, runs: tuple[str, ...] | None) -> None:
+        self.runs = runs
+
+    def read(self, names: tuple[str, ...]) -> tuple[str, ...] | None:
+        return self.runs
+
+
+def test_named_programs_and_the_cards_energy(tmp_path: Path) -> None:
+    programs = FakePrograms(("obs",))
+    sensors = MachineSensors(programs=programs, processor=RaplSensor(tmp_path))
+    sensors.use(engine_bytes=lambda: None, card=FakeCard(None))
+    seen = sensors.read(desktop=False, names=("obs", "blender"))
+    assert (seen.named, seen.energy) == (("obs",), (EnergyCounter("card", "card", 7_200.0),))
+    programs.runs = None
+    sensors.read(desktop=False, names=("obs",))
+    assert sensors.missing()["yield"] == "the watcher of programs does not answer"
+    assert sensors.missing()["energy.price"].startswith("this system shows no energy counter of its processor")

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from p2prl import exit_codes
-from p2prl.index.rotation import DELISTED_S, FAILURES_TO_END, LEAST_STAY_S, QUIET_S, VISIT_AGAIN_S, Rotation, Seen
+from p2prl.index.rotation import (
+    DELISTED_S,
+    FAILURES_TO_END,
+    FORGOTTEN_S,
+    LEAST_STAY_S,
+    QUIET_S,
+    VISIT_AGAIN_S,
+    Rotation,
+    Seen,
+)
 from p2prl.index.run_choice import Machine, Offer, Wishes
 from p2prl.protocol.listing import OpenedListing, run_id
 from p2prl_lab.testing.listed_runs import ListedRun, many_runs
@@ -82,6 +91,38 @@ def test_a_run_that_is_no_longer_listed_is_left_after_two_looks() -> None:
     assert "not listed" in leaves(rotation, gone, 30.0 + DELISTED_S)
 
 
+def test_a_look_falls_on_the_moment_at_which_a_run_counts_as_gone() -> None:
+    rotation, both = serving()
+    gone = [offer for offer in both if offer.run == run_id(B.run)]
+    leaves(rotation, both, 1.0)
+    assert rotation.look_again_in(1.0) is None
+    leaves(rotation, gone, 10.0)
+    assert rotation.look_again_in(10.0) == DELISTED_S
+    assert rotation.look_again_in(25.0) == DELISTED_S - 15.0
+    assert rotation.look_again_in(10.0 + DELISTED_S) is None, "no run of looks after it"
+    leaves(rotation, both, 26.0)
+    assert rotation.look_again_in(26.0) is None
+    named = Rotation(lambda: 0.0)
+    named.begin(run_id(A.run), "run-0", 0.0)
+    leaves(named, gone, 10.0)
+    assert named.look_again_in(10.0) is None
+
+
+def test_an_index_that_has_forgotten_most_runs_gets_time_to_be_told_again() -> None:
+    names = {f"other-{number}": ListedRun(f"other-{number}", owner=f"other-{number}") for number in range(4)}
+    rotation, _ = serving()
+    whole = rotation.offers(
+        [(run.opened(volunteers=2, missing=2), 1) for run in (A, *names.values())], HERE, NO_WISH, {}, 0.0
+    )
+    few, most = whole[1:3], whole[1:4]
+    leaves(rotation, whole, 1.0)
+    assert leaves(rotation, few, 10.0) == ""
+    assert rotation.look_again_in(10.0) == FORGOTTEN_S
+    assert leaves(rotation, few, 10.0 + FORGOTTEN_S - 1.0) == ""
+    assert "not listed" in leaves(rotation, most, 10.0 + DELISTED_S), "the others are back, and it is not"
+    assert "not listed" in leaves(rotation, few, 10.0 + FORGOTTEN_S)
+
+
 def test_a_run_that_its_owner_named_need_not_be_listed() -> None:
     rotation = Rotation(lambda: 0.0)
     rotation.begin(run_id(A.run), "run-0", 0.0)
@@ -123,22 +164,42 @@ def test_groups_that_wait_here_bring_their_run_first_once_it_is_back() -> None:
     waiting = (run_id(A.run),)
     down = rotation.offers(listed(a={"state": "paused"}, b={}), HERE, NO_WISH, {}, 1.0)
     assert leaves(rotation, down, 1.0, waiting=waiting) == ""
-    assert "deliver" in leaves(rotation, both, 2.0, waiting=waiting)
+    assert leaves(rotation, both, 2.0, waiting=waiting) == "", "what it has begun here is worth a stay"
+    now = 1.0 + LEAST_STAY_S
+    assert "deliver" in leaves(rotation, both, now, waiting=waiting)
     rotation.left()
-    taken = rotation.next(both, NO_WISH, waiting, 2.0)
+    taken = rotation.next(both, NO_WISH, waiting, now)
     assert taken is not None
     assert taken.run == run_id(A.run)
     begun = rotation.serving
     assert begun is not None
     kinds = [begun.delivers_only]
-    assert leaves(rotation, both, 3.0, replace(WORKING, waiting=4), waiting) == ""
-    assert leaves(rotation, both, 4.0, WORKING) == ""
+    assert leaves(rotation, both, now + 1.0, replace(WORKING, waiting=4), waiting) == ""
+    assert leaves(rotation, both, now + 2.0, WORKING) == ""
     kinds.append(begun.delivers_only)
     assert kinds == [True, False]  # delivered: it is served as any other
     rotation.left()
-    rotation.next([both[1]], NO_WISH, (), 5.0)
-    assert leaves(rotation, both, 6.0, waiting=waiting) == ""  # not again and again
-    assert "deliver" in leaves(rotation, both, 2.0 + VISIT_AGAIN_S, waiting=waiting)
+    rotation.next([both[1]], NO_WISH, (), now + 3.0)
+    assert leaves(rotation, both, now + 4.0, waiting=waiting) == ""
+    assert leaves(rotation, both, now + 4.0 + LEAST_STAY_S, waiting=waiting) == ""  # not again and again
+    assert "deliver" in leaves(rotation, both, now + VISIT_AGAIN_S, waiting=waiting)
+
+
+def test_a_run_that_was_left_for_need_does_not_bring_the_machine_back_for_its_last_group() -> None:
+    """The last group's confirmation does not wait for the end, so one seems to be left nearly every time."""
+    rotation, _ = serving()
+    crowded = rotation.offers(listed(a={"volunteers": 9, "missing": 0}, b={"volunteers": 0}), HERE, NO_WISH, {}, 1.0)
+    assert leaves(rotation, crowded, 1.0) == ""
+    assert "others have fewer" in leaves(rotation, crowded, 1.0 + LEAST_STAY_S)
+    rotation.left()
+    waiting = (run_id(A.run),)
+    taken = rotation.next(crowded, NO_WISH, waiting, 2.0 + LEAST_STAY_S)
+    assert taken is not None
+    assert taken.run == run_id(B.run)
+    assert rotation.serving is not None
+    assert not rotation.serving.delivers_only
+    for now in (3.0, 40.0, 300.0):
+        assert leaves(rotation, crowded, now + LEAST_STAY_S, waiting=waiting) == ""
 
 
 @pytest.mark.parametrize(

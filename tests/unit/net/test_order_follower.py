@@ -8,7 +8,7 @@ from p2prl.controls.rules import Order
 from p2prl.errors import UnreachableError
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
-from p2prl.net.process.order_follower import OrderFollower
+from p2prl.net.process.order_follower import IDLE_S, OrderFollower
 from p2prl.net.process.passing_port import PassingPort
 from p2prl.net.process.run_bootstrap import RunBootstrap
 
@@ -154,3 +154,15 @@ def test_memory_of_the_networks_processes() -> None:
     assert follower.memory_bytes() == 42
     follower.follow_network(AWAY)
     assert follower.memory_bytes() == 0
+
+
+def test_a_role_is_idle_some_time_after_it_computed_and_not_before() -> None:
+    clock = HandClock()
+    owner = OrderFollower(clock)
+    seen = []
+    for seconds, computes in ((10 * IDLE_S, False), (0.0, True), (IDLE_S, False), (1.0, False), (0.0, True)):
+        clock.time += seconds
+        if computes:
+            owner.computed(0.1)
+        seen.append(owner.is_idle)
+    assert seen == [False, False, False, True, False], "not while it starts, nor just after it computed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from p2prl.config.owner_limits import config_file, config_text
+from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.controls.control_socket import NAME, ControlSocket
 from p2prl.controls.limits import Limits
 from p2prl.controls.live_controls import LiveControls
@@ -25,7 +27,7 @@ from tests.unit.cli.invocation import invoke, json_of
 
 
 class CalmSensors:
-    def read(self, *, desktop: bool) -> Readings:
+    def read(self, *, desktop: bool, names: tuple[str, ...] = ()) -> Readings:
         return Readings(battery_percent=101.0)
 
     def missing(self) -> dict[str, str]:
@@ -94,6 +96,31 @@ def test_all_workers_hear_a_command_and_one_alone_by_its_seat(tmp_path: Path) ->
         assert (first.order.rests, second.order.rests) == (False, True)
         assert "until p2prl resume" in invoke("pause", "--home", tmp_path).output
         assert first.order.rests
+
+
+def test_one_worker_by_the_name_of_its_card(tmp_path: Path) -> None:
+    def computes(seat: str, card: str) -> None:
+        status = {"pid": os.getpid(), "engine": {"device": card}}
+        (tmp_path / seat / "run").mkdir()
+        (tmp_path / seat / "run" / "status.json").write_text(json.dumps(status))
+
+    error, _ = failed("pause", "--device", "3060", "--home", tmp_path)
+    assert str(error) == f"no worker under {tmp_path} has begun to compute"
+    folders = [claim_worker_folder(tmp_path), claim_worker_folder(tmp_path)]
+    with worker(tmp_path, "seat-1") as first, worker(tmp_path, "seat-2") as second:
+        computes("seat-1", "NVIDIA GeForce RTX 3060")
+        computes("seat-2", "NVIDIA GeForce RTX 4090")
+        json_of("pause", "--device", "rtx 4090", "--home", tmp_path)
+        assert (first.order.rests, second.order.rests) == (False, True)
+        json_of("limits", "gpu.temp=70C", "--device", "3060", "--home", tmp_path)
+        assert first.limits.value("gpu.temp") == 70.0
+        assert second.limits.value("gpu.temp") == 0.0
+        error, _ = failed("pause", "--device", "RTX", "--home", tmp_path)
+        assert "2 cards are called 'RTX': seat-1 is NVIDIA GeForce RTX 3060" in str(error)
+        error, _ = failed("pause", "--device", "3060", "--seat", "seat-1", "--home", tmp_path)
+        assert str(error) == "--seat and --device both name a worker"
+    for folder in folders:
+        folder.release()
 
 
 def test_finish_and_stop_answer_as_the_others_do(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from p2prl.cli.views.console import LiveView
 from p2prl.cli.views.volunteer_view import EventLines
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role_confinement import Protection
+from p2prl.controls.energy import EnergyUse
+from p2prl.controls.quantities import Price
 from p2prl.models.engines.registry import ChosenEngine
 from p2prl.models.engines.start_stages import tell_stage
 from p2prl.protocol.digests import Digest
@@ -36,7 +38,11 @@ def test_the_status_says_which_engine_samples_and_why(tmp_path: Path, engine: st
     )
     link = JoinLink("unit", Digest(bytes(32)), ())
     start = WorkerStart(request=request, link=link, worker=worker, base=None, protection=Protection(asked=False))
-    screen = _Screen(LiveView(quiet=True), EventLines(asked=False), start, "cuda", CHOSEN, mirrors=False)
+    screen = _Screen(
+        *(LiveView(quiet=True), EventLines(asked=False), start, "cuda", CHOSEN),
+        mirrors=False,
+        energy=lambda: (EnergyUse(), Price()),
+    )
 
     def prepare(*_: Any) -> Any:
         if engine != CHOSEN.name:

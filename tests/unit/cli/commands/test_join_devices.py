@@ -140,12 +140,26 @@ def test_all_counts_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
         done = subprocess.CompletedProcess([], 0, stdout=f"a notice\n{printed}\n", stderr="")
         monkeypatch.setattr("p2prl.cli.commands.join_devices.subprocess.run", lambda *_, **__: done)
 
-    counting("3")
+    counting('["RTX 3060", "RTX 3060", "RTX 4090"]')
     assert devices_of("all") == ("cuda:0", "cuda:1", "cuda:2")
-    for nothing in ("0", "Traceback"):
+    for nothing in ("[]", "Traceback"):
         counting(nothing)
         with pytest.raises(MachineError, match="no CUDA card"):
             devices_of("all")
+
+
+def test_cards_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = '["NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090"]'
+    done = subprocess.CompletedProcess([], 0, stdout=f"{names}\n", stderr="")
+    monkeypatch.setattr("p2prl.cli.commands.join_devices.subprocess.run", lambda *_, **__: done)
+    assert devices_of("rtx 3060") == ("cuda:0",)
+    assert devices_of("4090, 3060") == ("cuda:1", "cuda:0")
+    with pytest.raises(ConfigError, match="2 cards are called 'RTX'"):
+        devices_of("RTX")
+    with pytest.raises(ConfigError, match="no card here is called 'A100'"):
+        devices_of("A100")
+    with pytest.raises(ConfigError, match="names cuda:1 twice"):
+        devices_of("4090,cuda:1")
 
 
 def test_options_of_the_machine_are_shared_and_others_passed_on() -> None:

@@ -53,6 +53,19 @@ def test_volunteer_status_lines() -> None:
     assert "{" not in text, "no key dump"
 
 
+def test_energy_is_shown_where_it_was_measured_alone() -> None:
+    assert "energy" not in shown(VOLUNTEER)
+    energy = {"of": ["card", "processor"], "watts": 143.4, "kwh": 0.3124, "tokens": 9, "tokens_per_kwh": 1_204_000,
+              "total_kwh": 7.0, "total_tokens": 90, "cost": 0.0937, "currency": "EUR"}  # fmt: skip
+    assert (
+        "energy    143 W now; 0.312 kWh in this session, 0.09 EUR; 1,204,000 verified tokens a kWh."
+        " Measured: card and processor, with all else that ran there"
+    ) in shown({**VOLUNTEER, "energy": energy})
+    assert "energy" not in shown({**VOLUNTEER, "energy": {**energy, "of": []}}), "of earlier sessions alone"
+    bare = {"of": ["processor"], "watts": None, "kwh": 12.3456, "tokens_per_kwh": None}
+    assert "energy    12.3 kWh in this session. Measured: processor," in shown({**VOLUNTEER, "energy": bare})
+
+
 def test_a_lost_learner_is_shown() -> None:
     alone = {**VOLUNTEER, "peers": {"volunteer": 3}}
     assert "learner unreachable, groups wait on disk" in shown(alone)

@@ -22,6 +22,7 @@ from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
 from scripts.worker_screens import SAMPLING
 from tests.command_doc import json_keys
+from tests.json_shapes import breaches
 from tests.unit.cli.commands.test_receipts import ME, Home
 from tests.unit.cli.invocation import invoke, json_of
 from tests.unit.learner.small_run import NOW, identity
@@ -66,7 +67,7 @@ def test_me_adds_up_all_runs(home: Home, tmp_path: Path) -> None:
     home.judge(first, 0, ReceiptState.VERIFIED)
     home.judge(second, 1, ReceiptState.REJECTED, "seed_mismatch")
     mine = json_of("me", "--home", home.path)
-    assert set(mine) == json_keys("p2prl me")
+    assert set(mine) == json_keys("p2prl me") - {"energy"}
     (part,) = mine["runs"]
     assert part["groups"] == {"verified": 1, "rejected": 1}
     assert (part["tokens"], mine["tokens"], mine["groups_verified"]) == (16, 16, 1)
@@ -76,6 +77,22 @@ def test_me_adds_up_all_runs(home: Home, tmp_path: Path) -> None:
     assert "50%" in text
     assert "unit" in text
     assert "Start with" in invoke("me", "--home", tmp_path / "empty").stderr
+
+
+def test_me_tells_the_energy_that_was_measured(home: Home) -> None:
+    home.sample(0)
+    assert "energy" not in json_of("me", "--home", home.path)
+    energy = {"of": [], "kwh": 0.0, "total_kwh": 1.5, "total_tokens": 3_000_000}
+    (home.folder / "status.json").write_text(json.dumps({"peer": ME.peer_id, "energy": energy}))
+    (home.path / "limits.json").write_text(json.dumps({"energy.price": "0.30 EUR"}))
+    mine = json_of("me", "--home", home.path)
+    assert mine["energy"] == {"kwh": 1.5, "tokens_per_kwh": 2_000_000, "cost": 0.45, "currency": "EUR"}
+    assert set(mine) == json_keys("p2prl me")
+    assert not breaches(mine, "p2prl me")
+    text = " ".join(invoke("me", "--home", home.path).stdout.split())
+    assert (
+        "energy 1.500 kWh measured while it worked; 0.45 EUR at the price you set now; 2,000,000 verified tokens a kWh"
+    ) in text
 
 
 def test_me_names_the_row_and_its_team(home: Home) -> None:
