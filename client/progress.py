@@ -47,7 +47,8 @@ class Progress:
     """Groups that earned nothing, by reason."""
     verified_tokens: int
     reward_recent: float | None
-    """Moving average of the groups' mean rewards; None before the first, and in a run whose tasks are all data."""
+    """Moving average of the groups' mean rewards; None before the first, in a run whose tasks are all data,
+    and in one with a reward model."""
     tokens_per_s: float
     """Over the last second of decoding."""
     fetching: tuple[int, int, int]

@@ -182,6 +182,6 @@ class SlotSampler:
             body=body,
             slot=slot.assignment.slot,
             tokens=sum(generation.sampled_tokens for generation in generations),
-            reward=sum(rewards) / len(rewards) if slot.assignment.row is None else None,
+            reward=sum(rewards) / len(rewards) if tools.work.scores(slot.assignment) else None,
             created=created,
         )

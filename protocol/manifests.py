@@ -226,7 +226,7 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
     publish_every: int
     """κ: learner updates between published versions."""
     reward: str
-    """Reward specification in one line (`success`, `success+0.2*process:clip+delta`)."""
+    """Reward specification in one line (`success`, `success+0.2*process:clip+delta`, `success+orm@DIGEST`)."""
     licence: str
     """License of the resulting weights."""
     content_policy: str

@@ -33,6 +33,9 @@ class RewardConfig:
     """η, in the step scores' unit: a step scoring at least this earns 0, one below it costs the difference."""
     delta: bool = True
     """Apply Delta to the step scores."""
+    model: str = ""
+    """Beginning of the digest of the reward model that gives outcome or step scores, hex; empty where the task's own
+    process scorer does."""
 
     def __post_init__(self) -> None:
         for field in ("success_weight", "outcome_weight", "process_weight"):

@@ -11,6 +11,7 @@ import torch
 
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.clock import SystemClock
+from p2prl.config.reward_model_files import open_reward_model
 from p2prl.config.run_data import RunData, folder_data
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError
@@ -138,7 +139,8 @@ def _probe(
     manifest, loaded = new.folder.manifest, new.loaded
     device = choose_device("auto")
     codec = TextCodec(loaded.tokenizer, loaded.model)
-    work = GroupWork(manifest, new.folder.run, codec, data.tasks, scorer)
+    reward_model = open_reward_model(new.folder, device, on_notice=lambda _: None)
+    work = GroupWork(manifest, new.folder.run, codec, data.tasks, scorer, reward_model)
     layout = layout_of(loaded.model, manifest.dtype)
     policy = PolicyModel(loaded.model.to(device, TORCH_DTYPES[manifest.engine_dtype]), layout)
     stage = f"probing the model on {_device_name(device)}"

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from p2prl.config.host_launch import HostLaunch
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.prompt_lengths import survey_prompts
+from p2prl.config.reward_model_files import reward_model_bytes
 from p2prl.config.run_data import folder_data
 from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, shape_of
@@ -76,6 +77,7 @@ def learner_memory(folder: RunFolder, device: torch.device) -> LearnerMemory:
         replay_bytes=DTYPE_BYTES[manifest.engine_dtype],
         published_bytes=DTYPE_BYTES[manifest.dtype] if device.type != "cuda" else 0,
         device_type=device.type,
+        reward_model_bytes=reward_model_bytes(folder),
     )
     tokenizer = read_tokenizer({file.name: data for file, data in run_file_blobs(folder)}, text.vocab_size)
     longest = _longest_prompt(folder, tokenizer) + manifest.sampling.max_new_tokens

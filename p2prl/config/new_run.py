@@ -24,6 +24,7 @@ from p2prl.config.loss_table import LossConfig, check_dynamic_sampling
 from p2prl.config.model_size_settings import fitted_settings
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.prompt_record import write_prompt_record
+from p2prl.config.reward_model_files import try_reward
 from p2prl.config.run_folder import Folder, new_folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse, with_changes
@@ -39,7 +40,6 @@ from p2prl.models.base_model.base_model_card import base_model_name, model_licen
 from p2prl.models.base_model.model_folder import model_directory
 from p2prl.models.base_model.pretrained import LoadedModel, check_architecture, check_saveable, load_pretrained
 from p2prl.models.hardware.device import choose_device
-from p2prl.models.rewards.run_reward import RunReward
 from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import confined_tokenizer_reader, read_run_model
 from p2prl.models.self_test.decoder_check import check_decoder
@@ -155,7 +155,7 @@ def init_run(
     """
     tell = on_notice or (lambda _: None)
     refuse_folder_in_use(directory)
-    RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
+    try_reward(plan, on_progress)
     where = "run.toml with --set" if changes else "run.toml"
     checked = parse(RunSettings, tomllib.loads(changed_text(settings, changes)), where=where)
     _check_settings(checked, plan.sampling, reward=plan.reward, dtype=plan.dtype)

@@ -18,6 +18,7 @@ from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.own_replay import MakeTools, refused_group_replay
 from p2prl.config.preference_reading import check_preferences, open_preferences
+from p2prl.config.reward_model_files import open_reward_model
 from p2prl.config.run_data import downloaded_data, folder_data, serve_data
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.confinement.children import Launch
@@ -51,6 +52,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.reward_text import reward_model_of
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.config import RelayConfig
 from p2prl.validator.own_ledger import OwnLedger
@@ -118,6 +120,8 @@ def prepare_replay(
     processes of the tokenizer and the scorers, where this one may start none.
     """
     model = _read_model(manifest, files, launch_tokenizer)
+    # With a reward model, nobody but the learner can compute a reward, so that scoring the rows would be in vain.
+    scores = scores and not reward_model_of(manifest.reward)
     data = downloaded_data(manifest, files, scores=scores, runs_scorer=runs_scorer)
     with ExitStack() as unfinished:
         work = GroupWork(manifest, run, model.codec(), data.tasks, data.start_scorers(launch=launch_scorers))
@@ -174,7 +178,8 @@ def build_learner(
     serve_data(folder, blobs, on_notice)
     data = folder_data(folder)
     codec = TextCodec(replaying.tokenizer, replaying.model)
-    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice))
+    reward_model = open_reward_model(folder, device, on_notice)
+    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice), reward_model)
     policy = PolicyModel(replaying.model, layout)
     return assemble_learner(
         LearnerParts(

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from p2prl.config.new_run import RunFolder, run_file_blobs
+from p2prl.config.reward_model_files import open_reward_model
 from p2prl.config.run_data import folder_data
 from p2prl.learner.journal.kept_rollouts import KeptRollouts
 from p2prl.learner.rollouts import RolloutReader
 from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.hardware.device import choose_device
 from p2prl.models.run_model import read_run_model
 
 
@@ -17,7 +19,7 @@ from p2prl.models.run_model import read_run_model
 def open_rollouts(
     folder: RunFolder, kept: KeptRollouts, *, on_notice: Callable[[str], None]
 ) -> Iterator[RolloutReader]:
-    """A reader of the kept rollouts; it takes no memory for weights.
+    """A reader of the kept rollouts; it takes no memory for weights but those of a reward model.
 
     `on_notice` gets a message when third-party scorers are not fully confined on this system. `ConfigError` for a run
     folder whose files are damaged or missing.
@@ -33,6 +35,7 @@ def open_rollouts(
     data = folder_data(folder)
     with ExitStack() as resources:
         codec = model.codec()
-        work = GroupWork(manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice))
+        reward_model = open_reward_model(folder, choose_device("cpu"), on_notice)
+        work = GroupWork(manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice), reward_model)
         resources.callback(work.close)
         yield RolloutReader(kept, work, codec, loss=folder.loss_config())

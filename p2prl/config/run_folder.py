@@ -7,6 +7,7 @@ RUN/model/          the first weights, a Hugging Face directory
 RUN/files/          configuration and tokenizer, as volunteers download them
 RUN/data/TASK/      packed prompts and rows of a data task, those held out, and the researcher's scorer
 RUN/preferences/    pairs of answers, and what the first weights make of them
+RUN/reward_model/   the reward model, under the digest in the manifest; never shipped
 RUN/checkpoints/    the newest weights, Hugging Face directories
 RUN/journal.db      groups, batches, published policies and the ledger
 RUN/blobs/          published patches, and in chain/ the weights

@@ -10,6 +10,7 @@ from pathlib import Path
 from p2prl.config.preference_packing import FOLDER as PREFERENCES_FOLDER
 from p2prl.config.preference_packing import PreferencePacker
 from p2prl.config.prompt_record import PromptRecord, prompt_record
+from p2prl.config.reward_model_files import copy_reward_model
 from p2prl.errors import ConfigError
 from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.base_model.pretrained import LoadedModel
@@ -50,9 +51,10 @@ class RunPrompts:
 def make_prompts(
     plan: RunPlan, loaded: LoadedModel, folder: Path, on_progress: Callable[[str, float], None]
 ) -> RunPrompts:
-    """Pack the plan's data sets into `folder`/data. `ConfigError` for data or a model that no run could use.
+    """Pack the plan's data sets into `folder`/data, and put preferences and a reward model beside it.
 
-    A chat template that the plan brings becomes the tokenizer's own.
+    `ConfigError` for data or a model that no run could use. A chat template that the plan brings becomes the
+    tokenizer's own.
     """
     codec = TextCodec(loaded.tokenizer, loaded.model)
     if not codec.stop_ids:
@@ -83,6 +85,8 @@ def make_prompts(
     if plan.preferences is not None:
         packer = PreferencePacker(loaded, renderer, drop_long=plan.drops_long_preferences)
         notices += (packer.pack(plan.preferences, folder / PREFERENCES_FOLDER, on_progress),)
+    if plan.reward_model is not None:
+        notices += (copy_reward_model(plan.reward_model, folder, on_progress),)
     if plan.procedural and template is not None and frame == ("", ""):
         notices += ("The chat template rewrites prompts, so that procedural tasks go without it.",)
 

@@ -21,6 +21,7 @@ from p2prl.protocol.manifests import (
     blob_of,
     chunk_bytes_for,
 )
+from p2prl.protocol.reward_text import reward_model_of
 from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.scorers.spec import parse_spec
@@ -35,8 +36,8 @@ OWN_LICENSE = "Apache-2.0"
 USUAL_GROUP_SIZE = 8
 """Completions per prompt of a run that names no other number."""
 
-_PART = r"(?:[0-9.]+\*)?(?:success|outcome|process(?::clip\+delta|:clip|:delta)?)"
-_REWARD = re.compile(rf"{_PART}(?:\+{_PART})*")
+_PART = r"(?:[0-9.]+\*)?(?:success|outcome|orm|(?:process|prm)(?::clip\+delta|:clip|:delta)?)"
+_REWARD = re.compile(rf"{_PART}(?:\+{_PART})*(?:@[0-9a-f]{{32}})?")
 """Shape of a reward. `parse_reward` decides, but importing it takes torch: a typing error should not cost that wait."""
 
 
@@ -58,6 +59,8 @@ class RunPlan:
     """A file of preferences, or a pattern or name as `--data` takes them."""
     drops_long_preferences: bool = False
     """Whether preferences that are too long for the model are left out."""
+    reward_model: Path | None = None
+    """Directory of a reward model, whose digest ends `reward`."""
     chat_template: str = ""
     """`on`, `off`, a template's text, or empty for the model's own if it has one."""
     system: str = ""
@@ -120,6 +123,11 @@ class RunPlan:
         self._check_tasks()
         shape = "parts joined by +, success among them"
         _check("--reward", self.reward[:60], bool(_REWARD.fullmatch(self.reward)), shape, "success+0.2*process:clip")
+        if (self.reward_model is None) == bool(reward_model_of(self.reward)):
+            raise ConfigError(
+                f"--reward {self.reward[:60]} names a reward model, and there is no other part of one",
+                remedy="Give --reward-model FOLDER beside it.",
+            )
         types = ", ".join(DTYPE_BYTES)
         _check("--dtype", self.dtype, self.dtype in DTYPE_BYTES, f"one of {types}", "bfloat16")
         computes = self.compute_dtype or self.dtype

@@ -163,7 +163,7 @@ class RolloutReader:
         if inspection.reason:  # an earlier release sampled it, whose slots had other prompts
             return [(prompt, text, {}) for text in texts]
         assignment, ids = inspection.assignment, inspection.token_ids
-        parts = self._work.reward_parts(assignment, ids, self._work.start_rewards(assignment, ids)())
+        parts = self._work.start_rewards(assignment, ids)().parts
         return [(prompt, text, part) for text, part in zip(texts, parts, strict=True)]
 
     def _advantages(self, step: int) -> Mapping[bytes, list[float]]:

@@ -23,7 +23,8 @@ class Judgement:
     """The scores of one completion."""
 
     outcome: float = 0.0
-    """Plausibility of the whole completion, within 0..1, as seen by a judge that cannot solve the task."""
+    """Plausibility of the whole completion, within 0..1, as seen by a judge that cannot solve the task; of a reward
+    model, its logit."""
 
     steps: tuple[float, ...] = ()
     """One score within 0..1 per step, in order. A stated answer is the last step."""

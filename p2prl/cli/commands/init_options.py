@@ -155,6 +155,15 @@ class InitOptions:
     reward: Annotated[
         str, typer.Option("--reward", help="Reward to train on, such as success+0.2*process:clip+delta.")
     ] = "success"
+    reward_model: Annotated[
+        str,
+        typer.Option(
+            "--reward-model",
+            metavar="FOLDER",
+            help="Reward model that the learner alone has: a transformers classifier with one label, of sequences (orm "
+            "in --reward) or of tokens (prm). Default: none.",
+        ),
+    ] = ""
     dtype: Annotated[
         str | None,
         typer.Option("--dtype", help="Type of published weights: float32, bfloat16, float16. Default: the preset's."),

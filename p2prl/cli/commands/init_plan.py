@@ -12,6 +12,7 @@ from p2prl.config.data_options import DataOptions, data_plans, task_shares
 from p2prl.config.presets import preset_by_name
 from p2prl.errors import ConfigError
 from p2prl.learner.new_run_plan import RunPlan
+from p2prl.models.rewards.reward_model_folder import reward_model_digest, reward_model_directory, reward_model_kind
 from p2prl.protocol import limits
 from p2prl.protocol.manifests import TaskShare
 from p2prl.tasks.data.data_plan import DataPlan
@@ -23,6 +24,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _DATA_NEW_TOKENS = 256
 """Longest completion of a run of data, unless told: room for the steps of a school problem."""
+
+_MODEL_PART = re.compile(r"\b(orm|prm)\b")
+_DEFAULT_PARTS = {"orm": "orm", "prm": "prm:clip+delta"}
+"""What a reward model adds to a reward that does not name it."""
 
 _MAX_PROBE_GROUPS = 4_096
 """Groups of a probe, which is over after a minute all the same."""
@@ -43,6 +48,7 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         )
     if options.preferences:
         require_files(Path(options.preferences).expanduser())
+    judge = reward_model_directory(options.reward_model) if options.reward_model else None
     shares = task_shares(options.tasks)
     chosen = preset_by_name(options.preset, task=shares[0].task if shares else None)
     data = data_plans(_data_options(options))
@@ -66,7 +72,8 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         max_new_tokens=options.max_new_tokens or max(longest),
         staleness_bound=chosen.staleness_bound if options.staleness is None else options.staleness,
         publish_every=options.publish_every or chosen.publish_every,
-        reward=options.reward,
+        reward=options.reward if judge is None else _judged_reward(options.reward, judge),
+        reward_model=judge,
         dtype=options.dtype or chosen.dtype,
         # With --dtype alone, engines compute in that type too.
         compute_dtype=options.compute_dtype or ("" if options.dtype else chosen.compute_dtype),
@@ -74,6 +81,20 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
         seed=options.seed,
     )
     return plan, chosen.settings_text(group_size=options.group_size)
+
+
+def _judged_reward(reward: str, directory: Path) -> str:
+    """The reward with its model's part, as long as it has none, and the model's digest."""
+    kind = reward_model_kind(directory)
+    if not _MODEL_PART.search(reward):
+        reward = f"{reward}+{_DEFAULT_PARTS[kind]}"
+    elif _MODEL_PART.findall(reward) != [kind]:
+        says = "scores whole completions" if kind == "orm" else "scores the ends of steps"
+        raise ConfigError(
+            f"--reward {reward[:60]} does not fit the reward model, which {says}",
+            remedy=f"Give its part as {kind}, such as success+0.5*{_DEFAULT_PARTS[kind]}.",
+        )
+    return f"{reward}@{reward_model_digest(directory)}"
 
 
 def probe_groups(options: InitOptions) -> int | None:

@@ -25,9 +25,11 @@ from p2prl.cli.views.quantities import own_ledger_text, share_text, version_text
 from p2prl.cli.views.worker_introduction import validator_introduction
 from p2prl.clock import SystemClock
 from p2prl.config.machine_limits import enforce_memory
+from p2prl.errors import ConfigError
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
+from p2prl.protocol.reward_text import reward_model_of
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.escrow import ESCROW_VERDICTS
 from p2prl.validator.own_ledger import FILE_NAME as OWN_LEDGER
@@ -122,6 +124,11 @@ class _Screen:
 
     def introduce(self, manifest: RunManifest) -> int:
         """Show the run before any of it is downloaded; returns the disk for the network process."""
+        if self.receipts is not None and reward_model_of(manifest.reward):
+            raise ConfigError(
+                "this run has a reward model that its learner alone has, and receipts state rewards",
+                remedy="Leave out --own-ledger: validators check tokens here.",
+            )
         identity, folder = self._worker.identity, self._worker.directory
         plan = introduce_run(
             manifest,

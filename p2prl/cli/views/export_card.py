@@ -16,6 +16,7 @@ from p2prl.config.prompt_record import PromptRecord
 from p2prl.plain_text import cleaned, counted
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.manifests import DataSet, RunManifest
+from p2prl.protocol.reward_text import reward_model_of
 from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
     EvaluatedTaskDocument,
@@ -234,6 +235,11 @@ def _prompt_rows(facts: CardFacts) -> Iterable[tuple[str, str]]:
             yield "BLAKE3 of the chat template", code(record.template_blake3)
         yield "System prompt", code(record.system) if record.system else "none"
     yield "Reward trained on", code(facts.manifest.reward)
+    if model := reward_model_of(facts.manifest.reward):
+        yield (
+            "Reward model",
+            f"digest beginning {code(model)}; the learner alone has it, so nobody can check the rewards",
+        )
     if facts.preferences:
         yield "Preferences trained on too, as set now", facts.preferences
     for data in facts.manifest.data_sets:

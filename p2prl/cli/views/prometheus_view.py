@@ -37,6 +37,7 @@ _COUNTERS = {
     "rewards_unclear": "Replayed groups whose answers failed to be scored here or at the learner.",
     "lost/groups": "Groups that grew too stale since the learner started.",
     "scorer_failures": "Answers that a scorer failed on since the learner started.",
+    "reward_model_cut": "Completions that the reward model could not read to their end since the learner started.",
 }
 """Numbers that only grow while the process lives."""
 

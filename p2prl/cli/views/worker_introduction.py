@@ -11,6 +11,7 @@ from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.reward_text import reward_model_of
 from p2prl.protocol.run_blobs import is_third_party
 from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
@@ -86,7 +87,12 @@ def _run_lines(manifest: RunManifest, needs: Requirements, disk_bytes: int) -> l
 
 
 def _scorer_lines(manifest: RunManifest, *, run_scorer: bool) -> list[str]:
-    """What code of others a validator runs."""
+    """What code of others a validator runs, and which rewards it cannot check."""
+    if reward_model_of(manifest.reward):
+        return [
+            "            Nobody sends code to your machine.",
+            "  Rewards   come from a reward model that the learner alone has: you check tokens, and not rewards.",
+        ]
     third_party = ", ".join(data.task for data in manifest.data_sets if is_third_party(data))
     if not third_party:
         return ["            Nobody sends code to your machine."]

@@ -50,8 +50,11 @@ class Replayer:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Answers that could not be scored, as a key of the metrics log; nothing in a run without data."""
-        return {"scorer_failures": self._work.scorer_failures} if self._work.scores_data else {}
+        """Answers that could not be scored or read to their end, as keys of the metrics log; nothing in a run without
+        data and without a reward model."""
+        found = {"scorer_failures": self._work.scorer_failures} if self._work.scores_data else {}
+        cut = self._work.reward_model_cut
+        return found if cut is None else found | {"reward_model_cut": cut}
 
     @property
     def newcomers_s(self) -> float:
@@ -81,13 +84,12 @@ class Replayer:
                         inspection.assignment, inspection.token_ids, account=candidate.stored.peer
                     )
         for index, pending in scoring.items():
-            assignment, token_ids = inspections[index].assignment, inspections[index].token_ids
             rewards = pending()
             outcomes[index] = dataclasses.replace(
                 outcomes[index],
                 rewards=rewards.values,
-                parts=self._work.reward_parts(assignment, token_ids, rewards),
-                step_rewards=self._work.step_rewards(assignment, token_ids),
+                parts=rewards.parts,
+                step_rewards=self._work.step_rewards(inspections[index].token_ids, rewards),
             )
         return [outcomes[index] for index in range(len(admitted))]
 

@@ -115,6 +115,8 @@ class TrainingSetup:
     device_type: str = "cpu"
     value_head: bool = False
     """Whether there is a value head."""
+    reward_model_bytes: int = 0
+    """Weights of the run's reward model; 0 without one."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """Processes that share the training state. Each needs what `memory_needs` says, and has a memory of its own."""
 
@@ -132,6 +134,8 @@ class MemoryNeeds:
     """The value head with its optimizer, and the hidden states it reads."""
     replay: int
     """The engine that replays groups: its weights, and one batch, since it runs beside training."""
+    reward_model: int
+    """Weights of the run's reward model, which reads one text at a time."""
     publishing: int
     """A new version and its patch."""
     scratch: int
@@ -165,6 +169,7 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
         reference=reference * width if setup.reference else 0,
         value=_VALUE_COPIES * 4 * (shape.hidden + 1) + rule.tokens * value_bytes(shape) if setup.value_head else 0,
         replay=(shape.parameters + DEFAULT_BATCH_TOKENS * shape.replay_elements) * setup.replay_bytes,
+        reward_model=setup.reward_model_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
         scratch=_word_gradients(shape, parallel, width) + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
         activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),

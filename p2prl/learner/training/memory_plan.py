@@ -130,7 +130,8 @@ def _cannot_fit(needs: MemoryNeeds, setup: TrainingSetup, free_bytes: int, *, ch
 
 
 def _parts(needs: MemoryNeeds) -> str:
-    return ", ".join(f"{each.name} {_size(value)}" for each in fields(needs) if (value := getattr(needs, each.name)))
+    sizes = {each.name.replace("_", " "): getattr(needs, each.name) for each in fields(needs)}
+    return ", ".join(f"{name} {_size(value)}" for name, value in sizes.items() if value)
 
 
 def _size(count: float) -> str:

@@ -68,15 +68,15 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
             f"{source} has no tokenizer", remedy="Save one there with a tokenizer.json (save_pretrained writes it)."
         )
     options = {"local_files_only": True, "trust_remote_code": False}
-    with _library_errors(f"config.json of {source} cannot be used", "Correct it, or download the model again."):
+    with library_errors(f"config.json of {source} cannot be used", "Correct it, or download the model again."):
         config = transformers.AutoConfig.from_pretrained(directory, **options)
     if (directory / "generation_config.json").is_file():
-        with _library_errors(
+        with library_errors(
             f"generation_config.json of {source} cannot be used",
             "Correct it in a copy of the model's directory, and give that.",
         ):
             transformers.GenerationConfig.from_pretrained(directory, local_files_only=True)
-    with _library_errors(
+    with library_errors(
         f"{source} cannot be loaded as a causal language model",
         "Use a transformers causal LM with safetensors weights, saved with its own config.json.",
     ):
@@ -90,19 +90,19 @@ def load_pretrained(source: str, *, device: torch.device | None = None, dtype: s
             ignore_mismatched_sizes=True,  # they are refused below, by name
             **options,
         )
-    with _library_errors(
+    with library_errors(
         f"the tokenizer of {source} cannot be loaded",
         "Save it there again: save_pretrained of a fast tokenizer writes tokenizer.json.",
     ):
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, use_fast=True, **options)
-    _check_weights(report, source)
+    check_weights(report, source)
     if not tokenizer.is_fast:
         raise ConfigError(f"{source} has no fast tokenizer", remedy="Save it with a tokenizer.json.")
     return LoadedModel(model=model.to(device).eval(), tokenizer=tokenizer)
 
 
 @contextmanager
-def _library_errors(what: str, remedy: str) -> Iterator[None]:
+def library_errors(what: str, remedy: str) -> Iterator[None]:
     """Turn what transformers, tokenizers and safetensors raise over a user's files into a `ConfigError`."""
     try:
         yield
@@ -113,7 +113,7 @@ def _library_errors(what: str, remedy: str) -> Iterator[None]:
         raise ConfigError(f"{what}: {said}", remedy=remedy) from error
 
 
-def _check_weights(report: Mapping[str, Any], source: str) -> None:
+def check_weights(report: Mapping[str, Any], source: str) -> None:
     """`ConfigError` unless the weights are all there, in the shapes of config.json.
 
     transformers silently fills missing weights with random ones; a policy must not be partly noise.

@@ -15,7 +15,7 @@ import numpy as np
 from p2prl.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from p2prl.models.groups.slot_prompts import DataPrompts, PromptSource, SlotPrompt, inspect_turns, seeded_prompts
 from p2prl.models.replay_statistics.baselines import KeptBaselines
-from p2prl.models.rewards.run_reward import Parts, RunReward, token_rewards
+from p2prl.models.rewards.run_reward import ModelJudge, RunReward, token_rewards
 from p2prl.models.rewards.scoring import AnswerScorer, GroupRewards, PendingRewards, RunScoring
 from p2prl.models.sampler_port import Generation, GenerationRequest, Sampler
 from p2prl.models.scorer_port import Scorer
@@ -86,8 +86,10 @@ class GroupWork:
         codec: TextCodec,
         data: Mapping[str, TaskData] = _NO_DATA,
         answers: AnswerScorer | None = None,
+        reward_model: ModelJudge | None = None,
     ) -> None:
-        """`data` has the data of each data task by name; `answers` scores it, on machines that do.
+        """`data` has the data of each data task by name; `answers` scores it, on machines that do. `reward_model` is
+        the run's, on its learner's machine.
 
         `ConfigError` when this machine lacks a task or a reward of the run. `close` it where answers are scored.
         """
@@ -98,7 +100,8 @@ class GroupWork:
         if set(data) != {held.task for held in manifest.data_sets}:
             raise LocalProtocolError("the data is not that of the run's data tasks")
         try:
-            reward = RunReward(manifest.reward, [share.task for share in manifest.tasks], data_tasks=data)
+            names = [share.task for share in manifest.tasks]
+            reward = RunReward(manifest.reward, names, data_tasks=data, model=reward_model)
         except ConfigError as error:
             raise ConfigError(
                 f"this machine cannot work for the run: {error}",
@@ -136,13 +139,21 @@ class GroupWork:
         return bool(self._data) and self._scoring.scores_data
 
     def scores(self, assignment: SlotAssignment) -> bool:
-        """Whether this machine can score a slot: a data task only where its rows are and its scorers run."""
-        return assignment.row is None or (self.scores_data and self._data[assignment.task].training.rows is not None)
+        """Whether this machine can score a slot: a data task only where its rows are and its scorers run, and with a
+        reward model the learner alone."""
+        name = assignment.task
+        has_rows = assignment.row is None or (self.scores_data and self._data[name].training.rows is not None)
+        return self._scoring.is_scored_here and has_rows
 
     @property
     def scorer_failures(self) -> int:
         """Answers to rows of data that could not be scored, and count 0."""
         return self._scoring.failures
+
+    @property
+    def reward_model_cut(self) -> int | None:
+        """Completions that the reward model could not read to their end; None without one."""
+        return self._scoring.cut
 
     def assign(self, *, beacon: bytes, peer: bytes, slot: int, held_out: bool = False) -> SlotAssignment:
         """The one valid work of a slot; with `held_out`, its work in an evaluation.
@@ -232,41 +243,35 @@ class GroupWork:
         `IntegrityError` for a damaged row; `ConfigError` and `MachineError`, when waiting, as
         `RunScoring.start_data_rewards`.
         """
-        if assignment.row is not None:
-            completions = [self._decode(ids) for ids in token_ids]
-            row, lengths = self._row(assignment), [len(ids) for ids in token_ids]
-            return self._scoring.start_data_rewards(assignment.task, row, completions, lengths, account=account)
         if assignment.turns is not None:
-            values = self._scoring.of_success(self.successes(assignment, token_ids))
-        else:
-            completions = [self._decode(ids) for ids in token_ids]
-            values = self._scoring.rewards(assignment.task, assignment.prompt, completions)
-        rewards = GroupRewards(values, if_failed=values)
+            of_turns = self._scoring.of_success(self.successes(assignment, token_ids))
+            return lambda: of_turns
+        completions = [self._decode(ids) for ids in token_ids]
+        read, ending = self._read(assignment)
+        if assignment.row is not None:
+            row, lengths = self._row(assignment), [len(ids) for ids in token_ids]
+            return self._scoring.start_data_rewards(
+                assignment.task, row, completions, lengths, account=account, read=read, ending=ending
+            )
+        rewards = self._scoring.rewards(assignment.task, assignment.prompt, completions, read=read, ending=ending)
         return lambda: rewards
 
-    def reward_parts(
-        self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]], rewards: GroupRewards
-    ) -> tuple[Parts, ...]:
-        """The parts of each of a slot's rewards, which `start_rewards` gave."""
-        if assignment.row is not None:
-            return rewards.parts
-        if assignment.turns is not None:
-            return tuple({"success": value} for value in rewards.values)
-        completions = [self._decode(ids) for ids in token_ids]
-        return self._scoring.parts(assignment.task, assignment.prompt, completions)
+    def _read(self, assignment: SlotAssignment) -> tuple[str, str]:
+        """What a reward model reads around a completion: the prompt as the policy read it, and the stop token's text.
+        Nothing without one."""
+        if self._scoring.cut is None:
+            return "", ""
+        before, after = self._manifest.prompt_frame
+        has_row = assignment.row is not None  # rendered when the run was made
+        read = self._codec.decode(list(assignment.prompt_ids)) if has_row else before + assignment.prompt + after
+        return read, self._codec.decode([min(self._codec.stop_ids)])
 
-    def step_rewards(
-        self, assignment: SlotAssignment, token_ids: Sequence[Sequence[int]]
-    ) -> tuple[tuple[float, ...], ...]:
+    def step_rewards(self, token_ids: Sequence[Sequence[int]], rewards: GroupRewards) -> tuple[tuple[float, ...], ...]:
         """For each token of a slot's completions, the reward of the step it ends, not a number at the others; together
-        they are the completion's reward. Nothing in a run whose reward judges no steps, and for rows of data."""
-        if not self._scoring.judges_steps or assignment.row is not None or assignment.turns is not None:
-            return ()
-        completions = [self._decode(ids) for ids in token_ids]
-        judged = self._scoring.steps(assignment.task, assignment.prompt, completions)
+        they are the completion's reward. Nothing where the `rewards`, which `start_rewards` gave, judge no steps."""
         return tuple(
-            token_rewards(ids, text, steps, self._codec.decode)
-            for ids, (text, _), steps in zip(token_ids, completions, judged, strict=True)
+            token_rewards(ids, self._decode(ids)[0], steps, self._codec.decode)
+            for ids, steps in zip(token_ids, rewards.steps, strict=bool(rewards.steps))
         )
 
     def close(self) -> None:
@@ -302,12 +307,14 @@ class GroupWork:
     ) -> RolloutGroup:
         """Build the group to sign and send. All of it was sampled under the declared policy, or replay would fail.
 
-        A data task's rewards are claimed as 0: a volunteer has no answers to score with, and nobody reads the claim.
+        Rewards that a volunteer cannot compute are claimed as 0: those of a data task, which it has no answers of, and
+        those of a reward model. Nobody reads the claim.
         """
         if len({sampled_with for generation in generations for _, sampled_with in generation.spans}) > 1:
             raise LocalProtocolError("a group cannot declare two policies: the weights were swapped during sampling")
         token_ids = [generation.token_ids for generation in generations]
-        rewards = self.rewards(assignment, token_ids) if assignment.row is None else (0.0,) * len(token_ids)
+        is_scored = assignment.row is None and self.scores(assignment)
+        rewards = self.rewards(assignment, token_ids) if is_scored else (0.0,) * len(token_ids)
         completions = tuple(
             Completion(
                 tokens=np.asarray(generation.token_ids, dtype="<u4").tobytes(),

@@ -92,12 +92,19 @@ class GroupRewards:
     failures: tuple[str, ...] = ()
     """Why answers could not be scored, one text for each that could not."""
     parts: tuple[Parts, ...] = ()
-    """The parts of each reward of a row of data."""
+    """The parts of each reward."""
+    steps: tuple[JudgedSteps, ...] = ()
+    """The steps of each completion, in a run whose reward judges them."""
 
     @property
     def depends_on_machine(self) -> bool:
         """Whether another machine may well have scored an answer that failed here."""
         return any(failure_kind(failure) in MACHINE_FAILURES for failure in self.failures)
+
+
+def _without_success(parts: Parts) -> Parts:
+    """What a reward model adds; success is told by scorer."""
+    return {name: value for name, value in parts.items() if name != "success"}
 
 
 PendingRewards = Callable[[], GroupRewards]
@@ -136,47 +143,63 @@ class RunScoring:
         if self._answers is not None:
             self._answers.close()
 
-    def rewards(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[float, ...]:
-        """Rewards of completions of a procedural prompt."""
-        return self._reward.rewards(task, prompt, completions)
+    @property
+    def is_scored_here(self) -> bool:
+        """See `RunReward.is_scored_here`."""
+        return self._reward.is_scored_here
 
     @property
-    def judges_steps(self) -> bool:
-        """Whether steps of completions have rewards of their own."""
-        return self._reward.judges_steps
+    def cut(self) -> int | None:
+        """See `RunReward.cut`."""
+        return self._reward.cut
 
-    def steps(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[JudgedSteps, ...]:
-        """The steps of completions of a procedural prompt, in a run whose reward judges steps."""
-        return self._reward.steps(task, prompt, completions)
+    def rewards(
+        self, task: str, prompt: str, completions: Sequence[Completion], *, read: str, ending: str
+    ) -> GroupRewards:
+        """Rewards of completions of a procedural prompt. `read` and `ending` as in `RunReward.judge`."""
+        found = self._reward.rewards(task, prompt, completions, read=read, ending=ending)
+        return GroupRewards(found.values, if_failed=found.values, parts=found.parts, steps=found.steps)
 
-    def of_success(self, success: Sequence[float]) -> tuple[float, ...]:
-        """Rewards of completions whose steps nothing judges."""
-        return self._reward.of_success(success)
+    def of_success(self, success: Sequence[float]) -> GroupRewards:
+        """Rewards of completions that nothing judges beside their success."""
+        found = self._reward.add_up(success, ())
+        return GroupRewards(found.values, if_failed=found.values, parts=found.parts)
 
     def success(self, task: str, prompt: str, completion: Completion) -> float:
         """The verdict of a procedural task on one completion, without the reward's weights."""
         return self._reward.score(task, prompt, completion).reward
 
     def start_data_rewards(
-        self, task: str, row: Row, completions: Sequence[Completion], lengths: Sequence[int], *, account: bytes
+        self,
+        task: str,
+        row: Row,
+        completions: Sequence[Completion],
+        lengths: Sequence[int],
+        *,
+        account: bytes,
+        read: str,
+        ending: str,
     ) -> PendingRewards:
         """Begin to score completions of a row of data; their rewards include the scoring's penalty for their `tokens`.
 
-        `account` is the public key of their sampler; empty for a sample of our own. Waiting raises `ConfigError` when
-        the task's scorer has failed on everything that several accounts sent, and `MachineError` as the sandbox does.
+        `account` is the public key of their sampler; empty for a sample of our own. `read` and `ending` as in
+        `RunReward.judge`. Waiting raises `ConfigError` when the task's scorer has failed on everything that several
+        accounts sent, and `MachineError` as the sandbox does.
         """
         penalties = [self._scoring[task].penalty(tokens) for tokens in lengths]
         pending = self._submit(task, row, completions, account=account)
 
         def gather() -> GroupRewards:
+            judgements = self._reward.judge(task, "", completions, read=read, ending=ending)
             scored = self._gather(task, pending, account)
             values = [answer.value + penalty for answer, penalty in zip(scored, penalties, strict=True)]
+            found, failed = self._reward.add_up(values, judgements), self._reward.add_up(penalties, judgements)
             failures = tuple(answer.failure for answer in scored if answer.failure)
             parts = tuple(
-                self._parts_of(self._scoring[task], answer, penalty)
-                for answer, penalty in zip(scored, penalties, strict=True)
+                self._parts_of(self._scoring[task], answer, penalty) | _without_success(part)
+                for answer, penalty, part in zip(scored, penalties, found.parts, strict=True)
             )
-            return GroupRewards(self._reward.of_success(values), self._reward.of_success(penalties), failures, parts)
+            return GroupRewards(found.values, failed.values, failures, parts, found.steps)
 
         return gather
 
@@ -186,10 +209,6 @@ class RunScoring:
         """The scorers' values for completions of a row of data. Errors as above."""
         pending = self._submit(task, row, completions, account=account)
         return tuple(answer.value for answer in self._gather(task, pending, account))
-
-    def parts(self, task: str, prompt: str, completions: Sequence[Completion]) -> tuple[Parts, ...]:
-        """The parts of rewards of completions of a procedural prompt."""
-        return self._reward.parts(task, prompt, completions)
 
     def _parts_of(self, scoring: Scoring, answer: ScoredAnswer, penalty: float) -> Parts:
         """What each scorer has added to an answer's reward, and the penalty for its length."""

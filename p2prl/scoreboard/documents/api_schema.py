@@ -116,6 +116,8 @@ class RunDocument:
     licence: str
     content_policy: str
     reward: str
+    reward_recomputable: bool
+    """Whether others than the learner can compute the reward: not that of a reward model, which it alone has."""
     tasks: list[TaskDocument]
     started_at: str | None
     updated_at: str | None

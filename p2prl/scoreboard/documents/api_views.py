@@ -7,6 +7,7 @@ from functools import lru_cache, reduce
 
 from p2prl.errors import StaleWorkError
 from p2prl.protocol.identity import peer_id_of
+from p2prl.protocol.reward_text import reward_model_of
 from p2prl.scoreboard.documents.api_schema import (
     HealthDocument,
     LedgerHeadDocument,
@@ -66,6 +67,7 @@ def run_document(snapshot: Snapshot) -> RunDocument:
         licence=manifest.licence,
         content_policy=manifest.content_policy,
         reward=manifest.reward,
+        reward_recomputable=not reward_model_of(manifest.reward),
         tasks=[TaskDocument(name=task.task, share=round(task.weight / weight, 6)) for task in manifest.tasks],
         started_at=time_text(manifest.created_ms),
         updated_at=None if newest_ms is None else time_text(newest_ms),

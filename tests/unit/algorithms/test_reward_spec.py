@@ -10,6 +10,8 @@ from p2prl.algorithms.reward_shaping import RewardConfig
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.errors import ConfigError
 
+NAMED = "@" + "0123456789abcdef" * 2
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -22,6 +24,9 @@ from p2prl.errors import ConfigError
         ("success+0.2*process:clip+delta", RewardConfig(process_weight=0.2)),
         ("2*process:clip+delta+.5*outcome+success", RewardConfig(process_weight=2.0, outcome_weight=0.5)),
         ("success+3*outcome", RewardConfig(outcome_weight=3.0, clip=False, delta=False)),
+        (f"success+0.5*orm{NAMED}", RewardConfig(outcome_weight=0.5, clip=False, delta=False, model=NAMED[1:])),
+        (f"0.2*prm:clip+delta+success{NAMED}", RewardConfig(process_weight=0.2, model=NAMED[1:])),
+        (f"success+prm:delta{NAMED}", RewardConfig(process_weight=1.0, clip=False, model=NAMED[1:])),
     ],
 )
 def test_legal_rewards(text: str, expected: RewardConfig) -> None:
@@ -36,6 +41,9 @@ def test_legal_rewards(text: str, expected: RewardConfig) -> None:
         "success+process:clip+outcome+delta", "success+process:delta+clip", "success+process:", "success+outcome:clip",
         "success + process", "0*success", "-1*success", "nan*success", "1e3*success", "1_0*success", "٣*success",
         "*success", "1001*success", "1..5*success", "2*3*success",
+        "success+orm", "success+prm:clip", "success@", f"success{NAMED}", f"orm{NAMED}", f"success+orm:clip{NAMED}",
+        f"success+orm+prm{NAMED}", f"success+process+orm{NAMED}", f"success+outcome+prm{NAMED}",
+        f"success+orm{NAMED[:-1]}", f"success+orm{NAMED}0", f"success+orm{NAMED.upper()}", f"success{NAMED}+orm",
     ],
 )  # fmt: skip
 def test_illegal_rewards_are_refused_with_an_example(text: str) -> None:

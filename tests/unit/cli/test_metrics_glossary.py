@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -34,10 +35,12 @@ from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, rollouts_of
 from p2prl.learner.training.value_head import ValueHeadConfig
 from p2prl.learner.update import rewards_by_part
-from p2prl.models.groups.group_work import ReplayTools
+from p2prl.models.groups.group_work import GroupWork, ReplayTools
 from p2prl.models.small_models.tiny_models import tiny_model
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit
+from tests.unit.config.test_reward_model_run import Counting
 from tests.unit.learner.scripted_swarm import ScriptedSwarm, make_learner
 from tests.unit.learner.small_run import SmallRun
 from tests.unit.learner.test_trainer import CONFIG, batches
@@ -155,6 +158,10 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
     written = {re.sub("^(evaluation|reward)/chain4/", r"\1/TASK/", key) for key in written}
     written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
+    judged = msgspec.structs.replace(world.manifest, reward="success+orm@" + "ab" * 16)
+    codec = TextCodec(world.loaded.tokenizer, world.loaded.model)
+    judged_work = GroupWork(judged, world.run, codec, reward_model=Counting())
+    written |= set(Replayer(ReplayTools(world.scorer, judged_work)).figures)
     parts = rewards_by_part([("chain4", {"number": 1.0, "length": -0.5})])
     written |= {re.sub("chain4/(number|length)", "TASK/PART", key) for key in parts}
     written |= losses_metrics() | metrics_of_settings() | lost_figures() | forecast_figures() | pace_figures()

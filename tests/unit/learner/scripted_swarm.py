@@ -30,6 +30,7 @@ from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.evaluation.pass_evaluation import evaluation_sets
 from p2prl.models.groups.group_work import GroupWork, ReplayTools
+from p2prl.models.rewards.run_reward import ModelJudge
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
 from p2prl.models.tokenizer.text_codec import TextCodec
@@ -122,6 +123,7 @@ def make_learner(
     on_notice: Callable[[str], None] = lambda _: None,
     threads: int = 0,
     evaluate: EvaluationConfig | None = None,
+    reward_model: ModelJudge | None = None,
     **changes: Any,
 ) -> Learner:
     """The run's learner, as a fresh process would build it."""
@@ -136,7 +138,8 @@ def make_learner(
             training.model.load_state_dict(_warm_weights())
         training.model.to(TORCH_DTYPES[held_in])
     replaying = tiny_model(small_run.model, seed=1)
-    work = GroupWork(small_run.manifest, small_run.run, TextCodec(replaying.tokenizer, replaying.model))
+    codec = TextCodec(replaying.tokenizer, replaying.model)
+    work = GroupWork(small_run.manifest, small_run.run, codec, reward_model=reward_model)
     policy = PolicyModel(replaying.model, small_run.layout)
     config: dict[str, Any] = {
         "groups_per_update": 2,

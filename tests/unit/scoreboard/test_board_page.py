@@ -370,3 +370,12 @@ def test_one_of_a_kind_is_not_written_as_several(changes: dict[str, Any]) -> Non
     words = "contributor|group|token|entrie|machine|learner step|step|completion|matche|attempt"
     assert re.findall(rf"\b1\s+(?:verified\s+)?(?:{words})s\b", text) == []
     assert "1 contributor" in text
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_the_page_says_when_nobody_else_can_compute_the_rewards(judged: bool) -> None:
+    writer = LedgerWriter(manifest(reward="success+orm@" + "ab" * 16 if judged else "success"))
+    writer.receipts(0, receipt(0, identity("ann")))
+    snapshot = MemorySource(writer).snapshot()
+    assert run_document(snapshot).reward_recomputable is not judged
+    assert ("a reward model that the learner alone has" in render_page(snapshot, PageRequest(show=50))) is judged

@@ -207,7 +207,7 @@ def test_rewards(line: str) -> None:
         text = prompt("walk12", rng.getrandbits(63))
         for said in completions(rng, "walk12", text):
             success = score("walk12", text, said, True)
-            (got,) = run.rewards("walk12", text, [(said, True)])
+            (got,) = run.rewards("walk12", text, [(said, True)]).values
             assert got == pytest.approx(reward(line, success, *judge("walk12", text, said, True)), abs=1e-9)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import envelope_digest, seal
@@ -261,4 +262,21 @@ def test_answers_that_timed_out_here_dispute_nothing(world: SmallRun) -> None:
     messages.append(control.EnvelopeArrived(seal(world.learner, Receipts(1, (paid,)), run=world.run, now=NOW)))
     _, totals, notices = audit(world, messages)
     assert (totals.rewards_agreed, totals.rewards_disputed, totals.rewards_unclear) == (0, 0, 1)
+    assert notices == []
+
+
+def test_rewards_of_a_reward_model_are_neither_computed_nor_disputed(world: SmallRun) -> None:
+    """Tokens are replayed; the learner's receipt, whatever it says, is beyond this machine."""
+    policy = world.publish(0, step=0)
+    codec = TextCodec(world.loaded.tokenizer, world.loaded.model)
+    manifest = msgspec.structs.replace(world.manifest, reward="success+0.5*orm@" + "ab" * 16)
+    world.work = GroupWork(manifest, world.run, codec)
+    group = world.group(policy, PEER, 0)
+    raw = seal(PEER, group, run=world.run, now=NOW)
+    paid = Receipt(envelope_digest(raw), PEER.public_key, 0, group.slot, int(ReceiptState.VERIFIED), "", 1, 2, 17.5)
+    messages: list[control.FromNetwork] = [ready(world, policy), control.EnvelopeArrived(raw)]
+    messages.append(control.EnvelopeArrived(seal(world.learner, Receipts(1, (paid,)), run=world.run, now=NOW)))
+    port, totals, notices = audit(world, messages)
+    assert [verdict.passed for verdict in port.verdicts] == [True]
+    assert (totals.rewards_agreed, totals.rewards_disputed, totals.rewards_unclear, totals.own_receipts) == (0, 0, 0, 0)
     assert notices == []

@@ -13,6 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from p2prl.errors import ConfigError, LocalProtocolError
+from p2prl.tasks.process_scorer import ProcessScorer
 from p2prl.tasks.task import Task
 from p2prl.tasks.task_registry import TASKS, task_by_name
 from p2prl.tasks.task_spec import Demonstration, SmallModel, TaskSpec, TurnsDemonstration
@@ -90,6 +91,8 @@ class Environment:
     """Of a moving task; then `task` is one of its phases."""
     origin: str = ""
     """Digest of the file the task comes from; empty for an installed task. Results of another digest are not reused."""
+    judge: ProcessScorer | None = None
+    """Scores steps in the place of the task's process scorer."""
 
     @property
     def name(self) -> str:

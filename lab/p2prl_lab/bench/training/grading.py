@@ -125,4 +125,4 @@ def _judgement(environment: Environment, prompt: str, tokens: tuple[int, ...], f
     if any(token >= len(environment.symbols) for token in symbols):
         return UNREADABLE
     text = "".join(environment.symbols[token] for token in symbols)
-    return scorer_by_task(environment.task.name).judge(prompt, text, finished)
+    return (environment.judge or scorer_by_task(environment.task.name)).judge(prompt, text, finished)

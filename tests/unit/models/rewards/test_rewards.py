@@ -26,7 +26,7 @@ ME = identity("volunteer")
 
 
 def of(text: str, *completions: tuple[str, bool]) -> list[float]:
-    return list(RunReward(text, ["chain4"]).rewards("chain4", PROMPT, completions))
+    return list(RunReward(text, ["chain4"]).rewards("chain4", PROMPT, completions).values)
 
 
 def test_reward_of_each_part() -> None:
@@ -148,10 +148,11 @@ def test_step_rewards_add_up_to_the_reward_of_the_completion(tmp_path: Path, rew
     (stop,) = codec.stop_ids
     texts = ["747#7", "777747#7", "#7", "74", "zz", "8"]
     ids = [[*codec.encode(text, rendered=True), *([stop] if "#" in text else [])] for text in texts]
-    found = work.step_rewards(assignment, ids)
+    found = work.step_rewards(ids, work.start_rewards(assignment, ids)())
     for row, tokens, total in zip(found, ids, work.rewards(assignment, ids), strict=True):
         assert len(row) == len(tokens)
         assert not math.isnan(row[-1])
         assert sum(each for each in row if not math.isnan(each)) == pytest.approx(total)
-    assert GroupWork(small_run.manifest, small_run.run, codec).step_rewards(assignment, ids) == ()
+    bare = GroupWork(small_run.manifest, small_run.run, codec)
+    assert bare.step_rewards(ids, bare.start_rewards(assignment, ids)()) == ()
     small_run.close()
