@@ -44,6 +44,7 @@ HEADINGS = {
     ("arrive40:32", 192): "Figures of arrive40",
     ("arrive8:32@192x3", 192): "Figures of a second size",
     ("arrive8:64", 384): "Figures at ages of 256",
+    ("rows8:64", 384): "Figures of rows8 at ages of 256",
 }
 """Where the page shows a task and its updates."""
 T_95 = {2: 2.920, 4: 2.132, 9: 1.833}
