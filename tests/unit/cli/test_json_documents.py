@@ -51,6 +51,7 @@ from p2prl_lab.bench.staleness.summary import Row
 from p2prl_lab.bench.staleness.sweep import Choice
 from p2prl_lab.commands import recipe_comparison
 from p2prl_lab.plan_live import LiveRow
+from p2prl_lab.swarm_price import PriceRow
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt
 from tests.command_doc import json_keys, section
 from tests.json_shapes import breaches, promised, shape_of
@@ -197,6 +198,7 @@ def test_documented_keys_of_benchmarks_with_one_kind_of_row(command: str, row: A
         ("p2prl bench plan", ".activation[]", ActivationRow),
         ("p2prl bench plan", ".plans[]", HostPlanRow),
         ("p2prl bench step", ".rows[]", StepRow),
+        ("p2prl bench swarm", ".rows[]", PriceRow),
         ("p2prl bench ranks", ".rows[]", RanksRow),
         ("p2prl bench machine", ".speed[]", SpeedRow),
         ("p2prl bench machine", ".fits[]", FitRow),
@@ -243,6 +245,7 @@ def test_keys_that_only_some_documents_have_are_optional(command: str, path: str
         ("p2prl bench rewards", ["recipe_comparison"]),
         ("p2prl bench ranks", ["bench_ranks"]),
         ("p2prl bench step", ["bench_step"]),
+        ("p2prl bench swarm", ["bench_swarm"]),
     ],
 )
 def test_documents_of_benchmarks_have_the_promised_keys(command: str, modules: list[str]) -> None:
