@@ -27,6 +27,10 @@ FORGOTTEN_S = 90.0
 """The same where more than half of the listings went at once: an index that restarts has none, and learners list their
 runs again within a minute."""
 
+EMPTY_S = 240.0
+"""Time for which a run that says it has nobody draws machines beyond its part. By then it has one, or says so
+falsely."""
+
 QUIET_S = 300.0
 """Time without its learner in reach after which a run is left although it is listed: a restart takes less."""
 
@@ -130,6 +134,7 @@ class Rotation:
     serving: Serving | None = None
     avoided: dict[str, Avoidance] = field(default_factory=dict)
     _visited: dict[str, float] = field(default_factory=dict)
+    _empty_since: dict[str, float] = field(default_factory=dict)
     _failures: int = 0
 
     def offers(
@@ -177,6 +182,8 @@ class Rotation:
         self._note(serving, seen, now)
         if offers is None:
             return ""
+        alone = [offer.run for offer in offers if offer.volunteers == 0 and not offer.left_out]
+        self._empty_since = {run: self._empty_since.get(run, now) for run in alone}
         current = next((offer for offer in offers if offer.run == serving.run), None)
         others = [offer for offer in offers if offer.run != serving.run and not offer.left_out]
         serving.was_listed |= current is not None
@@ -204,7 +211,8 @@ class Rotation:
             return "waits while this machine delivers what another run has not received yet"
         if not self._has_stayed(serving, now, is_urgent=any(offer.volunteers == 0 for offer in others)):
             return ""
-        target = moved(current, offers, wishes, (self.draw(), self.draw()))
+        empty = [run for run, since in self._empty_since.items() if now - since <= EMPTY_S]
+        target = moved(current, offers, wishes, (self.draw(), self.draw()), empty=empty)
         if target is None:
             return ""
         # Its learner had all groups but the newest, whose confirmation did not wait: they bring nobody back at once.

@@ -14,7 +14,7 @@ that share a key or, as the index says, a subnet share one part.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,16 +131,30 @@ def choose(offers: Sequence[Offer], wishes: Wishes, draw: float) -> Offer | None
     return _drawn(able, _weights(able), draw)
 
 
-def moved(current: Offer, offers: Sequence[Offer], wishes: Wishes, draws: tuple[float, float]) -> Offer | None:
+def moved(
+    current: Offer,
+    offers: Sequence[Offer],
+    wishes: Wishes,
+    draws: tuple[float, float],
+    *,
+    empty: Collection[str] = (),
+) -> Offer | None:
     """The run that a machine goes on to from `current` although that one goes on; None to stay.
 
-    `draws` are two numbers uniform on [0, 1): whether it moves, and where to.
+    `draws` are two numbers uniform on [0, 1): whether it moves, and where to. `empty` are runs that lately have nobody:
+    where their part is less than a machine, one with company goes there all the same, for its part of the time.
     """
     able = _preferred(offers, wishes)
     if not able:
         return None
     everyone = [*able, *([] if any(offer.run == current.run for offer in able) else [current])]
     fill = sum(offer.volunteers for offer in everyone) / sum(offer.wanted for offer in everyone)
+    alone = [each for each in able if each.run in empty and each.volunteers == 0 and fill * each.wanted < 1.0]
+    if alone and current.volunteers > 1:
+        parts = _shared(alone, lambda _: 1.0)
+        spare = sum(max(0, offer.volunteers - 1) for offer in everyone)
+        if draws[0] < sum(parts.values()) / spare * (current.volunteers - 1) / current.volunteers:
+            return _drawn(alone, parts, draws[1])
     excess = current.volunteers - fill * current.wanted
     now = current.volunteers / current.wanted
     damping = 1.0 if any(offer.volunteers == 0 for offer in able) else DAMPING  # one without any waits for the first

@@ -11,6 +11,7 @@ import pytest
 from p2prl import exit_codes
 from p2prl.index.rotation import (
     DELISTED_S,
+    EMPTY_S,
     FAILURES_TO_END,
     FORGOTTEN_S,
     LEAST_STAY_S,
@@ -157,6 +158,16 @@ def test_a_fuller_run_is_left_only_after_a_stay() -> None:
     empty = rotation.offers(listed(a={"volunteers": 9, "missing": 0}, b={"volunteers": 0}), HERE, NO_WISH, {}, 0.0)
     assert leaves(rotation, empty, 10.0 + LEAST_STAY_S - 0.1) == ""
     assert "others have fewer" in leaves(rotation, empty, 10.0 + LEAST_STAY_S)  # nobody serves the other one
+
+
+def test_a_run_that_says_for_long_that_it_has_nobody_draws_no_more_than_its_part() -> None:
+    rotation, _ = serving()
+    offers = rotation.offers(
+        listed(a={"volunteers": 2, "missing": 8}, b={"volunteers": 0, "missing": 1}), HERE, NO_WISH, {}, 0.0
+    )
+    assert leaves(rotation, offers, 1.0) == "", "it has not stayed yet"
+    assert "others have fewer" in leaves(rotation, offers, EMPTY_S), "one of two goes, though a fifth is its part"
+    assert leaves(rotation, offers, 1.0 + EMPTY_S + 1.0) == ""
 
 
 def test_groups_that_wait_here_bring_their_run_first_once_it_is_back() -> None:

@@ -151,6 +151,24 @@ def test_two_that_took_the_same_new_run_part_within_two_minutes() -> None:
     assert parted > 900
 
 
+def test_a_run_with_nobody_gets_a_machine_though_its_part_is_less_than_one() -> None:
+    """Of five machines it should have .4; looks at listings as in the test before."""
+    rng, visited = random.Random(3), 0
+    for _ in range(300):
+        here, wants, came = [4, 0, 1], [10, 1, 1], False
+        for _ in range(5):
+            offers = [offer(run, n, max(0, want - n)) for run, n, want in zip(RUNS[:3], here, wants, strict=True)]
+            empty = [each.run for each in offers if each.volunteers == 0]
+            for place in [place for place, count in enumerate(tuple(here)) for _ in range(count)]:
+                target = moved(offers[place], offers, Wishes(), (rng.random(), rng.random()), empty=empty)
+                if target is not None:
+                    here[place] -= 1
+                    here[[each.run for each in offers].index(target.run)] += 1
+                    came |= target.run == offers[1].run
+        visited += came
+    assert visited > 290
+
+
 def simulated(seed: int, scale: float, *, volunteers: int = 1_000, runs: int = 50) -> tuple[list[float], int]:
     """Volunteers that arrive within ten minutes, read listings up to a minute old, and move on as `moved` says.
 
