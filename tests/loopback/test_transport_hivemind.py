@@ -20,11 +20,13 @@ import psutil
 import pytest
 
 from p2prl.errors import TransportError
+from p2prl.net.transports.hivemind import light_import
+from p2prl.net.transports.hivemind.daemon import Daemon, sized_message
 from p2prl.net.transports.hivemind.daemon_config import DaemonConfig
 from p2prl.net.transports.hivemind.relay_slots import RelaySlots
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.net.transports.inbound_streams import NoGuard
-from p2prl.net.transports.multiaddrs import split_peer, to_bytes
+from p2prl.net.transports.multiaddrs import multihash_of, split_peer, to_bytes
 from p2prl.net.transports.simultaneous_open import dial_in_short_packets
 from p2prl.net.transports.tcp_trial import Outcome, outcome_of
 from p2prl.protocol import limits
@@ -354,5 +356,34 @@ def test_closing_twice_removes_the_sockets() -> None:
         await peer.close()
         await peer.close()
         assert not folder.exists()
+
+    run(scenario)
+
+
+def test_a_stream_that_the_daemon_brought_is_closed_with_it() -> None:
+    """Also one that its task does not end: a socket that nobody closes outlives its loop."""
+
+    async def scenario() -> None:
+        begun, never = asyncio.Event(), asyncio.Event()
+
+        async def goes_on(*_: object) -> None:
+            begun.set()
+            await never.wait()
+
+        identity = fresh()
+        daemon = await Daemon.start(identity, replace(DAEMON_CONFIG, listen=LOCAL))
+        try:
+            await daemon.handle_streams("/test/1", goes_on)
+            reader, writer = await asyncio.open_unix_connection(daemon.folder / "streams-0.sock")
+            info = light_import.load().p2pd_pb2.StreamInfo(
+                peer=multihash_of(identity.peer_id), addr=b"", proto="/test/1"
+            )
+            writer.write(sized_message(info.SerializeToString()))
+            await begun.wait()
+        finally:
+            await daemon.close()
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
 
     run(scenario)

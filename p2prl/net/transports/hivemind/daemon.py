@@ -61,6 +61,7 @@ class Daemon:
         self._pb = light_import.load().p2pd_pb2
         self._log_task: asyncio.Task[None] | None = None
         self._servers: list[asyncio.Server] = []
+        self._accepted: set[asyncio.StreamWriter] = set()
 
     @classmethod
     async def start(cls, identity: Identity, config: DaemonConfig) -> Daemon:
@@ -176,7 +177,7 @@ class Daemon:
         """Call `callback` in a new task for every stream a peer opens to us on `protocol`, also where the daemon has an
         answer of its own."""
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 info = self._pb.StreamInfo()
                 info.ParseFromString(await read_message(reader))
@@ -187,7 +188,12 @@ class Daemon:
                 # Cancelled only when the transport closes; asyncio's server would log it as an unhandled error.
                 logger.debug("stream ended: %r", error)
             finally:
+                self._accepted.discard(writer)
                 writer.transport.abort()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
+            self._accepted.add(writer)  # before its task runs: one that is cancelled before never will
+            return serve(reader, writer)
 
         path = self.folder / f"streams-{len(self._servers)}.sock"
         self._servers.append(
@@ -211,6 +217,8 @@ class Daemon:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
+        for writer in self._accepted:
+            writer.transport.abort()
         if self._log_task is not None:
             await self._log_task
         self._folder.remove()
