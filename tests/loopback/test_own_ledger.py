@@ -15,7 +15,7 @@ from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.known_run import open_run_manifest
 from p2prl_lab.testing.run_audit import recorded_steps
-from p2prl_lab.testing.swarm_processes import SwarmProcesses, wait_until
+from p2prl_lab.testing.swarm_processes import SwarmProcesses, kill_tree, wait_until
 from tests.command_doc import json_keys
 from tests.loopback.program import UNHURRIED, p2prl
 
@@ -31,9 +31,7 @@ def test_a_validator_keeps_receipts_of_its_own_over_a_kill(warm_run: Path, tmp_p
         validator = swarm.start("validator", "validate", link.strip(), "--own-ledger", home=home)
         volunteer = swarm.start("join", "join", link.strip(), *UNHURRIED, home=home)
         wait_until(lambda: status(home).get("own_receipts", 0) >= 8, seconds=150, what="eight receipts")
-        for process in validator.tree():
-            process.send_signal(signal.SIGKILL)
-        validator.wait(20)
+        kill_tree(validator)
         (folder,) = home.glob("validator-1/*/")
         before = receipts(folder, run)
         swarm.start_again(validator)
