@@ -179,6 +179,8 @@ def _swarm(
         if time.monotonic() - began > _HANGS_S:
             raise ConfigError("the swarm did not end", remedy=learner.log[-2000:])
         time.sleep(_LOOK_S)
+    if not rewards:
+        raise ConfigError("the swarm trained nothing", remedy=f"Its learner said: {learner.log[-800:]}")
     parts = spent.parts()
     cpu_s, reached = sum(parts.values()), reward_of(rewards) >= config.target
     return PriceRow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -100,6 +101,17 @@ class Swarm:
         return sum(each.busy_s * (each.price or 1.0) for each in self.machines.values())
 
 
+def watched(most: int = 1_000) -> StandbyChoice:
+    """A choice among eight alike that have delivered a group a second for a minute."""
+    choice = StandbyChoice(groups_per_update=GROUPS, most=most)
+    peers = [bytes([number]) for number in range(8)]
+    choice.offered(dict.fromkeys(peers, 1.0))
+    for second in range(64):
+        for peer in peers:
+            choice.delivered(peer, float(second))
+    return choice
+
+
 def fleet(seed: int, *, surplus: float, count: int = 24, willing: float = 1.0) -> dict[bytes, Machine]:
     """Machines of unlike speeds and prices that together bring `surplus` times what the learner needs."""
     rng = random.Random(f"fleet/{seed}")
@@ -166,12 +178,7 @@ def test_those_that_leave_are_replaced_before_training_has_waited_long() -> None
 
 @pytest.mark.parametrize(("waits", "work_again"), [(Activity.WAIT_REPLAY, False), (Activity.WAIT_GROUPS, True)])
 def test_a_learner_that_waits_for_its_own_checks_calls_nobody(waits: Activity, *, work_again: bool) -> None:
-    choice = StandbyChoice(groups_per_update=GROUPS, most=1_000)
-    peers = [bytes([number]) for number in range(8)]
-    choice.offered(dict.fromkeys(peers, 1.0))
-    for second in range(64):
-        for peer in peers:
-            choice.delivered(peer, float(second))
+    choice = watched()
     time = TrainingTime(0.0)
     while not choice.peers:
         choice.updated(64.0, waited=0.0, waiting=5 * GROUPS)
@@ -186,12 +193,7 @@ def test_nobody_more_stands_by_while_what_is_left_drains() -> None:
     """A pile says that there was too much, not that there still is."""
 
     def on_standby_after(waiting: list[int]) -> int:
-        choice = StandbyChoice(groups_per_update=GROUPS, most=1_000)
-        peers = [bytes([number]) for number in range(8)]
-        choice.offered(dict.fromkeys(peers, 1.0))
-        for second in range(64):
-            for peer in peers:
-                choice.delivered(peer, float(second))
+        choice = watched()
         for number, left in enumerate(waiting):
             choice.updated(64.0 + number, waited=0.0, waiting=left)
         return len(choice.peers)
@@ -199,7 +201,22 @@ def test_nobody_more_stands_by_while_what_is_left_drains() -> None:
     level, draining = [10 * GROUPS] * 8, [10 * GROUPS - 4 * number for number in range(8)]
     assert on_standby_after(level) > 0
     assert on_standby_after(draining) == 0, "28 of 112 groups were taken from the pile"
+    assert on_standby_after([*level[:-1], level[0] - 14]) > 0, "an eighth"
+    assert on_standby_after([*level[:-1], level[0] - 15]) == 0
     assert on_standby_after(draining + [draining[-1]] * 8) > 0, "once it is level again"
+
+
+def test_some_are_called_at_most_every_third_update() -> None:
+    choice = watched()
+    for update in range(200):
+        choice.updated(64.0 + update, waited=0.0, waiting=10 * GROUPS)
+    resting = [len(choice.peers)]
+    assert resting[0] >= 4
+    for update in range(7):
+        choice.updated(300.0 + update, waited=1.0, waiting=0)
+        resting.append(len(choice.peers))
+    called = [number for number, (before, after) in enumerate(itertools.pairwise(resting)) if after < before]
+    assert called == [0, 3, 6]
 
 
 def test_who_takes_the_word_back_works_at_once() -> None:
@@ -230,12 +247,7 @@ def test_newcomers_are_judged_before_they_stand_by() -> None:
 
 
 def test_no_more_than_the_message_holds() -> None:
-    choice = StandbyChoice(groups_per_update=GROUPS, most=2)
-    peers = [bytes([number]) for number in range(8)]
-    choice.offered(dict.fromkeys(peers, 1.0))
-    for second in range(64):
-        for peer in peers:
-            choice.delivered(peer, float(second))
+    choice = watched(most=2)
     for update in range(100):
         choice.updated(64.0 + update, waited=0.0, waiting=10 * GROUPS)
     assert len(choice.peers) == 2
