@@ -151,10 +151,10 @@ def moved(
     fill = sum(offer.volunteers for offer in everyone) / sum(offer.wanted for offer in everyone)
     alone = [each for each in able if each.run in empty and each.volunteers == 0 and fill * each.wanted < 1.0]
     if alone and current.volunteers > 1:
-        parts = _shared(alone, lambda _: 1.0)
+        # One machine a look for all that say so together: it costs nothing to list many runs that have nobody.
         spare = sum(max(0, offer.volunteers - 1) for offer in everyone)
-        if draws[0] < sum(parts.values()) / spare * (current.volunteers - 1) / current.volunteers:
-            return _drawn(alone, parts, draws[1])
+        if draws[0] < (current.volunteers - 1) / current.volunteers / spare:
+            return _drawn(alone, _shared(alone, lambda _: 1.0), draws[1])
     excess = current.volunteers - fill * current.wanted
     now = current.volunteers / current.wanted
     damping = 1.0 if any(offer.volunteers == 0 for offer in able) else DAMPING  # one without any waits for the first

@@ -169,6 +169,16 @@ def test_a_run_with_nobody_gets_a_machine_though_its_part_is_less_than_one() -> 
     assert visited > 290
 
 
+def test_many_runs_that_say_they_have_nobody_draw_no_more_machines_than_one() -> None:
+    served = offer(RUNS[0], 8, 100)
+    empty = [offer(run, 0, 1) for run in many_runs(40)[1:]]
+    rng, offers, names = random.Random(5), [served, *empty], [each.run for each in empty]
+    gone = sum(
+        moved(served, offers, Wishes(), (rng.random(), rng.random()), empty=names) is not None for _ in range(8 * 500)
+    )
+    assert gone / 500 < 1.2, "of eight machines that look once"
+
+
 def simulated(seed: int, scale: float, *, volunteers: int = 1_000, runs: int = 50) -> tuple[list[float], int]:
     """Volunteers that arrive within ten minutes, read listings up to a minute old, and move on as `moved` says.
 
