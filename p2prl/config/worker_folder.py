@@ -104,8 +104,9 @@ def check_writable(folder: Path, *, remedy: str) -> None:
     check_folder_name(folder, remedy=remedy)
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
     try:
-        # A trial tells more than the mode bits: read-only mounts and /proc refuse even root.
-        with tempfile.TemporaryDirectory(prefix=".p2prl-", dir=there):
+        # A trial tells more than the mode bits: read-only mounts and /proc refuse even root. A file, for others look
+        # through the folders of a home meanwhile, and would stumble over one that is gone.
+        with tempfile.TemporaryFile(prefix=".p2prl-", dir=there):
             pass
     except OSError as error:
         raise MachineError(f"cannot write to {folder}: {error.strerror}", remedy=remedy) from error

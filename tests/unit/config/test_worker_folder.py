@@ -8,10 +8,12 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from p2prl.cli.commands.status import workers_of
 from p2prl.config.network_options import known_run, remember_run
 from p2prl.config.worker_folder import (
     check_home,
@@ -93,6 +95,15 @@ def test_unusable_home_is_named(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="cannot use") as caught:
         claim_worker_folder(tmp_path / "file")
     assert "another folder" in caught.value.remedy
+
+
+def test_workers_are_listed_while_others_start(tmp_path: Path) -> None:
+    """A listing looks into every folder of a home; what a start tries there must not be one that vanishes meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        starts = pool.submit(lambda: [check_home(tmp_path) for _ in range(500)])
+        while not starts.done():
+            assert workers_of(tmp_path) == []
+        starts.result()
 
 
 def test_full_disk_under_a_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
