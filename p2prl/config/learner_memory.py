@@ -13,6 +13,7 @@ import transformers
 from safetensors import safe_open
 
 from p2prl.config.host_launch import HostLaunch
+from p2prl.config.learner_replayers import replayer_devices
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.reward_model_files import reward_model_bytes
@@ -26,6 +27,9 @@ from p2prl.models.run_files.checks import read_tokenizer
 from p2prl.models.weights.lora import ADAPTER_FOLDER, WEIGHTS_FILE
 from p2prl.protocol.manifests import DTYPE_BYTES
 from p2prl.tasks.task_registry import task_by_name
+
+_REPLAYER_BYTES = 400_000_000
+"""Of a replayer's process with torch in it, besides weights and a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +89,17 @@ def learner_memory(folder: RunFolder, device: torch.device) -> LearnerMemory:
         shape=shape_of(model, manifest.parameters, adapters=_adapter_parameters(folder)),
         setup=setup,
         longest_row=min(longest, getattr(text, "max_position_embeddings", None) or longest),
-        free_bytes=free_memory(device),
+        free_bytes=max(0, free_memory(device) - _replayers_bytes(folder, device)),
     )
+
+
+def _replayers_bytes(folder: RunFolder, device: torch.device) -> int:
+    """Memory that the replayers on the learner's device will take. A map of weights in a file takes none."""
+    count = folder.settings.learner.replayers
+    own = f"cuda:{device.index or 0}" if device.type == "cuda" else str(device)
+    here = replayer_devices(device, count, cards=torch.cuda.device_count()).count(own)
+    weights = folder.manifest.parameters * DTYPE_BYTES[folder.manifest.engine_dtype]
+    return here * (weights + _REPLAYER_BYTES)
 
 
 def _adapter_parameters(folder: RunFolder) -> int:

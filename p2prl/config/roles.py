@@ -14,6 +14,7 @@ from p2prl.client.progress import Progress
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.clock import SystemClock
 from p2prl.config.learner_memory import plan_learner_memory
+from p2prl.config.learner_replayers import start_replayers
 from p2prl.config.network_options import PEERS_FILE, UploadCaps, blobs_of_worker, remember_run
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.own_replay import MakeTools, refused_group_replay
@@ -40,8 +41,10 @@ from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.evaluation.pass_evaluation import evaluation_sets
 from p2prl.models.groups.group_work import GroupWork, ReplayTools, SamplingTools
 from p2prl.models.hardware.device import choose_device, repeat_exactly, use_threads
+from p2prl.models.replay.loaded_policy import LoadedPolicy
 from p2prl.models.replay_statistics.baselines import KeptBaselines
 from p2prl.models.run_model import RunModel, confined_tokenizer_reader, read_run_model
+from p2prl.models.scorer_port import Scorer
 from p2prl.models.self_test.trial import build_tested_sampler
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import layout_of
@@ -181,6 +184,11 @@ def build_learner(
     reward_model = open_reward_model(folder, device, on_notice)
     work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice), reward_model)
     policy = PolicyModel(replaying.model, layout)
+    evaluation = _evaluation_tools(folder, policy, work)
+    scorer: Scorer = TransformersScorer(policy)
+    if folder.settings.learner.replayers:
+        evaluation = _with_own_policy(evaluation, scorer)
+        scorer = start_replayers(folder, device, threads, on_notice)
     return assemble_learner(
         LearnerParts(
             paths=folder.paths,
@@ -189,7 +197,9 @@ def build_learner(
             run=folder.run,
             training=training,
             layout=layout,
-            replaying=ReplayTools(TransformersScorer(policy), work, KeptBaselines(folder.paths.noise_baselines)),
+            replaying=ReplayTools(
+                scorer, work, KeptBaselines(folder.paths.noise_baselines), folder.settings.learner.replayers
+            ),
             loss=LossPipeline(folder.loss_config()),
             reference=folder.settings.loss.reference_config(),
             preferences=preferences,
@@ -200,7 +210,7 @@ def build_learner(
             random_bytes=os.urandom,
             on_metrics=on_metrics,
             on_notice=on_notice,
-            evaluation=_evaluation_tools(folder, policy, work),
+            evaluation=evaluation,
             evaluate=folder.settings.evaluation,
             judges=judges or Judges(),
             threads=threads,
@@ -223,6 +233,12 @@ def _evaluation_tools(folder: RunFolder, policy: PolicyModel, work: GroupWork) -
     )
     sampler = TransformersSampler(policy, most_rows=_EVALUATED_ROWS)
     return EvaluationTools(sampler=sampler, work=work, sets=sets, frees_memory=policy.device.type == "cuda")
+
+
+def _with_own_policy(evaluation: EvaluationTools | None, scorer: Scorer) -> EvaluationTools | None:
+    """Evaluations that no longer share the model of `scorer`, which gives up its weights until one needs them."""
+    scorer.sleep()
+    return None if evaluation is None else replace(evaluation, policy=LoadedPolicy(scorer))
 
 
 def learner_network(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 
 
 def read_exactly(descriptor: int, count: int) -> bytes:
@@ -22,3 +23,10 @@ def write_all(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+def await_hangup(descriptor: int) -> None:
+    """Wait until the other end of a pipe is closed, whether or not there is something to read."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # a hangup is always reported
+    poll.poll()

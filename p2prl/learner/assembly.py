@@ -106,8 +106,7 @@ class LearnerParts:
     on_notice: Callable[[str], None]
     """Gets messages for the user."""
     evaluation: EvaluationTools | None = None
-    """What published versions are evaluated with; None for no evaluations. Its sampler computes with the model of
-    `replaying`."""
+    """What published versions are evaluated with; None for no evaluations."""
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     """How often, and how much of the time."""
     judges: Judges = field(default_factory=Judges)
@@ -241,7 +240,7 @@ def _evaluations(parts: LearnerParts, storage: LearnerStorage, replayer: Replaye
         tools=parts.evaluation,
         config=parts.evaluate,
         storage=storage,
-        holder=replayer,
+        policy=parts.evaluation.policy or replayer.policy,
         clock=parts.clock,
         on_notice=parts.on_notice,
     )

@@ -12,6 +12,9 @@ from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import FP32
 
+_MOST_REPLAYERS = 64
+"""More processes than one machine has devices or cores for."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
@@ -51,10 +54,14 @@ class LearnerConfig:
     """Precision, optimizer states and micro-batches of a training step (docs/benchmarks/memory.md)."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     """Processes that train together."""
+    replayers: int = 0
+    """Processes that replay groups, on the cards after the learner's or on CPU threads of their own, each with the
+    run's model in its memory; 0 replays in the learner. Worth it where replays take more than a quarter of the time."""
 
     def __post_init__(self) -> None:
         for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):
             require(name, value := getattr(self, name), value >= 1, "1 or more")
+        require("replayers", self.replayers, 0 <= self.replayers <= _MOST_REPLAYERS, f"within 0..{_MOST_REPLAYERS}")
         require("updates", self.updates, self.updates >= 0, "0 or more")
         widest = widest_band_ulp(FP32)  # the run's own word type may allow less (`config.new_run.open_run`)
         require("dead_band_ulp", self.dead_band_ulp, 0 <= self.dead_band_ulp <= widest, f"within 0..{widest}")

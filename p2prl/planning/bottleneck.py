@@ -29,6 +29,12 @@ _SURPLUS = 1.2
 
 _FACTORS = (2, 4, 8, 16, 32)
 
+_MOST_REPLAYERS = 8
+"""Cards that only replay, tried one after the other: those of a host."""
+
+_WORTH_REPLAYERS = 0.9
+"""Time between updates over that without further replayers up to which they are advised."""
+
 
 Arithmetic = Callable[[Fleet], FleetCapacity]
 """The arithmetic of a fleet, before a run or of one that is observed."""
@@ -44,6 +50,18 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MoreReplayers:
+    """Replays on cards of their own, and what the closed form gives with them."""
+
+    count: int
+    """Cards that only replay: the fewest with the best pace, up to a fiftieth."""
+    interval_s: float
+    """Seconds between updates."""
+    before_s: float
+    """Seconds between updates as it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
     """What holds a fleet back, and what helps."""
 
@@ -51,6 +69,8 @@ class Advice:
     """training, replay, volunteers, memory, links, publishing or staleness."""
     sentence: str
     changes: tuple[Change, ...]
+    replayers: MoreReplayers | None
+    """Cards that should only replay; None where more of them help little."""
 
 
 def advise(fleet: Fleet, arithmetic: Arithmetic, *, more_of: Sequence[int] | None = None) -> Advice:
@@ -60,7 +80,24 @@ def advise(fleet: Fleet, arithmetic: Arithmetic, *, more_of: Sequence[int] | Non
         more_of = [number for number, row in enumerate(found.rows) if row.machine is not None]
     bottleneck, sentence = _bottleneck(found)
     changes = tuple(_changes(fleet, found, arithmetic, more_of))
-    return Advice(bottleneck=bottleneck, sentence=sentence, changes=changes)
+    return Advice(
+        bottleneck=bottleneck, sentence=sentence, changes=changes, replayers=_more_replayers(fleet, found, arithmetic)
+    )
+
+
+def _more_replayers(fleet: Fleet, found: FleetCapacity, arithmetic: Arithmetic) -> MoreReplayers | None:
+    """See `Advice.replayers`. Each place of the replays has a pace of its own, and the fastest is looked for among
+    all."""
+    before_s = found.interval_s
+    intervals = {
+        count: arithmetic(replace(fleet, learner=replace(fleet.learner, replayers=count))).interval_s
+        for count in range(fleet.learner.replayers + 1, _MOST_REPLAYERS + 1)
+    }
+    best_s = min(intervals.values(), default=math.inf)
+    if best_s > _WORTH_REPLAYERS * before_s or not math.isfinite(best_s):
+        return None
+    count = next(count for count, interval_s in intervals.items() if interval_s <= 1.02 * best_s)
+    return MoreReplayers(count=count, interval_s=intervals[count], before_s=before_s)
 
 
 def _bottleneck(found: FleetCapacity) -> tuple[str, str]:
@@ -70,7 +107,7 @@ def _bottleneck(found: FleetCapacity) -> tuple[str, str]:
         return "memory", "No machine of the fleet can hold the model in 16 bits, so nobody samples."
     if capacity.utilization >= _ENOUGH:
         of_need = f"The fleet brings {capacity.useful_per_s / needed:.1f} times what the learner can use"
-        if update.replay_s > update.training_s:
+        if not update.replayers and update.replay_s > update.training_s:
             return "replay", f"{of_need}; replays take more of its time than training."
         surplus = "" if capacity.useful_per_s <= _SURPLUS * needed else ", so some of its work will be lost or wait"
         return "training", f"{of_need}{surplus}. The learner's own speed is the limit."

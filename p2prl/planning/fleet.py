@@ -75,10 +75,13 @@ class PlannedLearner:
     """Measured seconds of training an update, without replays; 0 predicts them from the card."""
     replay_s: float = 0.0
     """Measured seconds in which one group is replayed; 0 predicts them from the card."""
+    replayers: int = 0
+    """Further cards of this kind that replay groups (`p2prl learn --replayers`); 0 replays on the card that trains."""
     upload_mbit: float = 100.0
     """Its uplink."""
 
     def __post_init__(self) -> None:
+        require("replayers", self.replayers, 0 <= self.replayers <= 64, "0 to 64")
         for name in ("update_s", "replay_s"):
             require(name, value := getattr(self, name), 0.0 <= value <= 1e6, "0 to 1000000 seconds")
         require("upload_mbit", self.upload_mbit, 0.0 < self.upload_mbit <= 1e6, "above 0, at most 1000000")

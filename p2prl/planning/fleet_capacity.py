@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,11 +32,14 @@ _SETTINGS: tuple[tuple[Precision, OptimizerStates], ...] = (("bf16", "full"), ("
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateTime:
-    """Seconds of an update when no group is waited for. Training and replays share the learner's card."""
+    """Seconds of an update when no group is waited for. Training and replays share the learner's card, unless replays
+    have cards of their own."""
 
     training_s: float
     replay_s: float
-    """Of all its groups."""
+    """Of all its groups on one card."""
+    replayers: int
+    """Cards that only replay."""
     copying_s: float
     """Of its part of a version."""
     source: str
@@ -43,8 +47,8 @@ class UpdateTime:
 
     @property
     def total_s(self) -> float:
-        """Everything together."""
-        return self.training_s + self.replay_s + self.copying_s
+        """Everything that the learner's card does."""
+        return self.training_s + (0.0 if self.replayers else self.replay_s) + self.copying_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +80,11 @@ class FleetCapacity:
     capacity: Capacity
 
     @property
+    def interval_s(self) -> float:
+        """Seconds between updates by the closed form; infinite if nobody samples."""
+        return self.demand.update_s / self.capacity.utilization if self.capacity.utilization else math.inf
+
+    @property
     def machines(self) -> tuple[SamplingMachine, ...]:
         """Every machine that can sample."""
         return _every(self.rows)
@@ -97,6 +106,7 @@ def capacity_of_fleet(fleet: Fleet, folder: Path) -> FleetCapacity:
         update_s=update.total_s,
         staleness_bound=run.staleness,
         publish_every=run.publish_every,
+        replay_per_s=run.groups_per_update * update.replayers / update.replay_s if update.replayers else math.inf,
     )
     return FleetCapacity(
         update=update, demand=demand, patch_bytes=patch_bytes, rows=rows, capacity=capacity_of(_every(rows), demand)
@@ -124,6 +134,7 @@ def _update_time(fleet: Fleet) -> UpdateTime:
     return UpdateTime(
         training_s=training,
         replay_s=replay * run.groups_per_update,
+        replayers=learner.replayers if replay else 0,
         copying_s=scaled_s("waits_s", run.version_bytes) / run.publish_every,
         source="; ".join(sources),
     )

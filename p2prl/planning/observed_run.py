@@ -87,7 +87,7 @@ class ObservedRun:
             update_s=update.total_s,
             staleness_bound=run.staleness,
             publish_every=run.publish_every,
-            replay_per_s=self.replay_per_s,
+            replay_per_s=self.replay_per_s * max(1, fleet.learner.replayers) / max(1, self.fleet.learner.replayers),
         )
         seen = zip(fleet.machines, self.machines, self.sources, strict=True)
         rows = tuple(
@@ -154,9 +154,11 @@ def observed_run(
 
     at_work = math.fsum(each["seconds"] * share_at_work(each) for each in updates)
     run = replace(run, groups_per_update=int(newest["groups"]), publish_every=int(newest["publish_every"]))
+    replayers = int(newest.get("replay/replayers", 0))
     update = UpdateTime(
         training_s=spent(Activity.UPDATE, Activity.CHECKPOINT),
         replay_s=0.0,
+        replayers=replayers,
         copying_s=spent(Activity.PUBLISH),
         source=f"measured in the last {counted(count, 'update')}, {duration_text(seconds)}",
     )
@@ -180,7 +182,7 @@ def observed_run(
     judged = len(deliveries.groups)
     return ObservedRun(
         fleet=Fleet(
-            learner=PlannedLearner(update_s=update.total_s),
+            learner=PlannedLearner(update_s=update.total_s, replayers=replayers),
             machines=tuple(row for row, _, _ in rows),
             run=replace(run, completion_tokens=max(1, round(tokens / run.group_size))),
         ),

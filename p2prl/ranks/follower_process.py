@@ -9,11 +9,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import select
 import shutil
 import sys
 import threading
 from pathlib import Path
+
+from p2prl.confinement.pipe_io import await_hangup
 
 
 def main(arguments: list[str]) -> int:
@@ -57,9 +58,7 @@ class RanksFolder:
 
 def _end_with(pipe: int, folder: RanksFolder) -> None:
     """End this process once the other end of a pipe is closed, as it is when the learner is killed."""
-    poll = select.poll()
-    poll.register(pipe, 0)  # a hangup is always reported
-    poll.poll()
+    await_hangup(pipe)
     folder.leave()
     os._exit(0)  # what the main thread waits for will not come
 

@@ -1,4 +1,5 @@
-"""`p2prl learn --sample`: a learner that nobody joins trains on what this machine samples beside it."""
+"""`p2prl learn --sample --replayers`: a learner that nobody joins trains on what this machine samples and replays
+beside it."""
 
 from __future__ import annotations
 
@@ -41,21 +42,27 @@ def steps(run: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_a_learner_trains_alone_and_starts_its_killed_sampler_again(run: Path, tmp_path: Path) -> None:
+def test_a_learner_trains_alone_though_its_sampler_and_a_replayer_are_killed(run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
     with swarm.running():
-        learner = swarm.start("learner", "learn", str(run), "--updates", "1", "--sample", "cpu", "--json", *LISTEN)
+        options = ("--updates", "1", "--sample", "cpu", "--replayers", "2", "--json")
+        learner = swarm.start("learner", "learn", str(run), *options, *LISTEN)
         sampler = wait_until(lambda: sampler_of(learner), seconds=120, what="a sampler")
         assert sampler.nice() > psutil.Process(learner.process.pid).nice()
         wait_until(lambda: listeners(sampler), seconds=120, what="the sampler's network")
         assert set(listeners(sampler)) == {"127.0.0.1"}
+        replayers = [each for each in learner.tree() if "p2prl.replayers.replayer_process" in each.cmdline()]
+        assert len(replayers) == 2
+        replayers[0].kill()
         sampler.kill()
         wait_until(lambda: "local sampler starts again" in learner.log, seconds=60, what="word of a new start")
         assert learner.wait(240) == 0, learner.log
         swarm.await_end(15.0)
+    assert "was ended by signal 9 before it had a policy; 1 replayer left" in learner.log.replace("\n ", "")
     assert steps(run) == 1
     document = json.loads(next(line for line in reversed(learner.log.splitlines()) if line.startswith("{")))
-    assert document["step"] == 1
+    assert (document["step"], document["replay/replayers"]) == (1, 2)
+    assert document["receipts"]["verified"] >= 4
     homes = list((tmp_path / "swarm" / "home").glob("seat-*/*/status.json"))
     assert len(homes) == 1, "a new start takes the seat of the one before"
 

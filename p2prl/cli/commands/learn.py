@@ -98,6 +98,10 @@ def make_learn(judges: Judges | None = None) -> Callable[..., None]:
                 help="How processes share an update: dp2, pp2, tp2, dp2pp2; auto, the fastest. Default: run.toml's.",
             ),
         ] = None,
+        replayers: Annotated[
+            int | None,
+            typer.Option("--replayers", min=0, help="Processes that replay groups; 0 for none. Default: run.toml's."),
+        ] = None,
         changes: Changes = None,
         track: Annotated[str, typer.Option("--track", help="none, tensorboard, trackio or wandb.")] = "none",
         via: Via = None,
@@ -122,6 +126,7 @@ def make_learn(judges: Judges | None = None) -> Callable[..., None]:
             lan=lan,
             updates=updates,
             plan=chosen_plan(ranks, plan),
+            replayers=replayers,
             changes=tuple(changes or ()),
             track=track,
             via=tuple(via or ()),
@@ -144,6 +149,7 @@ def learn_command(
     lan: bool = False,
     updates: int | None = None,
     plan: str | None = None,
+    replayers: int | None = None,
     changes: tuple[str, ...] = (),
     track: str = "none",
     via: tuple[str, ...] = (),
@@ -152,7 +158,8 @@ def learn_command(
     as_json: bool = False,
     judges: Judges | None = None,
 ) -> None:
-    """Train the run in `directory`; `changes`, `updates` and `plan` override run.toml's, 0 updates for no end.
+    """Train the run in `directory`; `changes`, `updates`, `plan` and `replayers` override run.toml's, 0 updates for no
+    end.
 
     `sample` is the device of a volunteer beside the learner; empty for none. `list_at` are indexes beside run.toml's.
     """
@@ -170,15 +177,14 @@ def learn_command(
     with lock, view.shown():
         view.phase("importing torch")
 
-        from p2prl.config.learner_disk import check_disk, disk_text
+        from p2prl.config.learner_disk import check_disk
         from p2prl.config.new_run import open_run
         from p2prl.config.roles import build_learner
         from p2prl.planning.host_choice import with_host_plan
 
         folder = open_run(directory, changes)
-        folder = with_host_plan(_overridden(folder, updates=updates, plan=plan), say)
-        check_disk(folder.manifest, folder.paths.blobs)
-        say(disk_text(folder.manifest))
+        folder = with_host_plan(_overridden(folder, updates=updates, plan=plan, replayers=replayers), say)
+        say(check_disk(folder.manifest, folder.paths.blobs, replayers=folder.settings.learner.replayers))
         lister = _lister(folder, list_at)
         with tracker(track, folder) as track_metrics:
             report = _Report(view, folder, track=(track_metrics, lister.on_metrics))
@@ -240,13 +246,15 @@ def chosen_plan(ranks: int | None, plan: str | None) -> str | None:
     return f"dp{ranks}"
 
 
-def _overridden(folder: RunFolder, *, updates: int | None, plan: str | None) -> RunFolder:
+def _overridden(folder: RunFolder, *, updates: int | None, plan: str | None, replayers: int | None) -> RunFolder:
     """The folder with the command line's settings in place of run.toml's."""
     learner = folder.settings.learner
     if updates is not None:
         learner = replace(learner, updates=updates)
     if plan is not None:
         learner = replace(learner, parallel=replace(learner.parallel, plan=plan))
+    if replayers is not None:
+        learner = replace(learner, replayers=replayers)
     launch = HostLaunch.of(os.environ)
     if launch is not None and not learner.parallel.is_auto:
         launch.check(learner.parallel.name, learner.parallel.ranks)
@@ -322,6 +330,7 @@ class _Report:
             "plan": parallel.name,
             "ranks": parallel.ranks,
             "hosts": 1 if launch is None else launch.hosts,
+            "replayers": folder.settings.learner.replayers,
         }
         self.planned = folder.settings.learner.updates
         """Step at which the run ends; 0 for no end. Set to the learner's own figure once it is built."""

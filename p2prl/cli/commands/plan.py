@@ -18,6 +18,7 @@ from p2prl.cli.options import AsJson, Seed
 from p2prl.cli.views.console import emit, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.errors import ConfigError
+from p2prl.plain_text import counted
 from p2prl.quantity_text import percent, quantity, size_text
 
 _HEADING = (
@@ -164,14 +165,16 @@ def _show(answer: _Answer) -> None:
         f"run          {answer.subject.title}, {run.groups_per_update} groups of {run.group_size} × "
         f"{run.completion_tokens:,} tokens an update, S = {run.staleness}, κ = {run.publish_every}"
     )
-    replays = f" + {update.replay_s:.1f} s replays" if answer.subject.observed is None else ""
+    beside = answer.subject.observed is not None or update.replayers
+    replays = "" if beside else f" + {update.replay_s:.1f} s replays"
     say(
         f"an update    {update.total_s:.1f} s = {update.training_s:.1f} s training{replays}"
         f" + {update.copying_s:.1f} s copying a version"
     )
     say(f"             {update.source}")
     if math.isfinite(demand.replay_per_s):
-        say(f"replays      {demand.replay_per_s:.3g} groups/s, beside training")
+        by = f", by {counted(update.replayers, 'replayer')}" if update.replayers else ""
+        say(f"replays      {demand.replay_per_s:.3g} groups/s, beside training{by}")
     say(
         f"needed       {run.groups_per_update} groups in {update.total_s:.1f} s = {demand.groups_per_s:.3g} groups/s ="
         f" {quantity(round(demand.groups_per_s * run.group_size * run.completion_tokens))} tokens/s"
@@ -187,6 +190,11 @@ def _show(answer: _Answer) -> None:
     say(f"bottleneck   {advice.bottleneck}: {advice.sentence}")
     for change in advice.changes:
         say(f"would help   {change.text}: {percent(round(change.utilization, 2))}")
+    if (more := advice.replayers) is not None:
+        say(
+            f"would help   {counted(more.count, 'replayer')} on cards of their own: an update every"
+            f" {more.interval_s:.1f} s, not {more.before_s:.1f}"
+        )
     if answer.activation is not None:
         share = percent(round(answer.activation.share_of_cost, 2))
         say(f"enough       {_chosen(found, answer.activation.counts)}, {share} of the fleet's price")
@@ -270,6 +278,7 @@ def plan_document(answer: _Answer) -> dict[str, object]:
         "bottleneck": advice.bottleneck,
         "sentence": advice.sentence,
         "changes": [asdict(change) for change in advice.changes],
+        "replayers": None if advice.replayers is None else asdict(advice.replayers),
         "activation": None if answer.activation is None else asdict(answer.activation),
         "affordable": None if answer.affordable is None else asdict(answer.affordable),
         "host": None if answer.subject.host is None else msgspec.to_builtins(answer.subject.host),

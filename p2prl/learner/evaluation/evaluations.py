@@ -1,7 +1,8 @@
 """The evaluation in progress: a slice of prompts at a time on the replay stage, then one line of results.
 
-It shares the replay's model, which holds one policy at a time, so it costs no memory for weights: each slice loads the
-version it measures. An evaluation that a crash interrupts begins again, with the newest version.
+It shares the replay's model, which holds one policy at a time, so it costs no memory for weights, unless replayers have
+models of their own: each slice loads the version it measures. An evaluation that a crash interrupts begins again, with
+the newest version.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from p2prl.clock import Clock
 from p2prl.errors import MachineError
@@ -19,21 +20,10 @@ from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import Job
 from p2prl.models.evaluation.pass_evaluation import EvaluationPrompt, EvaluationSet, evaluate_prompts
 from p2prl.models.groups.group_work import GroupWork
+from p2prl.models.replay.loaded_policy import LoadedPolicy
 from p2prl.models.sampler_port import GenerationStopped, Sampler
 from p2prl.swarm.policies.catalog import PolicyVersion
 from p2prl.tasks.evaluation_report import PromptOutcome, metric_keys, recorded_answers, report_text, task_report
-
-
-class PolicyHolder(Protocol):
-    """The other user of the model that evaluations sample with."""
-
-    def load(self, digest: bytes, weights: Callable[[], memoryview]) -> None:
-        """Load a policy, unless the model holds it."""
-        ...
-
-    def forget(self) -> None:
-        """The model holds no policy any more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +39,12 @@ class EvaluationTools:
     """What an evaluation samples and scores with."""
 
     sampler: Sampler
-    """Computes with the replay's own model."""
+    """Computes with the model of `policy`."""
     work: GroupWork
     sets: tuple[EvaluationSet, ...]
     """The prompts, by task; may be empty."""
+    policy: LoadedPolicy | None = None
+    """Of a model that nothing else computes with; None for the replay's."""
     frees_memory: bool = False
     """Whether a slice frees the keys and values it leaves, because an update may need their memory. It takes .2 s."""
 
@@ -104,7 +96,7 @@ class Evaluations:
         tools: EvaluationTools,
         config: EvaluationConfig,
         storage: LearnerStorage,
-        holder: PolicyHolder,
+        policy: LoadedPolicy,
         clock: Clock,
         on_notice: Callable[[str], None],
     ) -> None:
@@ -112,7 +104,7 @@ class Evaluations:
         self._every = config.every if tools.sets else 0
         self._always = config.always
         self._storage = storage
-        self._holder = holder
+        self._policy = policy
         self._clock = clock
         self._on_notice = on_notice
         self._results = ResultsFile(storage.paths.evaluations, on_notice)
@@ -183,7 +175,7 @@ class Evaluations:
     def _measure(self, progress: _Progress, prompts: Sequence[EvaluationPrompt]) -> list[PromptOutcome] | MachineError:
         """The outcome of each prompt; none when it was stopped; the reason when this machine cannot. In the stage."""
         try:
-            self._holder.load(progress.policy.digest, progress.weights)
+            self._policy.load(progress.policy.digest, progress.weights)
             return evaluate_prompts(
                 self._tools.sampler, self._tools.work, prompts, should_stop=lambda: self._is_stopped
             )
@@ -194,7 +186,7 @@ class Evaluations:
         finally:
             if self._tools.frees_memory:
                 self._tools.sampler.sleep()
-                self._holder.forget()
+                self._policy.forget()
 
     def _measured(
         self, progress: _Progress, task: str, idle: bool, outcomes: list[PromptOutcome] | MachineError, seconds: float

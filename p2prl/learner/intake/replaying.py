@@ -16,6 +16,7 @@ from p2prl.learner.intake.admission import Candidate, Outcome
 from p2prl.learner.intake.exclusions import CONFIRMED_FORGERIES
 from p2prl.models.groups.group_work import Inspection, ReplayTools
 from p2prl.models.replay.group_replay import Replay, replay_groups
+from p2prl.models.replay.loaded_policy import LoadedPolicy
 from p2prl.models.replay.prefix_replay import ImpossibleToken, confirms, first_impossible, is_worthwhile
 from p2prl.models.rewards.scoring import PendingRewards
 from p2prl.protocol.ledger_messages import ReceiptState
@@ -39,8 +40,10 @@ class Replayer:
         self._work = tools.work
         self._scorer = tools.scorer
         self._baselines = tools.baselines
+        self._replayers = tools.replayers
         self._timer = timer
-        self._loaded: bytes | None = None
+        self.policy = LoadedPolicy(tools.scorer)
+        """The policy in the scorer."""
         self._newcomers_s = 0.0
 
     def close(self) -> None:
@@ -50,9 +53,11 @@ class Replayer:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Answers that could not be scored or read to their end, as keys of the metrics log; nothing in a run without
-        data and without a reward model."""
+        """Answers that could not be scored or read to their end, in a run with data or a reward model, and the number
+        of replayers if there are any, as keys of the metrics log."""
         found = {"scorer_failures": self._work.scorer_failures} if self._work.scores_data else {}
+        if self._replayers:
+            found["replay/replayers"] = self._replayers
         cut = self._work.reward_model_cut
         return found if cut is None else found | {"reward_model_cut": cut}
 
@@ -71,9 +76,9 @@ class Replayer:
         scoring: dict[int, PendingRewards] = {}
         inspections: dict[int, Inspection] = {}
         to_replay = self._inspect(admitted, outcomes)
-        for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self._loaded):
+        for digest, entries in sorted(to_replay.items(), key=lambda item: item[0] != self.policy.digest):
             began = self._timer()
-            self.load(digest, entries[0][1].weights)
+            self.policy.load(digest, entries[0][1].weights)
             if not any(candidate.is_known for _, candidate, _ in entries):
                 self._newcomers_s += self._timer() - began
             for (index, candidate, inspection), outcome in self._replay(entries):
@@ -92,17 +97,6 @@ class Replayer:
                 step_rewards=self._work.step_rewards(inspections[index].token_ids, rewards),
             )
         return [outcomes[index] for index in range(len(admitted))]
-
-    def load(self, digest: bytes, weights: Callable[[], memoryview]) -> None:
-        """Load a policy, unless the model holds it."""
-        if digest != self._loaded:
-            self._loaded = None
-            self._scorer.load_weights(weights())
-            self._loaded = digest
-
-    def forget(self) -> None:
-        """Somebody else has used the model: it holds no policy, or another."""
-        self._loaded = None
 
     def _inspect(
         self, admitted: Sequence[Candidate | Outcome], outcomes: dict[int, Outcome]

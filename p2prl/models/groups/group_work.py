@@ -394,3 +394,5 @@ class ReplayTools:
     work: GroupWork
     baselines: KeptBaselines = field(default_factory=KeptBaselines)
     """Noise of engines that groups came from, as this machine measured it."""
+    replayers: int = 0
+    """Processes among which the scorer deals its work; 0 where it computes itself."""

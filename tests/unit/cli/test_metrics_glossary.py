@@ -158,6 +158,7 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     assert set(result) | set(result["tasks"]["chain4"]) == glossary("evaluations.jsonl") - {"rate", "low", "high"}
     written = {re.sub("^(evaluation|reward)/chain4/", r"\1/TASK/", key) for key in written}
     written |= set(Replayer(ReplayTools(world.scorer, DataRun(world).learner)).figures)
+    written |= set(Replayer(ReplayTools(world.scorer, world.work, replayers=2)).figures)
     judged = msgspec.structs.replace(world.manifest, reward="success+orm@" + "ab" * 16)
     codec = TextCodec(world.loaded.tokenizer, world.loaded.model)
     judged_work = GroupWork(judged, world.run, codec, reward_model=Counting())

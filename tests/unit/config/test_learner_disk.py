@@ -22,6 +22,7 @@ def test_need_grows_with_weights_and_window() -> None:
     small = msgspec.structs.replace(MANIFEST, dtype="bfloat16")
     assert needed_bytes(small) == (1_500_000, 2_100_000)
     assert needed_bytes(msgspec.structs.replace(small, staleness_bound=18)) == (1_500_000, 2_600_000)
+    assert needed_bytes(small, replayers=3) == (2_000_000, 2_600_000), "they share one copy"
     assert "1,000,000 bytes a version, up to 10 versions back" in disk_text(MANIFEST)
 
 

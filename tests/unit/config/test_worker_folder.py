@@ -99,8 +99,13 @@ def test_unusable_home_is_named(tmp_path: Path) -> None:
 
 def test_workers_are_listed_while_others_start(tmp_path: Path) -> None:
     """A listing looks into every folder of a home; what a start tries there must not be one that vanishes meanwhile."""
+
+    def start() -> None:
+        for _ in range(500):
+            check_home(tmp_path)
+
     with ThreadPoolExecutor(1) as pool:
-        starts = pool.submit(lambda: [check_home(tmp_path) for _ in range(500)])
+        starts = pool.submit(start)
         while not starts.done():
             assert workers_of(tmp_path) == []
         starts.result()

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,8 @@ def test_a_learners_card_predicts_what_was_not_measured() -> None:
     predicted = capacity_of_fleet(Fleet(learner=PlannedLearner(card="h100"), machines=machines), HERE).update
     assert predicted.training_s > 0.0
     assert predicted.replay_s == pytest.approx(predicted.training_s / 3)
-    for given in ({"update_s": 7.0}, {"replay_s": 0.25}):
+    changes: tuple[dict[str, Any], ...] = ({"update_s": 7.0}, {"replay_s": 0.25})
+    for given in changes:
         learner = PlannedLearner(card="h100", **given)
         found = capacity_of_fleet(Fleet(learner=learner, machines=machines), HERE).update
         assert found.training_s == given.get("update_s", predicted.training_s)
@@ -72,6 +74,46 @@ def test_replays_are_the_bottleneck_when_they_take_more_than_training(replay_s: 
     fleet = Fleet(learner=learner, machines=(MachineRow(name="lab", count=100, tokens_per_s=5000.0),))
     assert fleet.run.groups_per_update == 16
     assert advise(fleet, partial(capacity_of_fleet, folder=HERE)).bottleneck == bottleneck
+
+
+def test_replays_on_cards_of_their_own_take_no_time_of_training() -> None:
+    machines = (MachineRow(name="lab", count=100, tokens_per_s=5000.0),)
+    learner = PlannedLearner(update_s=10.0, replay_s=0.5)  # sixteen groups: 8 s of replays an update on one card
+    fleet = Fleet(learner=learner, machines=machines, run=PlannedRun(publish_every=8))
+    beside = capacity_of_fleet(fleet, HERE)
+    assert beside.demand.replay_per_s == float("inf")
+    for replayers in (1, 2):
+        found = capacity_of_fleet(replace(fleet, learner=replace(learner, replayers=replayers)), HERE)
+        assert found.update.total_s == pytest.approx(beside.update.total_s - 8.0)
+        assert found.demand.replay_per_s == pytest.approx(replayers / 0.5)
+        assert found.interval_s == pytest.approx(10.0, rel=0.02), "each replays faster than training takes"
+    slow = replace(learner, replay_s=2.0, replayers=2)  # 32 s on one card, 16 on two
+    assert capacity_of_fleet(replace(fleet, learner=slow), HERE).interval_s == pytest.approx(16.0, rel=0.02)
+    unmeasured = replace(learner, replay_s=0.0, replayers=2)
+    assert capacity_of_fleet(replace(fleet, learner=unmeasured), HERE).demand.replay_per_s == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("replay_s", "replayers", "advised"),
+    [(0.05, 0, None), (0.5, 0, 1), (2.0, 0, 4), (2.0, 1, 4), (2.0, 4, None), (60.0, 0, 8)],
+)
+def test_as_many_replayers_are_advised_as_training_can_use(
+    replay_s: float, replayers: int, advised: int | None
+) -> None:
+    """An update trains for 10 s and has sixteen groups; eight cards are a host's."""
+    learner = PlannedLearner(update_s=10.0, replay_s=replay_s, replayers=replayers)
+    machines = (MachineRow(name="lab", count=100, tokens_per_s=5000.0),)
+    fleet = Fleet(learner=learner, machines=machines, run=PlannedRun(publish_every=8))
+    arithmetic = partial(capacity_of_fleet, folder=HERE)
+    more = advise(fleet, arithmetic).replayers
+    if advised is None:
+        assert more is None
+        return
+    assert more is not None
+    assert more.count == advised
+    with_them = arithmetic(replace(fleet, learner=replace(learner, replayers=more.count))).interval_s
+    assert more.interval_s == with_them < 0.9 * more.before_s
+    assert more.before_s == arithmetic(fleet).interval_s
 
 
 def test_twelve_home_cards_of_12_gb_hold_no_7b_and_all_of_a_smaller_model() -> None:

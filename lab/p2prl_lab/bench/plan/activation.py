@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 import random
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,12 +52,13 @@ def _row(number: int, *, updates: int, seed: int) -> ActivationRow:
     chosen = cheapest_enough(machines, costs, _DEMAND)
     useful = [useful_rate([machine], _DEMAND, _DEMAND.update_s) for machine in machines]
     needed = least_useful([machines[place] for place in chosen], [useful[place] for place in chosen], _DEMAND)
-    best = milp(
-        np.array(costs),
-        constraints=LinearConstraint(np.array([useful]), lb=min(needed, math.fsum(useful))),
-        integrality=np.ones(len(costs)),
-        bounds=Bounds(0, 1),
-    )
+    with _library_lines_on_stderr():
+        best = milp(
+            np.array(costs),
+            constraints=LinearConstraint(np.array([useful]), lb=min(needed, math.fsum(useful))),
+            integrality=np.ones(len(costs)),
+            bounds=Bounds(0, 1),
+        )
     cost = math.fsum(costs[place] for place in chosen)
     some, everybody = (
         utilization_of(simulate_run(each, _DEMAND, updates=updates, seed=f"{seed}/{number}"), _DEMAND)
@@ -65,6 +70,21 @@ def _row(number: int, *, updates: int, seed: int) -> ActivationRow:
         utilisation_of_all_active=some / everybody,
         of_milp=cost / best.fun,
     )
+
+
+@contextmanager
+def _library_lines_on_stderr() -> Iterator[None]:
+    """Keep HiGHS's notes off standard output, which is for one JSON document. C's own buffer is written out before the
+    descriptor is put back."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _drawn(rng: random.Random, surplus: float) -> tuple[list[SamplingMachine], list[float]]:

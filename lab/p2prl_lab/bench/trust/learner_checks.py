@@ -128,8 +128,8 @@ class LearnerChecks:
 
     def load(self) -> None:
         """Load the policy for the replay."""
-        self._replayer.forget()
-        self._replayer.load(self._policy.digest, lambda: self._weights)
+        self._replayer.policy.forget()
+        self._replayer.policy.load(self._policy.digest, lambda: self._weights)
 
     def check(self) -> list[Outcome]:
         """Check the groups of one update, of a peer with standing."""
