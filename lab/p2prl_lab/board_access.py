@@ -1,9 +1,10 @@
-"""Read the board as people do who need more than eyes and a fast line: axe-core, the console, and the bytes of a visit.
+"""Read board and index as people do who need more than eyes and a fast line: axe-core, the console, bytes of a visit.
 
     python -m p2prl_lab.board_access           # exits with 1 on a violation, a console error or a heavy first load
 
 Needs chromium on PATH, and in a virtual environment of your own beside p2prl: pip install playwright axe-core-python.
-Every page is opened at 390 and 1280 pixels, light and dark, from a simulated run; axe-core checks all its rules.
+Every page is opened at 390 and 1280 pixels, light and dark, and all that unfolds is unfolded: a board's of a simulated
+run, and an index's with runs of every state and the longest texts. axe-core checks all its rules.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ import json
 import shutil
 import sys
 import threading
+import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from p2prl.clock import SystemClock
+from p2prl.index.index_state import IndexState
+from p2prl.index.listing_table import HERE
+from p2prl.protocol.listing import MAX_TEXT_BYTES, State
 from p2prl.scoreboard.web.service import BoardServer
 from p2prl_lab.simulated_board import simulated_source
+from p2prl_lab.testing.listed_runs import ListedRun, many_runs
+from p2prl_lab.testing.served_index import served_index
 
 WIDTHS = (390, 1280)
 SCHEMES = ("light", "dark")
@@ -32,6 +40,17 @@ MOST_BYTES = 120_000
 
 _COMPLAINTS = ("error", "warning")
 """Kinds of console messages that a visitor's browser should not show."""
+
+INDEX_PAGES = ("/", "/?q=longest", "/?q=nobody", "/?show=48")
+
+_STATES: tuple[tuple[str, State, int | None], ...] = (
+    ("needy", "running", 5),
+    ("new", "running", None),
+    ("served", "running", 0),
+    ("rests", "paused", 3),
+    ("over", "ended", 0),
+)
+"""Runs by name, state and what they miss."""
 
 _SETTLED_MS = 600
 """A page's own script has run, and its event stream is open."""
@@ -51,6 +70,18 @@ def served() -> Iterator[str]:
         thread.join()
 
 
+def shown_index() -> IndexState:
+    """An index with a run of every kind, one of the longest words, and more than fit one page."""
+    state, now, word = IndexState(SystemClock()), time.time(), "w" * MAX_TEXT_BYTES
+    runs = [(ListedRun(name, name), name_state, missing) for name, name_state, missing in _STATES]
+    longest = (("goal", word), ("content_policy", word), ("base_model", word))
+    runs.append((ListedRun("longest" + "-" * 57, "longest", longest), "running", 1))
+    runs += [(run, "running", 2) for run in many_runs(30)]
+    for run, run_state, missing in runs:
+        state.offer(run.signed(now=now, state=run_state, missing=missing), run.manifest_raw, HERE)
+    return state
+
+
 def visit(browser: Any, axe: str, url: str, width: int, scheme: str) -> dict[str, Any]:
     """Open a page as a new visitor: what axe-core and the console say, and the bytes that traveled."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -66,6 +97,7 @@ def visit(browser: Any, axe: str, url: str, width: int, scheme: str) -> dict[str
     if answer.status == 404:  # the console says so, as it should
         errors[:] = [text for text in errors if "404" not in text]
     page.wait_for_timeout(_SETTLED_MS)
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
     wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     page.evaluate(axe)  # the console's way in: the page's own policy forbids a script tag, and stays on
     found = page.evaluate("axe.run(document)")
@@ -84,10 +116,10 @@ def visit(browser: Any, axe: str, url: str, width: int, scheme: str) -> dict[str
     }
 
 
-def checked(open_page: Callable[[str, int, str], dict[str, Any]], base: str) -> int:
-    """Visit every kind of page in every way, and print a line for each. Returns the number of faults."""
+def checked(open_page: Callable[[str, int, str], dict[str, Any]], base: str, paths: Sequence[str]) -> int:
+    """Visit these pages in every way, and print a line for each. Returns the number of faults."""
     faults = 0
-    for path in pages(base):
+    for path in paths:
         for width in WIDTHS:
             for scheme in SCHEMES:
                 row = open_page(base + path, width, scheme)
@@ -102,7 +134,7 @@ def checked(open_page: Callable[[str, int, str], dict[str, Any]], base: str) -> 
 
 
 def pages(base: str) -> list[str]:
-    """One page of each kind."""
+    """One page of each kind that a board has."""
     with urllib.request.urlopen(f"{base}/api/v1/leaderboard?limit=1") as answer:  # noqa: S310 - our own board
         people = json.load(answer)["people"]
     return ["/", "/?q=nobody", "/?by=teams", f"/c/{people[0]['id']}", "/c/nobody", "/nowhere"]
@@ -119,9 +151,11 @@ def main() -> None:
         axe = Path(importlib.import_module("axe_core_python").__file__ or "").with_name("axe.min.js").read_text()
     except ImportError as error:
         sys.exit(f"{error.name} is not installed: pip install playwright axe-core-python, in your own environment")
-    with served() as url, playwright.sync_playwright() as driver:
+    with served() as board, served_index(shown_index()) as index, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        faults = checked(partial(visit, browser, axe), url.rstrip("/"))
+        open_page = partial(visit, browser, axe)
+        faults = checked(open_page, board.rstrip("/"), pages(board.rstrip("/")))
+        faults += checked(open_page, index, INDEX_PAGES)
         browser.close()
     print(f"{faults} faults")
     sys.exit(1 if faults else 0)

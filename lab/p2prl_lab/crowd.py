@@ -1,12 +1,13 @@
-"""A crowd over real sockets: three listed runs, five volunteers with `join --any`, and how they follow what happens.
+"""A crowd over real sockets: five listed runs, five volunteers with `join --any`, and how they follow what happens.
 
     python -m p2prl_lab.crowd      # exits with 1 where a run waits, a volunteer stays too long, or a group is lost
     python -m p2prl_lab.crowd --share 0.1 --watch-s 180 --json
 
-The runs train the same tiny model with 2, 4 and 8 groups an update, so that they lack different numbers of volunteers.
-Volunteers are throttled (`--share`). An index drops the listing of one run, the learner of another is stopped for a
-while, and the third ends. Learners, volunteers and their workers are processes of the real program; the index is the
-product's, in this process, because no command of its drops a listing. Then spools and journals are compared.
+Three runs train the same tiny model with 2, 4 and 8 groups an update, so that they lack different numbers of
+volunteers. Volunteers are throttled (`--share`). An index drops the listing of one run, and the learner of another is
+stopped for a while. Then a run of few updates is listed until it ends, and one whose learner calls every right group
+wrong. Learners, volunteers and their workers are processes of the real program; the index is the product's, in this
+process, because no command of its drops a listing. At the end spools and journals are compared.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from p2prl.clock import SystemClock
 from p2prl.config.new_run import init_run, open_run
 from p2prl.config.presets import preset_by_name
 from p2prl.config.worker_folder import read_status
-from p2prl.index.index_app import index_app
 from p2prl.index.index_documents import runs_document
 from p2prl.index.index_state import IndexState
 from p2prl.index.listing_table import Row
@@ -42,17 +41,30 @@ from p2prl.index.run_choice import Offer
 from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.protocol.listing import run_id
-from p2prl.scoreboard.web.web_server import WebServer
+from p2prl_lab.crowd_report import (
+    CrowdReport,
+    Look,
+    all_taken_after,
+    as_markdown,
+    came_back,
+    left_after,
+    lied_to,
+    parts,
+    sampled_after,
+)
+from p2prl_lab.testing.run_audit import recorded_steps
+from p2prl_lab.testing.served_index import served_index
 from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, rows, wait_until
 
-MOST_UNSERVED_S = 120.0
-"""Until every run has a volunteer."""
+FIRST = {"stays": 2, "pauses": 4, "unlisted": 8}
+"""Groups of an update, by run that is listed from the beginning; each is named after what happens to it."""
 
-MOST_LEAVING_S = 60.0
-"""From an event of a run until its last volunteer has left it."""
+GROUPS = FIRST | {"ends": 2, "lies": 4}
+"""The same with those that are listed later."""
 
-GROUPS = {"ends": 2, "pauses": 4, "unlisted": 8}
-"""Groups of an update, by run; each is named after what happens to it."""
+_LIAR = "p2prl_lab.testing.lying_learner"
+_STAYS_AWAY_S = 120.0
+"""For so long nobody may come back to the run that lied."""
 
 _LOOK_S = 1.0
 _START_S = 300.0
@@ -60,80 +72,6 @@ _WAIT_S = 900.0
 """Longest wait for what is measured: on a busy machine a start alone takes minutes."""
 _CONFIRMED = ("delivered", "verified", "rejected", "expired")
 """States of a group in a spool that its learner has on disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen at one moment."""
-
-    at: float
-    serving: tuple[str, ...]
-    """The run of each volunteer; empty for none."""
-    wants: Mapping[str, int] = field(default_factory=dict)
-    """Volunteers that each listed run is believed to want."""
-    kept: Mapping[str, int] = field(default_factory=dict)
-    """Groups in all spools, by run."""
-
-
-def all_taken_after(looks: Sequence[Look], runs: Sequence[str], since: float) -> float | None:
-    """Seconds from `since` until each run had been taken by a volunteer; None if one never was."""
-    firsts = [next((look.at for look in looks if run in look.serving), None) for run in runs]
-    taken = [first for first in firsts if first is not None]
-    return max(taken) - since if len(taken) == len(firsts) else None
-
-
-def sampled_after(looks: Sequence[Look], runs: Sequence[str], since: float) -> float | None:
-    """Seconds from `since` until each run had a group of a volunteer; None if one never had."""
-    firsts = [next((look.at for look in looks if look.kept.get(run)), None) for run in runs]
-    found = [first for first in firsts if first is not None]
-    return max(found) - since if len(found) == len(firsts) else None
-
-
-def left_after(looks: Sequence[Look], run: str, since: float) -> float | None:
-    """Seconds from `since` until nobody served a run any more; None if somebody still does."""
-    later = [look for look in looks if look.at >= since]
-    return next((look.at - since for look in later if run not in look.serving), None)
-
-
-def parts(looks: Sequence[Look], runs: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Each run's part of the volunteers' time, and of what all runs want, means over the looks."""
-    served, wanted = Counter[str](), Counter[str]()
-    for look in looks:
-        served.update(run for run in look.serving if run)
-        wanted.update(look.wants)
-    return {run: (served[run] / max(1, served.total()), wanted[run] / max(1, wanted.total())) for run in runs}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CrowdReport:
-    """A crowd and what it did."""
-
-    taken_s: float | None
-    """Until each run had a volunteer, from the start of the volunteers."""
-    sampled_s: float | None
-    """Until each run had a group of theirs."""
-    parts: dict[str, tuple[float, float]]
-    """By run: part of the volunteers' time, and of the wants."""
-    left_s: dict[str, float | None]
-    """By run: from its event until nobody served it any more."""
-    states: dict[str, int]
-    """Groups in the spools at the end, by state."""
-    returned: int
-    """Groups of the paused run that waited on disk when it was back and were delivered then."""
-    lost: list[str]
-    """What contradicts that nothing sampled is lost; empty when all is there."""
-    load: float
-    """Mean of processes that wanted a core, as the system counts them."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether it did what is promised."""
-        return (
-            self.taken_s is not None
-            and self.taken_s <= MOST_UNSERVED_S
-            and all(left is not None and left <= MOST_LEAVING_S for left in self.left_s.values())
-            and not self.lost
-        )
 
 
 class DroppingIndex(IndexState):
@@ -151,20 +89,6 @@ class DroppingIndex(IndexState):
         """Their document, made anew each time."""
         return msgspec.json.encode(runs_document(self.rows()))
 
-    @contextmanager
-    def serving(self) -> Iterator[str]:
-        """Serve it inside this block; its address."""
-        server, ready = WebServer(host="127.0.0.1", port=0), threading.Event()
-        app = index_app(self, is_public=False)
-        thread = threading.Thread(target=lambda: server.run(app, on_ready=lambda _: ready.set()), daemon=True)
-        thread.start()
-        ready.wait(_START_S)
-        try:
-            yield server.url
-        finally:
-            server.stop()
-            thread.join(10.0)
-
 
 @dataclass(slots=True)
 class Crowd:
@@ -176,15 +100,12 @@ class Crowd:
     ids: dict[str, str] = field(default_factory=dict)
     homes: list[Path] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
-    ended_at: float | None = None
 
     def watch(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> bool:
         """Look once a second, for so long or until something holds; whether it does."""
         end = time.monotonic() + seconds
         while not (done := until()) and time.monotonic() < end:
             self.looks.append(self._look())
-            if self.ended_at is None and self._has_ended():
-                self.ended_at = self.looks[-1].at
             threading.Event().wait(_LOOK_S)
         return done
 
@@ -193,24 +114,22 @@ class Crowd:
         serving = tuple(names.get(str(read_status(home / ANY_FILE).get("run", "")), "") for home in self.homes)
         wants = {names[run_id(row.kept.opened.run)]: Offer(row.kept.opened).wanted for row in self.index.rows()}
         kept = {name: sum(self.spooled(name).values()) for name in self.ids}
-        return Look(time.monotonic(), serving, wants, kept)
-
-    def _has_ended(self) -> bool:
-        listed = {run_id(row.kept.opened.run): row.kept.opened.listing.state for row in self.index.rows()}
-        return not self.swarm.roles["ends"].is_alive or listed.get(self.ids["ends"]) == "ended"
+        lies = tuple(self.spooled("lies", home)["rejected"] for home in self.homes)
+        return Look(time.monotonic(), serving, wants, kept, lies)
 
     def serves(self, run: str) -> bool:
         """Whether a volunteer serves a run, by the newest look."""
         return bool(self.looks) and run in self.looks[-1].serving
 
-    def spools(self, run: str) -> list[Path]:
-        """Spools of a run."""
-        return [path for home in self.homes for path in home.glob(f"seat-*/{folder_of(self.ids[run])}/spool.db")]
+    def spools(self, run: str, home: Path | None = None) -> list[Path]:
+        """Spools of a run, of all volunteers or of one."""
+        homes = self.homes if home is None else [home]
+        return [path for each in homes for path in each.glob(f"seat-*/{folder_of(self.ids[run])}/spool.db")]
 
-    def spooled(self, run: str) -> Counter[str]:
-        """Groups of a run in the spools, by state."""
+    def spooled(self, run: str, home: Path | None = None) -> Counter[str]:
+        """Groups of a run in these spools, by state."""
         found = Counter[str]()
-        for spool in self.spools(run):
+        for spool in self.spools(run, home):
             if tables := rows(spool, "SELECT name FROM sqlite_master WHERE name = 'groups'"):
                 found.update(dict(rows(spool, f"SELECT state, count(*) FROM {tables[0][0]} GROUP BY state")))  # noqa: S608
         return found
@@ -236,18 +155,18 @@ def run_crowd(
 ) -> CrowdReport:
     """Run the crowd through all events."""
     index = DroppingIndex()
-    with index.serving() as url, SwarmProcesses(folder, forks=True).running() as swarm:
+    with served_index(index) as url, SwarmProcesses(folder, forks=True).running() as swarm:
         crowd = Crowd(folder, index, swarm, make_runs(folder))
-        for name in GROUPS:
-            learn(crowd, name, url, updates if name == "ends" else 0)
-        wait_until(lambda: len(index.rows()) == len(GROUPS), seconds=_START_S, what="three listings")
+        for name in FIRST:
+            learn(crowd, name, url, 0)
+        wait_until(lambda: len(index.rows()) == len(FIRST), seconds=_START_S, what="three listings")
         tell("three runs are listed")
         options = ("--any", "--index", url, "--share", f"{share:g}", "--threads", "1", "--slots", "1", *LISTEN)
         for number in range(volunteers):
             crowd.homes.append(folder / f"home-{number}")
             swarm.start(f"volunteer-{number}", "join", *options, home=crowd.homes[-1])
         began = time.monotonic()
-        runs = list(GROUPS)
+        runs = list(FIRST)
         crowd.watch(_WAIT_S, until=lambda: sampled_after(crowd.looks, runs, began) is not None)
         taken, sampled = all_taken_after(crowd.looks, runs, began), sampled_after(crowd.looks, runs, began)
         tell(f"every run has a volunteer after {taken} s, and a group of one after {sampled} s")
@@ -257,18 +176,18 @@ def run_crowd(
         tell(f"parts of the volunteers' time, and of the wants: {served}")
         left: dict[str, float | None] = {"unlisted": drop(crowd, tell)}
         left["pauses"], returned = pause(crowd, url, tell)
-        crowd.watch(_WAIT_S, until=lambda: crowd.ended_at is not None)
-        if crowd.ended_at is not None:
-            crowd.watch(_WAIT_S, until=lambda: not crowd.serves("ends"))
-            left["ends"] = left_after(crowd.looks, "ends", crowd.ended_at)
-        tell(f"the run that ended was left after {left.get('ends')} s")
+        left["ends"] = finish(crowd, url, updates, tell)
+        lie(crowd, url, tell)
         end(crowd, tell)
-        states = sum((crowd.spooled(name) for name in GROUPS), Counter[str]())
+        states = sum((crowd.spooled(name) for name in GROUPS if name != "lies"), Counter[str]())
         return CrowdReport(
             taken_s=taken,
             sampled_s=sampled,
             parts=served,
-            left_s={name: left.get(name) for name in GROUPS},
+            left_s=left,
+            lied_to_s=list(lied_to(crowd.looks, "lies").values()),
+            lies=crowd.spooled("lies")["rejected"],
+            came_back=len(came_back(crowd.looks, "lies")),
             states=dict(sorted(states.items())),
             returned=returned,
             lost=lost_groups(crowd),
@@ -278,7 +197,11 @@ def run_crowd(
 
 def learn(crowd: Crowd, name: str, url: str, updates: int) -> RoleProcess:
     """Start a run's learner."""
-    return crowd.swarm.start(name, "learn", str(crowd.folder / name), "--updates", str(updates), "--list", url, *LISTEN)
+    return crowd.swarm.start(name, "learn", *_training(crowd, name, url, updates))
+
+
+def _training(crowd: Crowd, name: str, url: str, updates: int) -> tuple[str, ...]:
+    return str(crowd.folder / name), "--updates", str(updates), "--list", url, *LISTEN
 
 
 def drop(crowd: Crowd, tell: Callable[[str], None]) -> float | None:
@@ -312,6 +235,31 @@ def pause(crowd: Crowd, url: str, tell: Callable[[str], None]) -> tuple[float | 
     return left, returned
 
 
+def finish(crowd: Crowd, url: str, updates: int, tell: Callable[[str], None]) -> float | None:
+    """List a run of few updates until it ends; seconds from its last update until its volunteers have left."""
+    listed = time.monotonic()
+    learn(crowd, "ends", url, updates)
+    crowd.watch(_WAIT_S, until=lambda: crowd.serves("ends"))
+    tell(f"the run that ends has a volunteer {time.monotonic() - listed:.0f} s after the start of its learner")
+    if not crowd.watch(_WAIT_S, until=lambda: recorded_steps(crowd.folder / "ends") >= updates):
+        return None
+    began = time.monotonic()
+    crowd.watch(_WAIT_S, until=lambda: left_after(crowd.looks, "ends", began) is not None)
+    left = left_after(crowd.looks, "ends", began)
+    tell(f"the run that ended was left after {left} s")
+    return left
+
+
+def lie(crowd: Crowd, url: str, tell: Callable[[str], None]) -> None:
+    """List a run that rejects right groups, until those whom it lied to have left, and a while longer."""
+    crowd.swarm.start("lies", *_training(crowd, "lies", url, 0), module=_LIAR)
+    crowd.watch(_WAIT_S, until=lambda: bool(lied_to(crowd.looks, "lies")))
+    crowd.watch(_WAIT_S, until=lambda: None not in lied_to(crowd.looks, "lies").values())
+    crowd.watch(_STAYS_AWAY_S)
+    crowd.watch(_WAIT_S, until=lambda: None not in lied_to(crowd.looks, "lies").values())
+    tell(f"volunteers left the run that lied {list(lied_to(crowd.looks, 'lies').values())} s after its first lie")
+
+
 def end(crowd: Crowd, tell: Callable[[str], None]) -> None:
     """End volunteers as their owners would, then the learners."""
     for names in ([f"volunteer-{number}" for number in range(len(crowd.homes))], list(GROUPS)):
@@ -339,35 +287,18 @@ def lost_groups(crowd: Crowd) -> list[str]:
                     found.append(f"{name}: a group is {state} here, and its learner has none")
                 if state == "verified" and there not in ("verified", "used", "unused"):
                     found.append(f"{name}: a group is verified here, and {there or 'unknown'} at its learner")
-                if state == "rejected":
+                if state == "rejected" and name != "lies":
                     found.append(f"{name}: an honest group was rejected")
     return found
-
-
-def as_markdown(report: CrowdReport) -> str:
-    """The report as a Markdown table."""
-
-    def seconds(value: float | None) -> str:
-        return "–" if value is None else f"{value:.0f} s"
-
-    lines = ["| | |", "|---|--:|", f"| every run has a volunteer | {seconds(report.taken_s)} |"]
-    lines.append(f"| every run has a group of one | {seconds(report.sampled_s)} |")
-    for name, (served, wanted) in report.parts.items():
-        lines.append(f"| `{name}`: part of the volunteers' time, of the wants | {served:.0%}, {wanted:.0%} |")
-    for name, left in report.left_s.items():
-        lines.append(f"| `{name}`: left after | {seconds(left)} |")
-    counts = ", ".join(f"{count:,} {state}" for state, count in report.states.items())
-    lines += [f"| groups in the spools | {counts} |", f"| lost | {len(report.lost)} |"]
-    return "\n".join([*lines, f"| load of the machine | {report.load:.1f} |"]) + "\n"
 
 
 def main() -> int:
     """Print a table or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--volunteers", type=int, default=5)
-    parser.add_argument("--share", type=float, default=0.05, help="of the time that volunteers compute")
+    parser.add_argument("--share", type=float, default=0.1, help="of the time that volunteers compute")
     parser.add_argument("--watch-s", type=float, default=120.0, help="seconds over which parts are counted")
-    parser.add_argument("--updates", type=int, default=100, help="of the run that ends")
+    parser.add_argument("--updates", type=int, default=10, help="of the run that ends")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="p2prl-crowd-", ignore_cleanup_errors=True) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from p2prl.errors import ConfigError
@@ -19,3 +20,12 @@ def index_url(text: str) -> str:
             f"{text[:80]!r} is not the address of an index", remedy="It looks like https://runs.example.org."
         )
     return url.geturl().rstrip("/")
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether an index answers on this machine alone, so that what it lists may be here too."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import threading
 import time
 import urllib.error
@@ -31,6 +30,12 @@ MAX_ANSWER_BYTES = 16 << 20
 _ANSWER_S = 10.0
 """For a whole answer: one that takes longer must not hold up a worker, and another index may be faster."""
 
+MOST_LISTED = 4_096
+"""Listings of an answer that are opened, four times as many as an index keeps: each takes a check of a signature."""
+
+MOST_CROWD = 1_024
+"""Largest crowd that is believed: all listings of an index."""
+
 _MANIFEST_WANTED = 428
 
 _PART_BYTES = 64 * 1024
@@ -47,6 +52,14 @@ class _Listed(msgspec.Struct):
 
 class _Runs(msgspec.Struct):
     runs: list[_Listed]
+
+
+class _Error(msgspec.Struct):
+    error: str
+
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a stranger's JSON raises: the last where it is nested deeper than Python's calls may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +83,17 @@ class IndexClient:
         body = self._get("/api/v1/runs", MAX_ANSWER_BYTES)
         try:
             document = msgspec.json.decode(body, type=_Runs)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _UNREADABLE as error:
             raise UnreachableError(f"{self.url} answers, and is no index of runs: {error}"[:300]) from error
         found: dict[bytes, Found] = {}
-        for each in document.runs:
+        for each in document.runs[:MOST_LISTED]:
             try:
                 opened = open_listing(base64.b64decode(each.record_base64, validate=True), now=now)
             except (RemoteProtocolError, StaleWorkError, binascii.Error, ValueError):
                 continue  # its index is at fault, or one of the two clocks
             before = found.get(opened.run)
             if before is None or before.opened.listing.sent_ms < opened.listing.sent_ms:
-                found[opened.run] = Found(opened, max(1, each.crowd))
+                found[opened.run] = Found(opened, min(max(1, each.crowd), MOST_CROWD))
         return list(found.values())
 
     def manifest(self, opened: OpenedListing) -> bytes:
@@ -111,10 +124,9 @@ class IndexClient:
 
 def _reason(body: bytes, status: int) -> str:
     try:
-        error = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(body, type=_Error).error[:300]
+    except _UNREADABLE:
         return f"status {status}"
-    return str(error)[:300]
 
 
 def _why(error: Exception) -> str:
@@ -131,8 +143,7 @@ def _exchange(request: urllib.request.Request, most: int) -> tuple[int, bytes]:
     try:
         response = web_opener().open(request, timeout=_ANSWER_S)
     except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read(_PART_BYTES)
+        response, most = error, _PART_BYTES
     if response is None:
         raise urllib.error.URLError("it is no web address")
     body = b""

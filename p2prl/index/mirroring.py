@@ -1,4 +1,7 @@
-"""Mirroring: an index reads the listings of others, and keeps those of them that it would have taken itself."""
+"""Mirroring: an index reads the listings of others, and keeps those of them that it would have taken itself.
+
+Each mirrored index has a thread of its own, so that one which hangs does not keep those of another from being renewed.
+"""
 
 from __future__ import annotations
 
@@ -47,30 +50,29 @@ def _take_new(state: IndexState, client: IndexClient, found: Found) -> bool:
 
 
 class Mirroring:
-    """A thread that mirrors while the index runs."""
+    """Mirrors while the index runs."""
 
     def __init__(self, state: IndexState, urls: Sequence[str], now: Callable[[], float]) -> None:
         self._state = state
-        self._clients = [IndexClient(url) for url in urls]
         self._now = now
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._threads = [threading.Thread(target=self._run, args=(IndexClient(url),), daemon=True) for url in urls]
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End; a look in progress ends by its own deadline."""
         self._ended.set()
 
-    def _run(self) -> None:
+    def _run(self, client: IndexClient) -> None:
         while True:
-            for client in self._clients:
-                try:
-                    mirror_once(self._state, client, now=self._now())
-                    self._state.mirrors[client.url] = "ok"
-                except P2PRLError as error:
-                    self._state.mirrors[client.url] = str(error)
+            try:
+                mirror_once(self._state, client, now=self._now())
+                self._state.mirrors[client.url] = "ok"
+            except P2PRLError as error:
+                self._state.mirrors[client.url] = str(error)
             if self._ended.wait(MIRROR_S):
                 return

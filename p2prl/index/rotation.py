@@ -136,6 +136,8 @@ class Rotation:
     _visited: dict[str, float] = field(default_factory=dict)
     _empty_since: dict[str, float] = field(default_factory=dict)
     _failures: int = 0
+    _target: str = ""
+    """The run for which the machine leaves the one that it serves; empty where it leaves for none in particular."""
 
     def offers(
         self,
@@ -157,9 +159,13 @@ class Rotation:
         return found
 
     def next(self, offers: Sequence[Offer], wishes: Wishes, waiting: Collection[str], now: float) -> Offer | None:
-        """The run to take now. `waiting` are runs with groups here that wait for their learner: those come first."""
+        """The run to take now. `waiting` are runs with groups here that wait for their learner: those come first, then
+        the one for which the machine has left another."""
         visits = [offer for offer in offers if self._may_visit(offer, waiting, now)]
-        chosen = visits[0] if visits else choose(offers, wishes, self.draw())
+        targets = [offer for offer in offers if offer.run == self._target and not offer.left_out]
+        self._target = ""
+        firsts = visits or targets
+        chosen = firsts[0] if firsts else choose(offers, wishes, self.draw())
         if chosen is not None:
             self.serving = Serving(
                 chosen.run, chosen.opened.listing.name, now, was_listed=True, delivers_only=bool(visits)
@@ -179,6 +185,7 @@ class Rotation:
         empty to stay. `offers` are None while no index answers."""
         serving = self.serving
         assert serving is not None
+        self._target = ""
         self._note(serving, seen, now)
         if offers is None:
             return ""
@@ -215,6 +222,7 @@ class Rotation:
         target = moved(current, offers, wishes, (self.draw(), self.draw()), empty=empty)
         if target is None:
             return ""
+        self._target = target.run
         # Its learner had all groups but the newest, whose confirmation did not wait: they bring nobody back at once.
         self._visited[serving.run] = now
         return f"has {counted(current.volunteers, 'volunteer')} of {current.wanted} it wants, and others have fewer"

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from p2prl.protocol.identity import PeerId
+from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.listing import OpenedListing, run_id
 from p2prl.quantity_text import size_text
+from p2prl.swarm.peers.dial_rules import DialRules
 
 MOST_MISSING = 16
 """Volunteers that a run without any is believed to miss at most, and nine more for each that it has: a false claim
@@ -83,6 +85,8 @@ class Machine:
 
     memory_bytes: int = 0
     disk_bytes: int = 0
+    dials: DialRules | None = None
+    """Addresses that strangers may name to it; None for all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +117,19 @@ def left_out(opened: OpenedListing, machine: Machine, wishes: Wishes) -> str:
         return f"too little memory: it takes {size_text(listing.memory_bytes)} of {size_text(machine.memory_bytes)}"
     if machine.disk_bytes and listing.disk_bytes > machine.disk_bytes:
         return f"too little disk: it takes {size_text(listing.disk_bytes)} of {size_text(machine.disk_bytes)}"
+    if not dialed_link(opened, machine).bootstrap:
+        return "its join link leads to no public address"
     return ""
+
+
+def dialed_link(opened: OpenedListing, machine: Machine) -> JoinLink:
+    """The join link of a listed run, without the addresses that no stranger may name. Somebody who gets a link from a
+    person trusts it; this one was chosen by a machine, and could lead to its own services or its router."""
+    link, rules = opened.link, machine.dials
+    if rules is None:
+        return link
+    allowed = [each for each in link.bootstrap if rules.allows(each, PeerId(each.rpartition("/p2p/")[2]))]
+    return replace(link, bootstrap=tuple(allowed))
 
 
 def by_need(offers: Sequence[Offer], wishes: Wishes) -> list[Offer]:

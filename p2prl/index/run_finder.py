@@ -1,21 +1,33 @@
-"""Listed runs, asked of several indexes at a time: the newest listing of each, held against its run's manifest."""
+"""Listed runs, asked of several indexes at a time: the newest true listing of each, held against its run's manifest.
+
+An index may lie, and must not make runs that another one lists disappear: a false listing gives way to an older true
+one, each index has its own threads and its own part of what is fetched, and a manifest that one does not give is asked
+of the others that list the run.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from p2prl.errors import P2PRLError, RemoteProtocolError, UnreachableError
 from p2prl.index.index_client import Found, IndexClient
 from p2prl.index.run_facts import checked_manifest
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.listing import OpenedListing, run_id
 
 MOST_NEW = 256
-"""Runs whose manifests are fetched in one look, those that miss most first; the others wait for the next look."""
+"""Runs whose manifests are asked of one index in one look, those that miss most first; the others wait for the next."""
 
-_AT_ONCE = 8
+FETCH_S = 10.0
+"""For all manifests of a look: with the listings it takes no longer than a machine may stay at a run that has ended."""
+
+_AT_ONCE = 4
+"""Requests to one index."""
+
 _MOST_KNOWN = 4_096
 
 
@@ -24,7 +36,7 @@ class Listed:
     """An answer of the indexes."""
 
     listings: list[tuple[OpenedListing, int]]
-    """Each run's newest listing, with the least crowd that an index gave it."""
+    """Each run's newest true listing, or its newest one, with the least crowd that an index gave it."""
     faults: dict[str, str]
     """By run: why its listing is refused."""
     silent: dict[str, str]
@@ -42,59 +54,81 @@ class RunFinder:
         """The listings that hold at `now`. Raises `UnreachableError` when no index answers."""
         clients = [IndexClient(url) for url in self.urls]
         silent: dict[str, str] = {}
-        newest: dict[Digest, tuple[Found, IndexClient]] = {}
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        given: dict[IndexClient, list[Found]] = {}
+        pool = ThreadPoolExecutor(_AT_ONCE * len(clients))
+        try:
             answers = [pool.submit(client.listings, now=now) for client in clients]
             for client, answer in zip(clients, answers, strict=True):
                 try:
-                    found = answer.result()
+                    given[client] = answer.result()
                 except P2PRLError as error:
                     silent[client.url] = str(error)
-                    continue
-                for each in found:
-                    _keep(newest, each, client)
-            if len(silent) == len(clients):
+            if not given:
                 raise UnreachableError(
                     "; ".join(silent.values()), remedy="Check the address, or name another index with --index."
                 )
-            wanted = [pair for run, pair in newest.items() if run not in self._manifests]
-            wanted.sort(key=lambda pair: -(pair[0].opened.listing.missing or 0))
-            list(pool.map(self._fetch, wanted[:MOST_NEW]))
-        faults = {}
-        for found_, _ in newest.values():
-            if fault := self._fault(found_.opened):
-                faults[run_id(found_.opened.run)] = fault
-        listings = [(found_.opened, found_.crowd) for found_, _ in newest.values()]
+            wrong = self._fetch_new(pool, given)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whatever hangs ends by its own deadline
+        by_run: dict[Digest, list[Found]] = {}
+        for found in given.values():
+            for each in found:
+                by_run.setdefault(each.opened.run, []).append(each)
+        listings, faults = [], {}
+        for run, found in by_run.items():
+            found.sort(key=lambda each: -each.opened.listing.sent_ms)
+            opened, fault = _newest_true(found, self._manifests.get(run) or wrong.get(run))
+            listings.append((opened, min(each.crowd for each in found)))
+            if fault:
+                faults[run_id(run)] = fault
         return Listed(listings, faults, silent)
 
-    def _fetch(self, pair: tuple[Found, IndexClient]) -> None:
-        found, client = pair
-        try:
-            raw = client.manifest(found.opened)
-        except UnreachableError:
-            return
-        if len(self._manifests) < _MOST_KNOWN:
-            self._manifests[found.opened.run] = raw
+    def _fetch_new(self, pool: ThreadPoolExecutor, given: dict[IndexClient, list[Found]]) -> dict[Digest, bytes]:
+        """Fetch manifests that are not here; returns what was given in place of some."""
+        deadline, wrong = time.monotonic() + FETCH_S, dict[Digest, bytes]()
+        sources: dict[Digest, list[IndexClient]] = {}
+        for client, found in given.items():
+            for each in found:
+                sources.setdefault(each.opened.run, []).append(client)
 
-    def _fault(self, opened: OpenedListing) -> str:
-        raw = self._manifests.get(opened.run)
-        if raw is None:
-            return "its manifest is not here yet, so that its listing cannot be checked"
+        def fetch(client: IndexClient, wanted: list[OpenedListing]) -> None:
+            for opened in wanted:
+                if opened.run in self._manifests:
+                    continue  # another index was faster
+                if time.monotonic() >= deadline:
+                    return
+                try:
+                    raw = client.manifest(opened)
+                except UnreachableError:
+                    continue
+                if envelope_digest(raw) != opened.run:
+                    wrong[opened.run] = raw
+                elif len(self._manifests) < _MOST_KNOWN:
+                    self._manifests[opened.run] = raw
+
+        tasks = []
+        for client, found in given.items():
+            new = [each.opened for each in found if each.opened.run not in self._manifests]
+            new.sort(key=lambda each: -(each.listing.missing or 0))
+            # Indexes that list the same runs begin with different ones, so that each manifest is seldom given twice.
+            firsts = {run for run, among in sources.items() if among[run[0] % len(among)] is client}
+            new = [*(each for each in new if each.run in firsts), *(each for each in new if each.run not in firsts)]
+            tasks += [pool.submit(fetch, client, new[:MOST_NEW][start::_AT_ONCE]) for start in range(_AT_ONCE)]
+        wait(tasks, timeout=FETCH_S)
+        return wrong
+
+
+def _newest_true(found: Sequence[Found], manifest: bytes | None) -> tuple[OpenedListing, str]:
+    """Of a run's listings, newest first, the first one that is its learner's and agrees with its manifest; else the
+    first one, and why it is refused."""
+    if manifest is None:
+        return found[0].opened, "its manifest is not here yet, so that its listing cannot be checked"
+    fault = ""
+    for each in found:
         try:
-            checked_manifest(opened, raw)
+            checked_manifest(each.opened, manifest)
         except RemoteProtocolError as error:
-            del self._manifests[opened.run]  # another index may have the right one
-            return f"its listing is refused: {error}"
-        return ""
-
-
-def _keep(newest: dict[Digest, tuple[Found, IndexClient]], each: Found, client: IndexClient) -> None:
-    """Keep the newest listing of a run, with the least crowd."""
-    before = newest.get(each.opened.run)
-    if before is None:
-        newest[each.opened.run] = (each, client)
-        return
-    crowd = min(before[0].crowd, each.crowd)
-    newer = each.opened.listing.sent_ms > before[0].opened.listing.sent_ms
-    opened, source = (each.opened, client) if newer else (before[0].opened, before[1])
-    newest[each.opened.run] = (Found(opened, crowd), source)
+            fault = fault or f"its listing is refused: {error}"
+        else:
+            return each.opened, ""
+    return found[0].opened, fault

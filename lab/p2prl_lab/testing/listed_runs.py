@@ -55,8 +55,12 @@ class ListedRun:
 
     @cached_property
     def link(self) -> JoinLink:
-        """A join link that names its learner at an address of the documentation's network."""
-        return JoinLink(self.name, self.run, (f"/ip4/203.0.113.7/tcp/4001/p2p/{self.learner.peer_id}",))
+        """A join link that names its learner by a name that nobody has."""
+        return self.link_to("/dns4/learner.example/tcp/4001")
+
+    def link_to(self, *addresses: str) -> JoinLink:
+        """A join link that names its learner at these addresses."""
+        return JoinLink(self.name, self.run, tuple(f"{each}/p2p/{self.learner.peer_id}" for each in addresses))
 
     def listing(
         self, *, now: float = NOW, state: State = "running", volunteers: int = 1, missing: int | None = 2, **claims: Any

@@ -6,6 +6,7 @@ imports torch. The groups of a run that it leaves stay in that run's folder, and
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shlex
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,17 @@ from p2prl.client.own_groups import OwnGroups
 from p2prl.config.run_lists import change_list, load_lists, owner_id
 from p2prl.config.worker_folder import make_home, read_status, write_status
 from p2prl.confinement.linux import die_with_parent
-from p2prl.errors import MachineError, UnreachableError
-from p2prl.exit_codes import INTERRUPTED, WORK_REFUSED
+from p2prl.errors import MachineError, TransportError, UnreachableError
+from p2prl.exit_codes import INTERRUPTED, UNREACHABLE, WORK_REFUSED
 from p2prl.index.rotation import OWNERS_END, Rotation, Seen
-from p2prl.index.run_choice import Offer, Wishes
+from p2prl.index.run_choice import Machine, Offer, Wishes, dialed_link
 from p2prl.index.run_finder import Listed, RunFinder
+from p2prl.net.process.dial_resolution import resolved
 from p2prl.plain_text import counted
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import parse_link
-from p2prl.protocol.listing import run_id
+from p2prl.protocol.listing import OpenedListing, run_id
+from p2prl.swarm.peers.dial_rules import DialRules
 
 POLL_S = 20.0
 """Time between two looks at the indexes, give or take a fifth: a run that ends is left within a minute."""
@@ -82,6 +85,7 @@ class AnyRun:
     served: list[dict[str, object]] = field(default_factory=list)
     _offers: list[Offer] | None = None
     _wishes: Wishes = field(default_factory=Wishes)
+    _machine: Machine = field(default_factory=Machine)
     _look_at: float = 0.0
     _told: str = ""
     _groups_before: int = 0
@@ -143,8 +147,8 @@ class AnyRun:
         if listed is None:
             self._offers = None
             return
-        machine = machine_of(request.home, request.limits)
-        self._offers = self.rotation.offers(listed.listings, machine, self._wishes, listed.faults, now)
+        self._machine = machine_of(request.home, request.limits, request.urls)
+        self._offers = self.rotation.offers(listed.listings, self._machine, self._wishes, listed.faults, now)
 
     def _decide(self) -> None:
         now = time.time()
@@ -179,7 +183,11 @@ class AnyRun:
         if serving is not None and serving.delivers_only:
             text += f", to deliver {counted(waiting[chosen.run], 'group')} that it has not received"
         self._change(f"{text}.", run=chosen.run)
-        self._start(listing.link)
+        if link := listed_link(chosen.opened, self._machine):
+            self._start(link)
+            return
+        self.rotation.ended(UNREACHABLE, excluded=False, now=time.time())
+        self._change(f"{listing.name} could not be reached: its join link leads to no public address.", run=chosen.run)
 
     # --- the worker --------------------------------------------------------------------------------------------------
 
@@ -293,6 +301,16 @@ class AnyRun:
         if json.dumps(document) != self._written:
             self._written = json.dumps(document)
             write_status(self.request.home / ANY_FILE, {**document, "time": time.time()})
+
+
+def listed_link(opened: OpenedListing, machine: Machine) -> str:
+    """The join link of a listed run, as a worker may be given it: with addresses of which a name was looked up here, as
+    workers trust the names of their links. Empty where none is left that a stranger may name."""
+    link, found = dialed_link(opened, machine), []
+    for address in link.bootstrap:
+        with suppress(TransportError):
+            found.append(asyncio.run(resolved(address, machine.dials or DialRules())))
+    return str(replace(link, bootstrap=tuple(found))) if found else ""
 
 
 def folder_of(run: str) -> str:

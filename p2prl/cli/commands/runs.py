@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,21 +57,22 @@ def runs(context: typer.Context, index: Indexes = None, home: Home = None, as_js
     wishes = wishes_of(load_lists(base))
     limits = plan_limits(home, ram_gb=0.0, upload_mbit=0.0, monthly_gb=0.0, disk_gb=0.0)
     rotation = Rotation(lambda: 0.0)
-    offers = rotation.offers(listed.listings, machine_of(base, limits), wishes, listed.faults, now)
+    machine = machine_of(base, limits, urls)
+    offers = rotation.offers(listed.listings, machine, wishes, listed.faults, now)
     able = by_need(offers, wishes)
     others = [offer for offer in offers if offer.left_out]
     if as_json:
         emit(
             {
-                "runs": [_document(offer) for offer in able],
-                "left_out": [{**_document(offer), "why": offer.left_out} for offer in others],
+                "runs": [_document(offer, machine) for offer in able],
+                "left_out": [{**_document(offer, machine), "why": offer.left_out} for offer in others],
                 "silent_indexes": dict(listed.silent),
                 "note": NO_ENDORSEMENT,
             }
         )
         return
     for offer in able:
-        for line in _lines(offer):
+        for line in _lines(offer, machine):
             show(line)
     for offer in others:
         show(f"left out: {offer.opened.listing.name} ({offer.run[:8]}…): {offer.left_out}")
@@ -136,17 +138,23 @@ def wishes_of(lists: RunLists, prefer: tuple[str, ...] = (), only: tuple[str, ..
     return Wishes(prefer=prefer, only=only_owners, blocked=lists.ids("blocked"))
 
 
-def machine_of(home: Path, limits: PlannedLimits) -> Machine:
-    """Memory and disk that a run may take here."""
+def machine_of(home: Path, limits: PlannedLimits, urls: Sequence[str]) -> Machine:
+    """Memory and disk that a run may take here, and addresses that one which these indexes list may name."""
+    from p2prl.config.index_addresses import is_on_this_machine
     from p2prl.config.machine_limits import FREE_SHARE, available_memory, free_disk
     from p2prl.index.run_choice import Machine
+    from p2prl.net.transports.interface_addresses import private_networks
+    from p2prl.swarm.peers.dial_rules import DialRules
 
     ram, disk = limits.machine.ram_bytes, round(limits.machine.disk_gb * 1e9)
     memory, free = available_memory(), int(FREE_SHARE * free_disk(home))
-    return Machine(memory_bytes=min(ram or memory, memory), disk_bytes=min(disk or free, free))
+    dials = DialRules(private_networks(), is_local=all(map(is_on_this_machine, urls)))
+    return Machine(memory_bytes=min(ram or memory, memory), disk_bytes=min(disk or free, free), dials=dials)
 
 
-def _lines(offer: Offer) -> list[str]:
+def _lines(offer: Offer, machine: Machine) -> list[str]:
+    from p2prl.index.run_choice import dialed_link
+
     listing = offer.opened.listing
     misses = "no forecast yet" if listing.missing is None else f"misses {max(0, listing.missing):,}"
     volunteers = counted(listing.volunteers, "volunteer")
@@ -157,11 +165,13 @@ def _lines(offer: Offer) -> list[str]:
         f"    takes {needs}, up to {size_text(listing.group_bytes)} of upload for a group",
         f"    content: {listing.content}",
         f"    owner {offer.owner}  run {offer.run}",
-        f"    p2prl join {shlex.quote(listing.link)}",
+        f"    p2prl join {shlex.quote(str(dialed_link(offer.opened, machine)))}",
     ]
 
 
-def _document(offer: Offer) -> dict[str, object]:
+def _document(offer: Offer, machine: Machine) -> dict[str, object]:
+    from p2prl.index.run_choice import dialed_link
+
     listing = offer.opened.listing
     return {
         "run": offer.run,
@@ -179,5 +189,5 @@ def _document(offer: Offer) -> dict[str, object]:
         "missing": listing.missing,
         "wanted": offer.wanted,
         "expires": listing.expires_ms / 1000,
-        "join_link": listing.link,
+        "join_link": str(dialed_link(offer.opened, machine)),
     }

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,66 +12,16 @@ from p2prl.clock import SystemClock
 from p2prl.config.run_folder import Folder
 from p2prl.errors import ConfigError, UnreachableError
 from p2prl.index import index_client
-from p2prl.index.index_app import index_app
 from p2prl.index.index_client import IndexClient
-from p2prl.index.index_state import IndexState
 from p2prl.index.mirroring import mirror_once
 from p2prl.index.run_finder import RunFinder
 from p2prl.index.run_lister import RunLister, missing_volunteers
 from p2prl.protocol.listing import run_id
-from p2prl.scoreboard.web.web_server import WebServer
 from p2prl_lab.testing.listed_runs import ListedRun, many_runs
 from p2prl_lab.testing.sample_ledgers import identity
+from tests.unit.index.servers import Answering, Serve, runs_json
 
 RUN = ListedRun()
-
-Serve = Callable[[], tuple[str, IndexState]]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Start an index; returns its URL and state."""
-    with ExitStack() as stack:
-
-        def start() -> tuple[str, IndexState]:
-            state, ready = IndexState(SystemClock()), threading.Event()
-            server = WebServer(host="127.0.0.1", port=0)
-            thread = threading.Thread(
-                target=server.run, args=(index_app(state, is_public=True),), kwargs={"on_ready": lambda _: ready.set()}
-            )
-            stack.callback(thread.join, 20)
-            stack.callback(server.stop)
-            thread.start()
-            assert ready.wait(20)
-            return server.url, state
-
-        yield start
-
-
-@pytest.fixture
-def answering() -> Iterator[Callable[[dict[str, bytes]], str]]:
-    """Start a server that answers paths with these bytes."""
-    with ExitStack() as stack:
-
-        def start(answers: dict[str, bytes]) -> str:
-            class Handler(BaseHTTPRequestHandler):
-                def do_GET(self) -> None:
-                    self.send_response(200)
-                    self.end_headers()
-                    self.wfile.write(answers.get(self.path, b""))
-
-                def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-                    pass
-
-            server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-            stack.callback(server.server_close)
-            stack.callback(thread.join)
-            stack.callback(server.shutdown)
-            thread.start()
-            return f"http://127.0.0.1:{server.server_port}"
-
-        yield start
 
 
 def test_a_listing_is_sent_found_and_mirrored(serve: Serve) -> None:
@@ -115,11 +60,7 @@ def test_the_newest_listing_of_several_indexes_holds_and_a_silent_one_is_named(s
         RunFinder(("http://127.0.0.1:9",)).look(now=now)
 
 
-def runs_json(*records: bytes) -> bytes:
-    return json.dumps({"runs": [{"record_base64": base64.b64encode(each).decode()} for each in records]}).encode()
-
-
-def test_an_index_that_lies_gets_no_false_listing_through(answering: Callable[[dict[str, bytes]], str]) -> None:
+def test_an_index_that_lies_gets_no_false_listing_through(answering: Answering) -> None:
     now = time.time()
     baited = ListedRun("bait", "switcher")
     stolen = RUN.signed(now=now, by=identity("thief"))
@@ -141,14 +82,12 @@ def test_an_index_that_lies_gets_no_false_listing_through(answering: Callable[[d
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"runs": 3}', b"\xff\xfe"])
-def test_another_web_server_is_no_index(answering: Callable[[dict[str, bytes]], str], body: bytes) -> None:
+def test_another_web_server_is_no_index(answering: Answering, body: bytes) -> None:
     with pytest.raises(UnreachableError, match="no index of runs"):
         IndexClient(answering({"/api/v1/runs": body})).listings(now=time.time())
 
 
-def test_an_endless_answer_is_cut_off(
-    answering: Callable[[dict[str, bytes]], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_answer_is_cut_off(answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_client, "MAX_ANSWER_BYTES", 1_000)
     with pytest.raises(UnreachableError, match="more than 1,000 bytes"):
         IndexClient(answering({"/api/v1/runs": bytes(70_000)})).listings(now=time.time())

@@ -170,6 +170,45 @@ def test_a_run_that_says_for_long_that_it_has_nobody_draws_no_more_than_its_part
     assert leaves(rotation, offers, 1.0 + EMPTY_S + 1.0) == ""
 
 
+def test_a_machine_that_leaves_for_a_run_with_nobody_goes_there() -> None:
+    """And not to the one that says it misses most: by chance it would go there nearly always."""
+    draws = iter([0.0, 0.0, 0.99])
+    rotation = Rotation(lambda: next(draws, 0.99))
+    offers = rotation.offers(
+        listed(a={"volunteers": 2, "missing": 8}, b={"volunteers": 0, "missing": 1}, c={"volunteers": 1, "missing": 9}),
+        HERE,
+        NO_WISH,
+        {},
+        0.0,
+    )
+    rotation.begin(run_id(A.run), "run-0", 0.0)
+    assert leaves(rotation, offers, 1.0) == ""
+    assert "others have fewer" in leaves(rotation, offers, 1.0 + LEAST_STAY_S)
+    rotation.left()
+    others = [offer for offer in offers if offer.run != run_id(A.run)]
+    taken = rotation.next(others, NO_WISH, (), 2.0 + LEAST_STAY_S)
+    assert taken is not None
+    assert taken.run == run_id(B.run)
+    rotation.left()
+    taken = rotation.next(others, NO_WISH, (), 3.0 + LEAST_STAY_S)
+    assert taken is not None
+    assert taken.run == run_id(C.run), "once, and then by chance"
+
+
+def test_a_run_that_a_machine_left_for_and_that_is_down_meanwhile_is_not_waited_for() -> None:
+    rotation, _ = serving()
+    offers = rotation.offers(
+        listed(a={"volunteers": 9, "missing": 0}, b={"volunteers": 0}, c={}), HERE, NO_WISH, {}, 0.0
+    )
+    assert leaves(rotation, offers, 1.0) == ""
+    assert "others have fewer" in leaves(rotation, offers, 1.0 + LEAST_STAY_S)
+    rotation.left()
+    later = rotation.offers(listed(b={"state": "paused"}, c={}), HERE, NO_WISH, {}, 2.0)
+    taken = rotation.next(later, NO_WISH, (), 2.0 + LEAST_STAY_S)
+    assert taken is not None
+    assert taken.run == run_id(C.run)
+
+
 def test_groups_that_wait_here_bring_their_run_first_once_it_is_back() -> None:
     rotation, both = serving("b")
     waiting = (run_id(A.run),)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from p2prl_lab.crowd import CrowdReport, Look, all_taken_after, as_markdown, left_after, parts, sampled_after
+from p2prl_lab.crowd_report import (
+    CrowdReport,
+    Look,
+    all_taken_after,
+    as_markdown,
+    came_back,
+    left_after,
+    lied_to,
+    parts,
+    sampled_after,
+)
 
 LOOKS = [
     Look(11.0, ("", "", ""), {"a": 2, "b": 4}, {}),
@@ -27,6 +38,20 @@ def test_times_are_those_of_the_first_look_that_shows_it() -> None:
     assert left_after(LOOKS, "b", 13.0) is None
 
 
+def test_a_lie_is_timed_for_each_volunteer_until_it_leaves_and_a_return_is_seen() -> None:
+    looks = [
+        Look(1.0, ("x", "x", "", "a"), lies=()),
+        Look(2.0, ("x", "x", "x", "a"), lies=(0, 1, 0, 0)),
+        Look(3.0, ("x", "x", "x", "a"), lies=(2, 8, 1, 0)),
+        Look(4.0, ("x", "a", "x", "a"), lies=(8, 8, 2, 0)),
+        Look(5.0, ("a", "a", "x", "x"), lies=(8, 8, 3, 0)),
+    ]
+    assert lied_to(looks, "x") == {0: 2.0, 1: 2.0, 2: None}
+    assert came_back(looks, "x") == []
+    assert came_back([*looks, Look(6.0, ("x", "a", "a", "x"), lies=(8, 8, 3, 0))], "x") == [0]
+    assert lied_to(LOOKS, "a") == {}
+
+
 def test_parts_are_of_the_time_served_and_of_the_wants() -> None:
     found = parts(LOOKS, ["a", "b"])
     assert list(found["a"]) == pytest.approx([5 / 11, 2 / 6])
@@ -40,6 +65,9 @@ def test_a_report_holds_within_its_promises_alone() -> None:
         sampled_s=150.0,
         parts={"a": (0.5, 0.4)},
         left_s={"a": 60.0},
+        lied_to_s=[12.0, 60.0],
+        lies=20,
+        came_back=0,
         states={"verified": 1_234},
         returned=2,
         lost=[],
@@ -47,11 +75,16 @@ def test_a_report_holds_within_its_promises_alone() -> None:
     )
     assert good.holds
     assert "| `a`: part of the volunteers' time, of the wants | 50%, 40% |" in as_markdown(good)
-    for change in (
+    changes: list[dict[str, Any]] = [
         {"taken_s": 121.0},
         {"taken_s": None},
         {"left_s": {"a": 61.0}},
         {"left_s": {"a": None}},
+        {"lied_to_s": []},
+        {"lied_to_s": [12.0, 61.0]},
+        {"lied_to_s": [None]},
+        {"came_back": 1},
         {"lost": ["x"]},
-    ):
+    ]
+    for change in changes:
         assert not replace(good, **change).holds

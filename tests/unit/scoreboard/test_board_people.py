@@ -319,6 +319,12 @@ def _contrast(first: str, second: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def _over(color: str, share: float, ground: str) -> str:
+    """A color laid over a ground."""
+    pairs = [(int(color[i : i + 2], 16), int(ground[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * over + (1 - share) * under):02x}" for over, under in pairs)
+
+
 def test_colors_have_the_contrast_of_wcag_aa_in_both_modes() -> None:
     css = (STATIC / "board.css").read_text()
     modes = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
@@ -331,6 +337,13 @@ def test_colors_have_the_contrast_of_wcag_aa_in_both_modes() -> None:
         for name in ("s0", "s1", "s2", "s3", "s4", "s5", "rest"):
             assert _contrast(color[name], color["card"]) >= 3, name
         assert _contrast(color["warn"], color["warn-ground"]) >= 4.5
+        washed, share = re.findall(r"--accent-soft: (#[0-9a-f]{6})([0-9a-f]{2});", mode)[0]
+        for ground in ("ground", "card"):  # of a status: its ground lets that below it through
+            assert _contrast(color["accent"], _over(washed, int(share, 16) / 255, color[ground])) >= 4.5
+        for rule in re.findall(r"\{([^{}]*)\}", css):
+            inks = re.findall(r"(?<![-\w])color: var\(--([a-z-]+)\)", rule)
+            for behind in re.findall(r"background: var\(--([a-z-]+)\)", rule):
+                assert all(_contrast(color[ink], color[behind]) >= 4.5 for ink in inks if behind in color), rule
 
 
 def test_events_tell_of_each_change_and_end_with_the_board() -> None:
