@@ -14,9 +14,13 @@ VLLM_TESTS := $(shell grep -rlE --include='test_*.py' 'pytest\.mark\.vllm|HAS_VL
 SITE_PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
 PLAN = $(BIN)/python -m pip install --dry-run --ignore-installed --quiet --constraint constraints.txt --report
 
-.PHONY: demo test beside-tests test-fast test-vllm check lint types tests fuzz docs figures floor-plan lock release clean
+.PHONY: demo swarm test beside-tests test-fast test-vllm check lint types tests fuzz docs figures floor-plan lock release wheel clean
 demo: $(VENV)/.installed
 	$(BIN)/p2prl demo $(DEMO_ARGS)
+
+# A public run in a box: an index, a run that is listed there, and volunteers that find it, until Ctrl-C.
+swarm: $(VENV)/.installed
+	$(BIN)/p2prl demo --listed $(SWARM_ARGS)
 
 # The type checker and the engine of vLLM use a core for minutes: the other tests begin beside them.
 test: lint
@@ -101,6 +105,10 @@ lock: $(VENV)/.installed-dev
 # Write a version into every file that states one, and date the changelog's section: make release VERSION=0.2.0
 release: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.release $(VERSION)
+
+# Build both wheels into dist/, check the product's, and with WHEEL_ARGS="--try pipx" install and run it.
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.check_wheel $(WHEEL_ARGS)
 
 clean:
 	rm -rf $(VENV) $(VLLM) build dist *.egg-info lab/*.egg-info lab/build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -86,7 +86,7 @@ def main(version: str) -> int:
   git commit -am "Version {version}"
   git tag --annotate --cleanup=verbatim v{version} --file {NOTES}
   git push --follow-tags
-  .venv/bin/python -m build --outdir dist && .venv/bin/python -m build --outdir dist lab""")
+  make wheel WHEEL_ARGS="--try pipx"    # in dist/, with their sources""")
     return 0
 
 

@@ -26,7 +26,8 @@ from p2prl.client.run_watch import RunView
 from p2prl.config.presets import PRESETS
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import platform_home
-from p2prl.models.engines.registry import AUTO, choose_engine
+from p2prl.models.engines.engine_choice import AUTO
+from p2prl.models.engines.registry import choose_engine
 from p2prl.plain_text import wrapped
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import Sampling, TaskShare
@@ -123,7 +124,7 @@ def picture() -> str:
     )
     console.print(COMMAND, markup=False, style="bold")
     for text in volunteer_introduction(
-        run, needs, needs.disk_bytes, volunteer, platform_home() / "seat-1", "cpu", engine
+        run, needs, needs.disk_bytes, volunteer, platform_home() / "seat-1", "cpu", engine, {}
     ):
         for line in wrapped(text, COLUMNS):
             console.print(line, markup=False)

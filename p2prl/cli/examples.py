@@ -83,7 +83,7 @@ _EXAMPLES = {
     "p2prl metrics": ("p2prl metrics", "p2prl metrics runs/my-run --once"),
     "p2prl eval": ("p2prl eval runs/my-run", "p2prl eval runs/my-run --split held-out --k 16 --prompts 512"),
     "p2prl export": ("p2prl export runs/my-run", "p2prl export runs/my-run --step 150 --push OWNER/NAME --private"),
-    "p2prl demo": ("p2prl demo", "p2prl demo --volunteers 2 --cheats 1 --updates 60"),
+    "p2prl demo": ("p2prl demo", "p2prl demo --volunteers 2 --cheats 1 --updates 60", "p2prl demo --listed"),
     "p2prl sim": (
         "p2prl sim --volunteers 4 --delay lognormal:5:60 --seed 3",
         "p2prl sim --partition 300:900 --loss 0.1",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 from p2prl.errors import ConfigError
 from p2prl.protocol.join_link import SCHEME, JoinLink, is_link, parse_link
+
+_PATH = re.compile(r"[^@?:]*/[^@?:]*")
+"""What names a folder, and has no part of a link."""
 
 _MOST_BYTES = 64 * 1024
 """Of a file with a link: addresses are bounded."""
@@ -18,6 +22,11 @@ def named_link(text: str, *, needs_peer: bool = True) -> JoinLink:
     `needs_peer` as in `parse_link`.
     """
     path = _existing(text.strip())
+    if path is None and _PATH.fullmatch(text.strip()):
+        raise ConfigError(
+            f"there is no folder {text.strip()[:200]} here, and it is no join link",
+            remedy=f"Go to the folder that it lies in, or copy the run's link, which starts with {SCHEME}.",
+        )
     if path is None:
         return parse_link(text, needs_peer=needs_peer)
     if path.is_file():

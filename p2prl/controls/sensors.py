@@ -18,8 +18,6 @@ from p2prl.controls.rapl_sensor import RaplSensor
 from p2prl.controls.rules import Readings
 from p2prl.installation import install_command
 
-NO_CARD = f"it needs an NVIDIA card, and in your clone: {install_command('sensors')}"
-
 NO_ENGINE = "an engine on the CPU counts as ram; on a card, the limit holds from the next start"
 
 
@@ -92,17 +90,18 @@ class MachineSensors:
 
     def missing(self) -> Mapping[str, str]:
         """See `Sensors.missing`."""
+        no_card = f"it needs an NVIDIA card, and an extra: {install_command('sensors')}"
         desktop = "" if self._seen.pending else self._seen.missing or "this desktop does not tell it"
-        programs = "" if self._card is not None or not desktop else f"{desktop}; for other programs, {NO_CARD}"
+        programs = "" if self._card is not None or not desktop else f"{desktop}; for other programs, {no_card}"
         return {
-            "gpu.temp": NO_CARD,
-            "gpu.power": NO_CARD,
+            "gpu.temp": no_card,
+            "gpu.power": no_card,
             "gpu.memory": NO_ENGINE,
             "ram": "this system does not tell a program's own memory; the limit holds from the next start",
             "idle": desktop,
             "yield": "the watcher of programs does not answer" if self._lacks_names else programs or desktop,
-            "energy.price": f"{self._processor.missing}, and no card tells its own; for an NVIDIA card,"
-            f" in your clone: {install_command('sensors')}",
+            "energy.price": f"{self._processor.missing}, and no card tells its own; for an NVIDIA card:"
+            f" {install_command('sensors')}",
         }
 
 

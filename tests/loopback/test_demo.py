@@ -1,4 +1,5 @@
-"""`p2prl demo` with a cheat: it ends by itself, learns, gives the cheat no credit, and leaves nothing behind."""
+"""`p2prl demo --listed` with a cheat: its volunteers find the run at its index, it learns, gives the cheat no credit,
+ends after its updates, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm")
     run = tmp_path / "run"
     with swarm.running():
-        demo = swarm.start("demo", "demo", "--out", str(run), "--updates", str(UPDATES), "--cheats", "1", "--json")
+        demo = swarm.start(
+            "demo", "demo", "--listed", "--out", str(run), "--updates", str(UPDATES), "--cheats", "1", "--json"
+        )
         folders: set[Path] = set()
         most_roles = 0
 
@@ -60,6 +63,9 @@ def test_a_demo_learns_and_leaves_nothing_behind(tmp_path: Path) -> None:
         assert demo.wait(240) == 0, demo.log[-3000:]
         swarm.await_end(5)
         assert not [folder for folder in folders if folder.exists()]
+    for number in (1, 2, 3):
+        said = (run / "logs" / f"volunteer-{number}.log").read_text()
+        assert f"Going on to {run.name}" in said, "it found the run at the index"
     document = json.loads(demo.log.splitlines()[-1])
     _check(document, run)
     assert json.loads((run / "summary.json").read_text()) == document

@@ -137,6 +137,7 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
         said = role.log.replace("\n ", "")
         assert said.index("can see this machine's IP address") < said.index("finding the run"), role.name
         assert line in role.log
+    assert home.log.index("(manifest verified)") < home.log.index("importing the engine"), "torch takes seconds"
     assert "no link, page or ledger joins the two" in swarm_board.log.replace("\n ", ""), "it dials the run too"
     assert "IP address" not in folder_board.log
 

@@ -30,18 +30,56 @@ def test_a_clone_in_the_home_is_named_from_there(tmp_path: Path, monkeypatch: py
     assert found.update_command.startswith("cd ~/src/p2prl && git pull")
 
 
-def test_a_release_comes_from_the_index(tmp_path: Path) -> None:
-    assert installation_of(None, tmp_path) == Installation(None, "pip install --upgrade p2prl")
-    (tmp_path / "uv-receipt.toml").touch()
-    assert installation_of(None, tmp_path) == Installation(None, "uv tool upgrade p2prl")
+PLACES = {
+    "index": None,
+    "repository": record("https://example.org/p2prl.git", vcs_info={"vcs": "git", "commit_id": "a"}),
+    "wheel": record("file:///tmp/p2prl-1.0-py3-none-any.whl", archive_info={}),
+}
+FETCH = "install --upgrade --force-reinstall --no-deps 'p2prl @ git+https://example.org/p2prl.git'"
 
 
-def test_a_repository_is_named_again(tmp_path: Path) -> None:
-    found = installation_of(
-        record("https://example.org/p2prl.git", vcs_info={"vcs": "git", "commit_id": "a"}), tmp_path
-    )
+@pytest.mark.parametrize(
+    ("mark", "place", "update", "extra"),
+    [
+        ("", "index", "pip install --upgrade p2prl", "pip install 'p2prl[math]'"),
+        ("", "repository", f"pip {FETCH}", "pip install 'p2prl[math]'"),
+        ("", "wheel", "pip install --upgrade WHEEL", "pip install 'p2prl[math]'"),
+        ("pipx_metadata.json", "index", "pipx upgrade p2prl", "pipx runpip p2prl install 'p2prl[math]'"),
+        ("pipx_metadata.json", "repository", f"pipx runpip p2prl {FETCH}", "pipx runpip p2prl install 'p2prl[math]'"),
+        ("uv-receipt.toml", "index", "uv tool upgrade p2prl", "uv tool install --torch-backend auto 'p2prl[math]'"),
+        (
+            "uv-receipt.toml",
+            "repository",
+            "uv tool upgrade p2prl",
+            "uv tool install --torch-backend auto 'p2prl[math] @ git+https://example.org/p2prl.git'",
+        ),
+        (
+            "uv-receipt.toml",
+            "wheel",
+            "uv tool install --torch-backend auto --upgrade WHEEL",
+            "uv tool install --torch-backend auto 'p2prl[math] @ file:///tmp/p2prl-1.0-py3-none-any.whl'",
+        ),
+    ],
+)
+def test_each_installer_has_its_own_words(tmp_path: Path, mark: str, place: str, update: str, extra: str) -> None:
+    if mark:
+        (tmp_path / mark).touch()
+    found = installation_of(PLACES[place], tmp_path)
     assert found.clone is None
-    assert found.update_command.endswith("'p2prl @ git+https://example.org/p2prl.git'")
+    assert found.update_command.partition("   #")[0] == update
+    assert found.extra_command.replace("{extra}", "math") == extra
+    program = {"pipx_metadata.json": "pipx ", "uv-receipt.toml": "uv tool "}.get(mark, "pip ")
+    assert found.again_command.startswith(f"{program}uninstall p2prl")
+    assert (found.repository is not None) == (place == "repository")
+
+
+def test_a_repository_keeps_what_was_asked_for(tmp_path: Path) -> None:
+    about = {"vcs": "git", "commit_id": "abc", "requested_revision": "v1.0"}
+    assert installation_of(record("https://a.example/p", vcs_info=about), tmp_path).repository == (
+        "https://a.example/p",
+        "v1.0",
+        "abc",
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"url": 3}', '{"url": "file:///nowhere/p2prl", "dir_info": {}}'])

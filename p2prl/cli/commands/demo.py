@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +32,14 @@ if TYPE_CHECKING:
 def demo(
     volunteers: Annotated[int, typer.Option("--volunteers", min=1, help="Volunteer processes.")] = 3,
     cheats: Annotated[int, typer.Option("--cheats", min=0, help="Volunteers that fabricate completions.")] = 0,
-    updates: Annotated[int, typer.Option("--updates", min=1, help="Learner updates.")] = 150,
+    updates: Annotated[
+        int | None,
+        typer.Option("--updates", min=0, help="Learner updates; 0 for no end. Default: 150, or 0 with --listed."),
+    ] = None,
+    listed: Annotated[
+        bool,
+        typer.Option("--listed", help="As a public run: with an index, where the volunteers find it, until Ctrl-C."),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Run folder to create. Default: runs/demo, or runs/demo-2 and so on.")
     ] = None,
@@ -39,9 +48,12 @@ def demo(
 ) -> None:
     """Run a whole swarm on this machine.
 
-    Uses separate processes and real sockets, ends on its own and shows what the policy learned.
+    Uses separate processes and real sockets, ends on its own and shows what the policy learned. With --listed, it is a
+    public run in a box, until Ctrl-C.
     """
     began = time.monotonic()
+    if updates is None:
+        updates = 0 if listed else _UPDATES
     with progress_bar("demo", quiet=as_json) as on_progress:
         on_progress("importing torch", 0.0)
 
@@ -60,18 +72,15 @@ def demo(
         say(f"Run folder {directory}; every process logs to {directory / 'logs'}.")
     processes = DemoProcesses(directory)
     view = LiveView(quiet=as_json)
-    with processes.stopped_at_end(), view.shown():
-        view.phase("starting the learner")
-        learner = processes.start_all(volunteers=volunteers, cheats=cheats)
+    ended = f"All processes have ended. Go on with the run:  p2prl learn {shlex.quote(str(directory))}"
+    ending = "Ending all processes; Ctrl-C again ends them at once."
+    with _said_at_ctrl_c(ended), processes.stopped_at_end(), _said_at_ctrl_c(ending), view.shown():
+        learner = processes.start_all(volunteers=volunteers, cheats=cheats, listed=listed, tell=view.phase)
+        if listed and not as_json:
+            for line in public_lines(directory, processes.urls()):
+                say(line)
         while learner.process.poll() is None:
-            for sentence in processes.ended_early():
-                say(sentence)
-            metrics = read_json_lines(directory / "metrics.jsonl").objects
-            statuses = [(role.name, role.status()) for role in processes.roles]
-            view.update(
-                lambda statuses=statuses, metrics=metrics: demo_panel(statuses, metrics, updates),  # type: ignore[misc]
-                lambda metrics=metrics: demo_line(metrics, updates),  # type: ignore[misc]
-            )
+            _look(processes, view, updates)
             time.sleep(_WATCH_S)
         processes.check_ended_well(learner)
         processes.await_workers()
@@ -91,6 +100,7 @@ def demo(
         emit(document)
 
 
+_UPDATES = 150
 _PROMPTS = 4096
 """Fresh prompts per measurement: a standard error of .007 at a reward of .8."""
 
@@ -99,6 +109,39 @@ _PUBLISH_EVERY = 5
 
 _WATCH_S = 0.5
 """How often the files of the processes are read."""
+
+
+def _look(processes: DemoProcesses, view: LiveView, updates: int) -> None:
+    """Show the newest state, and say which processes have ended."""
+    for sentence in processes.ended_early():
+        say(sentence)
+    metrics = read_json_lines(processes.folder / "metrics.jsonl").objects
+    statuses = [(role.name, role.status()) for role in processes.roles]
+    view.update(lambda: demo_panel(statuses, metrics, updates), lambda: demo_line(metrics, updates))
+
+
+@contextmanager
+def _said_at_ctrl_c(text: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(text)
+        raise
+
+
+def public_lines(directory: Path, urls: Mapping[str, str]) -> list[str]:
+    """Where the pages of a listed demo are, and what to do next."""
+    return [
+        "",
+        f"index      {urls['index']}/   the page of runs, where volunteers find this one",
+        f"board      {urls['board']}/   who contributes what",
+        f"look       p2prl runs --index {urls['index']}",
+        f"take part  p2prl join --any --index {urls['index']}   (in another terminal of this machine)",
+        f"watch      p2prl status {directory}",
+        "next       docs/run-a-swarm.md: the same for strangers. Nobody but this machine can reach these addresses.",
+        "Ctrl-C ends all of it.",
+        "",
+    ]
 
 
 def _make_run(directory: Path, seed: int, updates: int, *, quiet: bool) -> RunFolder:
@@ -143,8 +186,8 @@ def demo_panel(
         last, recent = metrics[-1], metrics[-_RECENT_UPDATES:]
         done = int(last["step"])
         reward = sum(m["reward"] for m in recent) / len(recent)
-        bar = f"[{'#' * (_BAR_COLUMNS * done // updates):<{_BAR_COLUMNS}}]".replace("[", "\\[")
-        table.add_row("learner", f"{bar} update {done}/{updates}   policy v{last['version']}")
+        bar = f"\\[{'#' * (_BAR_COLUMNS * done // updates):<{_BAR_COLUMNS}}] " if updates else ""
+        table.add_row("learner", f"{bar}update {_of(done, updates)}   policy v{last['version']}")
         table.add_row(
             "reward", f"{reward:.3f} (mean of {counted(len(recent), 'update')}), from {metrics[0]['reward']:.3f}"
         )
@@ -157,14 +200,18 @@ def demo_panel(
     return table
 
 
-def demo_line(metrics: Sequence[Mapping[str, object]], updates: int) -> str:
+def demo_line(metrics: Sequence[Mapping[str, Any]], updates: int) -> str:
     """The newest update in one line."""
     if not metrics:
         return "waiting for the first groups"
     last = metrics[-1]
     return (
-        f"update {last['step']:.0f}/{updates}  reward {last['reward']:.3f}  staleness max {last['staleness_max']:.0f}"
+        f"update {_of(last['step'], updates)}  reward {last['reward']:.3f}  staleness max {last['staleness_max']:.0f}"
     )
+
+
+def _of(step: float, updates: int) -> str:
+    return f"{step:.0f}/{updates}" if updates else f"{step:.0f}"
 
 
 def summary_lines(document: Mapping[str, Any], directory: Path, *, prompts: int) -> list[str]:

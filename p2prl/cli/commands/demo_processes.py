@@ -1,4 +1,4 @@
-"""Start, watch and stop the processes of a demo: learner, volunteers, cheats, validator and board.
+"""Start, watch and stop the processes of a demo: learner, volunteers, cheats, validator, board and index.
 
 Each runs the real command line with its own session and home folder, and logs to `RUN/logs/NAME.log`.
 """
@@ -6,11 +6,12 @@ Each runs the real command line with its own session and home folder, and logs t
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,9 @@ from types import FrameType
 from typing import IO, Any
 
 from p2prl.config.worker_folder import read_status
-from p2prl.errors import MachineError
+from p2prl.errors import MachineError, UnreachableError
 from p2prl.exit_codes import RUN_FINISHED
+from p2prl.index.run_finder import RunFinder
 from p2prl.net.listen_addresses import LOOPBACK_LISTEN
 from p2prl.plain_text import cleaned, counted
 
@@ -38,6 +40,9 @@ _LEAVE_S = 20.0
 _STEP_S = 0.1
 """How often a process that is to end is looked at."""
 
+_LISTED_S = 60.0
+"""How long the index may take to show the run: the learner lists it as soon as it is up."""
+
 _LOG_END_BYTES = 8192
 """End of a log in which the reason of a process's end is looked for."""
 
@@ -50,6 +55,8 @@ class RoleProcess:
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     home: Path | None = None
+    stays: bool = False
+    """Whether it goes on when the run has ended."""
 
     @property
     def samples(self) -> bool:
@@ -63,6 +70,11 @@ class RoleProcess:
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
         errors = [line.partition(_ERROR)[2] for line in lines if line.startswith(_ERROR)]
         return cleaned((errors or lines or ["its log is empty"])[-1].strip())
+
+    def url(self) -> str:
+        """The first web address that its log names; empty before it does."""
+        found = re.search(r"https?://\S+", Path(self.log.name).read_text(errors="replace"))
+        return found[0].rstrip("/") if found else ""
 
     def status(self) -> dict[str, Any]:
         """The newest status document; empty before the first one."""
@@ -82,17 +94,40 @@ class DemoProcesses:
     _hurried: bool = False
     """Whether the user asked a second time for the end."""
 
-    def start_all(self, *, volunteers: int, cheats: int) -> RoleProcess:
-        """Start the learner, and the others when it has written its join link. Returns the learner."""
-        learner = self._start("learner", "p2prl", "learn", str(self.folder), *_LISTEN)
+    def start_all(
+        self, *, volunteers: int, cheats: int, listed: bool = False, tell: Callable[[str], None] = lambda _: None
+    ) -> RoleProcess:
+        """Start the learner, and the others when it has written its join link. Returns the learner.
+
+        `listed` starts an index first, where the learner lists its run and the volunteers find it. `tell` gets each
+        step as it begins.
+        """
+        index = ""
+        if listed:
+            tell("starting the index")
+            index = self._url_of(self._start("index", "p2prl", "index", "serve", "--listen", "127.0.0.1:0", stays=True))
+        tell("starting the learner")
+        listing = ("--list", index) if listed else ()
+        learner = self._start("learner", "p2prl", "learn", str(self.folder), *_LISTEN, *listing)
         link = self._await_link(learner)
+        found_by: tuple[str, ...] = (link,)
+        if listed:
+            tell("waiting until the index lists the run")
+            self._await_listing(learner, index)
+            found_by = ("--any", "--index", index)
+        tell("starting the others")
         for number in range(1, volunteers + 1):
-            self._start(f"volunteer-{number}", "p2prl", "join", link, *_WORKER, own_home=True)
+            name = f"volunteer-{number}"
+            self._start(name, "p2prl", "join", *found_by, *_WORKER, own_home=True, stays=listed)
         for number in range(1, cheats + 1):
             self._start(f"cheat-{number}", _CHEAT_PROGRAM, link, *_WORKER, own_home=True)
         self._start("validator", "p2prl", "validate", link, *_WORKER, own_home=True)
-        self._start("board", "p2prl", "board", str(self.folder), "--port", "0")
+        self._start("board", "p2prl", "board", str(self.folder), "--port", "0", stays=True)
         return learner
+
+    def urls(self) -> dict[str, str]:
+        """Addresses of the pages that are served, by role, once they are."""
+        return {role.name: self._url_of(role) for role in self.roles if role.name in ("index", "board")}
 
     @contextmanager
     def stopped_at_end(self) -> Iterator[DemoProcesses]:
@@ -164,13 +199,15 @@ class DemoProcesses:
         """After the learner is done, give the workers time to learn of it and exit."""
         deadline = time.monotonic() + _LEAVE_S
         for role in self.roles:
-            if role.name != "board":
+            if not role.stays:
                 try:
                     role.process.wait(timeout=max(0.1, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     continue
 
-    def _start(self, name: str, module: str, *arguments: str, own_home: bool = False) -> RoleProcess:
+    def _start(
+        self, name: str, module: str, *arguments: str, own_home: bool = False, stays: bool = False
+    ) -> RoleProcess:
         """Start `python -m MODULE ARGUMENTS…`."""
         self._log_path(name).parent.mkdir(exist_ok=True)
         log = self._log_path(name).open("wb")
@@ -184,17 +221,38 @@ class DemoProcesses:
             env=environment,
             start_new_session=True,
         )
-        role = RoleProcess(name, process, log, home)
+        role = RoleProcess(name, process, log, home, stays)
         self.roles.append(role)
         return role
 
     def _await_link(self, learner: RoleProcess) -> str:
         path = self.folder / "link"
-        while not path.exists():
-            if learner.process.poll() is not None:
-                raise self._failure(learner)
-            time.sleep(0.1)
+        self._await(path.exists, learner)
         return path.read_text().strip()
+
+    def _url_of(self, role: RoleProcess) -> str:
+        self._await(role.url, role)
+        return role.url()
+
+    def _await_listing(self, learner: RoleProcess, index: str) -> None:
+        finder, deadline = RunFinder((index,)), time.monotonic() + _LISTED_S
+
+        def is_over() -> bool:
+            return bool(finder.look(now=time.time()).listings) or time.monotonic() > deadline
+
+        self._await(is_over, learner)
+        if time.monotonic() > deadline:
+            raise UnreachableError(
+                f"{index} lists no run after {_LISTED_S:.0f} s; the learner says: {learner.reason()}",
+                remedy=f"{self._log_path('index')} has what the index says.",
+            )
+
+    def _await(self, condition: Callable[[], object], role: RoleProcess) -> None:
+        """Wait for what `role` is to do. `MachineError` with its reason when it ends before that."""
+        while not condition():
+            if role.process.poll() is not None:
+                raise self._failure(role)
+            time.sleep(_STEP_S)
 
     def _log_path(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"

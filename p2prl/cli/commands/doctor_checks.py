@@ -20,8 +20,6 @@ MOST_CLOCK_ERROR_S = 30.0
 
 PASSED, WARNING, FAILED = "ok", "warn", "FAIL"
 
-_INSTALL = "In your clone: pip install --force-reinstall -c constraints.txt ."
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyFile:
@@ -72,6 +70,8 @@ class MachineFacts:
     """Steps of a network daemon's self-test: name, whether it passed, and what it did or why it failed."""
     spool_bytes: int = 0
     """Finished work on disk."""
+    install_again: str = ""
+    """How this copy of the program is installed anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +194,7 @@ def _torch(facts: MachineFacts) -> list[Finding]:
                 outcome=FAILED,
                 text="torch cannot be used",
                 cause=str(device.get("error", "")),
-                fix=_INSTALL,
+                fix=f"{facts.install_again}.",
             )
         ]
     build = f"CUDA {device['cuda_build']}" if device.get("cuda_build") else "no CUDA"
@@ -205,7 +205,7 @@ def _torch(facts: MachineFacts) -> list[Finding]:
             "needs files that a confined worker may not open."
         )
         fix = (
-            f"Update the driver (nvidia-smi shows its version). If torch has no CUDA: {_INSTALL} "
+            f"Update the driver (nvidia-smi shows its version). If torch has no CUDA: {facts.install_again}. "
             "If p2prl bench machine finds the card: p2prl join --no-confinement."
         )
         return [Finding(name="torch", outcome=FAILED, text=text, cause=cause, fix=fix)]

@@ -25,6 +25,7 @@ from p2prl.config.named_link import named_link
 from p2prl.config.worker_folder import check_home
 from p2prl.confinement import guard, linux
 from p2prl.errors import P2PRLError
+from p2prl.installation import this_installation
 from p2prl.net.transports.interface_addresses import has_public_address
 from p2prl.net.transports.tcp_trial import Outcome, outcome_of
 from p2prl.protocol import wire_version
@@ -53,6 +54,7 @@ def machine_facts(home: Path, *, link: str, device: str, tests_device: bool, p2p
         python=sys.version_info[:3],
         version=__version__,
         wire=wire_version.WIRE_VERSION,
+        install_again=this_installation().again_command,
         clock_synchronized=synchronized,
         clock_error_s=error_s,
         ahead_s=ahead(home, time.time()),

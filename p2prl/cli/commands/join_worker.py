@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,28 +20,35 @@ from p2prl.cli.commands.worker_session import (
     session,
     shown_prepare,
 )
-from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerStart
+from p2prl.cli.commands.worker_start import NETWORK, TOKENIZER, WorkerRequest, WorkerStart, engine_off_cards
 from p2prl.cli.interrupts import Interrupts
 from p2prl.cli.views.console import LiveView, say
 from p2prl.cli.views.volunteer_view import EventLines, SmoothRate, progress_document, progress_line, startup_phase
 from p2prl.cli.views.worker_introduction import volunteer_introduction
 from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.machine_limits import DiskPlan, sampling_memory
+from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.worker_folder import read_status
 from p2prl.controls.energy import EnergyAccount, EnergyUse
 from p2prl.controls.quantities import Price
+from p2prl.net.process.early_port import EarlyPort
 from p2prl.net.process.handle import NetworkHandle
+from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Role
+from p2prl.protocol.manifests import RunManifest
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
-    from p2prl.models.engines.registry import ChosenEngine
+    from p2prl.models.engines.engine_choice import ChosenEngine
     from p2prl.models.groups.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
     from p2prl.net.process.run_bootstrap import Prepare
-    from p2prl.protocol.manifests import RunManifest
 
+_MEET_S = 10.0
+"""How long the run is looked for before the engine is imported meanwhile."""
+
+_FINISHING = "Ending after the current groups; Ctrl-C again ends now. Finished work is kept."
 _KEPT = "Stopped. Finished groups are kept and will be delivered at the next start."
 
 
@@ -61,19 +69,25 @@ def join_run(
     view = LiveView(quiet=as_json, on_phase=lines.phase)
     limits = request.limits.machine
     controls = start.controls()
-    with view.shown(), controls.running():
-        view.phase("importing torch")
+    directory = worker.run_directory(link.run)
+    with view.shown(), controls.running(), forgetting_refused(directory), ExitStack() as unused:
+        device, chosen_engine = _opened(request, view)
+        screen = _Screen(view, lines, start, device, chosen_engine, mirrors=mirrors, energy=controls.energy)
+        view.phase("finding the run")
+        config = start.network(Role.VOLUNTEER, price=price)
+        start.seal()
+        network = EarlyPort(NetworkHandle(config, launch=start.launches.get(NETWORK)))
+        unused.callback(network.close)
+        screen.meet(network)
+        view.phase("importing the engine")
 
         from p2prl.client.agent import AgentConfig
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer, prepare_replay, prepare_sampling
-        from p2prl.models.engines.registry import choose_engine
-        from p2prl.models.hardware.device import open_device, use_threads
+        from p2prl.models.hardware.device import choose_device, use_threads
 
-        chosen = open_device(request.device)
+        chosen = choose_device(device)
         use_threads(request.threads)
-        chosen_engine = choose_engine(request.engine, chosen)
-        screen = _Screen(view, lines, start, str(chosen), chosen_engine, mirrors=mirrors, energy=controls.energy)
         sampling_bytes = sampling_memory(limits, on_cpu=chosen.type == "cpu")
         tokenizer = start.launches.get(TOKENIZER)
         prepare = partial(
@@ -101,19 +115,25 @@ def join_run(
         )
         mirror = LedgerMirror(worker, link)
         screen.on_plan += [lambda plan: volunteer.limit_spool(plan.spool_bytes), mirror.begin]
-        interrupts = Interrupts(
-            volunteer.finish,
-            volunteer.park,
-            finishing="Ending after the current groups; Ctrl-C again ends now. Finished work is kept.",
-        )
-        with session(worker.run_directory(link.run), limits, interrupts):
-            view.phase("finding the run")
-            config = start.network(Role.VOLUNTEER, price=price)
-            start.seal()
-            controls.steer(volunteer.owner, interrupts, device=str(chosen))
-            network: NetworkPort = NetworkHandle(config, launch=start.launches.get(NETWORK))
+        interrupts = Interrupts(volunteer.finish, volunteer.park, finishing=_FINISHING)
+        with session(directory, limits, interrupts):
+            controls.steer(volunteer.owner, interrupts, device=device)
+            unused.pop_all()  # the volunteer closes its network
             finished = volunteer.run((wrap_network or _as_it_is)(mirror.around(network) if mirrors else network))
     end_session(screen.status, interrupts, finished=finished, as_json=as_json, kept=_KEPT)
+
+
+def _opened(request: WorkerRequest, view: LiveView) -> tuple[str, ChosenEngine]:
+    """The device, ready for a process that may open no sockets, and the engine for it."""
+    if (engine := engine_off_cards(request)) is not None:
+        return "cpu", engine
+    view.phase("importing torch")
+
+    from p2prl.models.engines.registry import choose_engine
+    from p2prl.models.hardware.device import open_device
+
+    device = open_device(request.device)
+    return str(device), choose_engine(request.engine, device)
 
 
 def _as_it_is(network: NetworkPort) -> NetworkPort:
@@ -135,7 +155,9 @@ def _wrapping(
 
 
 class _Screen:
-    """Shows a volunteer's progress in the live view, in its status file and as events."""
+    """Shows a volunteer's progress in the live view, in its status file and as events.
+
+    Thirteen attributes, because it shows the run too, and before the volunteer begins."""
 
     def __init__(
         self,
@@ -159,7 +181,8 @@ class _Screen:
         self._engine = engine
         self._mirrors = mirrors
         self.on_plan: list[Callable[[DiskPlan], None]] = []
-        """Get the shares of the disk once they are settled."""
+        """Get the shares of the disk once the role begins with the run."""
+        self._plan: DiskPlan | None = None
         self._speed = SmoothRate()
         self._told: list[str] | None = None  # while the engine is prepared
 
@@ -177,24 +200,34 @@ class _Screen:
 
         return known
 
+    def meet(self, network: EarlyPort) -> None:
+        """Show the run, if it is found soon, before the engine is imported, which takes seconds."""
+        until = time.monotonic() + _MEET_S
+        if (raw := network.await_run(lambda: time.monotonic() > until)) is not None:
+            self._plan = self._introduced(body_of(open_envelope(raw, now=None), RunManifest))
+
     def introduce(self, manifest: RunManifest) -> int:
-        """Show the run before any of it is downloaded; returns the disk for the network process."""
-        worker = self._start.worker
-        plan = introduce_run(
+        """Show the run, unless it was, before any of it is downloaded; returns the disk for the network process."""
+        plan = self._plan or self._introduced(manifest)
+        for settle in self.on_plan:
+            settle(plan)
+        return plan.network_bytes
+
+    def _introduced(self, manifest: RunManifest) -> DiskPlan:
+        worker, limits = self._start.worker, self._start.request.limits
+        own = {name: each.text for name, each in limits.owner.settings.items() if each.origin != "default"}
+        return introduce_run(
             manifest,
             Role.VOLUNTEER,
             worker.run_directory(self._start.link.run),
             lambda needs, disk: volunteer_introduction(
-                manifest, needs, disk, worker.identity, worker.directory, self._device, self._engine
+                manifest, needs, disk, worker.identity, worker.directory, self._device, self._engine, own
             ),
-            self._start.request.limits.machine,
+            limits.machine,
             on_cpu=self._device == "cpu",
             has_base=self._start.base is not None,
             mirrors=self._mirrors,
         )
-        for settle in self.on_plan:
-            settle(plan)
-        return plan.network_bytes
 
     def tell(self, text: str) -> None:
         """A message for the owner."""

@@ -131,5 +131,4 @@ def _import(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        remedy = f"In your clone: {install_command(_EXTRAS[name])}"
-        raise ConfigError(f"{name} is not installed", remedy=remedy) from error
+        raise ConfigError(f"{name} is not installed", remedy=install_command(_EXTRAS[name])) from error

@@ -44,7 +44,7 @@ def update(check: Check = False, as_json: AsJson = False) -> None:
             {
                 "version": __version__,
                 "wire_version": wire_version.WIRE_VERSION,
-                "source": "clone" if installed.clone is not None else "index",
+                "source": _source(installed),
                 "checked": check,
                 "newest": newest,
                 "newer": newer,
@@ -60,11 +60,20 @@ def update(check: Check = False, as_json: AsJson = False) -> None:
         sys.stdout.write("p2prl update --check asks whether there is something newer.\n")
 
 
+def _source(installed: Installation) -> str:
+    if installed.clone is not None:
+        return "clone"
+    return "index" if installed.repository is None else "repository"
+
+
 def _ask(installed: Installation) -> tuple[str | None, bool | None]:
     """The newest release, where there are releases, and whether it is newer; None where nothing is known of one."""
     if installed.clone is not None:
         say("Asking the remote of your clone …")
         return None, has_moved_on(installed.clone)
+    if installed.repository is not None:
+        say("Asking the repository that it came from …")
+        return None, has_newer_commit(*installed.repository)
     say("Asking the package index that pip uses …")
     newest = newest_release(DISTRIBUTION)
     return newest, None if newest is None else _is_newer(newest)
@@ -81,7 +90,7 @@ def _verdict(newest: str | None, newer: bool | None) -> str:
     if newer is None:
         return "the package index has no release for this machine"
     if newer:
-        return f"{newest} is out" if newest else "your clone's branch has moved on"
+        return f"{newest} is out" if newest else "the branch it came from has moved on"
     return "nothing newer is out"
 
 
@@ -148,13 +157,25 @@ def has_moved_on(clone: Path) -> bool:
             "this clone follows no branch of a remote, so there is nothing to compare it with",
             remedy="git branch --set-upstream-to=REMOTE/BRANCH names one.",
         )
-    listed = _git(clone, "ls-remote", "--quiet", remote, reference)
+    newest = _listed_commits(clone, remote, reference)[0]
+    return _git(clone, "merge-base", "--is-ancestor", newest, "HEAD") is None
+
+
+def has_newer_commit(url: str, revision: str, commit: str) -> bool:
+    """Whether the branch or tag that was asked for names another commit by now. Errors as of `has_moved_on`."""
+    if commit.startswith(revision):
+        return False
+    return commit not in _listed_commits(Path("/"), url, revision, f"{revision}^{{}}")
+
+
+def _listed_commits(folder: Path, remote: str, *references: str) -> list[str]:
+    """What a remote's references name, an annotated tag first itself, then its commit."""
+    listed = _git(folder, "ls-remote", "--quiet", "--", remote, *references)
     if not listed:
         raise TransportError(
-            "the remote of this clone does not answer", remedy="Check your connection, and try again later."
+            f"the remote {remote} does not answer", remedy="Check your connection, and try again later."
         )
-    newest = listed.split()[0]
-    return _git(clone, "merge-base", "--is-ancestor", newest, "HEAD") is None
+    return [line.split()[0] for line in listed.splitlines()]
 
 
 def _branch(clone: Path) -> str:

@@ -34,6 +34,7 @@ from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_fo
 from p2prl.confinement.role_confinement import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
+from p2prl.models.engines.engine_choice import AUTO, DEFAULT_ENGINE, OFF_CUDA, ChosenEngine, as_asked
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
 from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
@@ -217,6 +218,21 @@ def _needs_programs(engine: str, device: str) -> bool:
         return engine != "transformers"
     has_card = Path("/dev/nvidiactl").exists() and (device == "auto" or device.startswith("cuda"))
     return has_card and importlib.util.find_spec("vllm") is not None
+
+
+_ACCELERATORS = (*_CARDS, "/dev/kfd", "/dev/accel")
+
+
+def engine_off_cards(request: WorkerRequest) -> ChosenEngine | None:
+    """The engine where it is sure, without asking torch, that the worker computes on the CPU; None elsewhere.
+
+    Such a worker can give up system calls, and read the run's manifest, before it imports torch: a card's driver opens
+    a socket, and torch alone tells which card is used.
+    """
+    is_cpu = request.device == "cpu" or (request.device == "auto" and not any(map(os.path.exists, _ACCELERATORS)))
+    if not is_cpu or sys.platform != "linux" or request.engine not in (AUTO, DEFAULT_ENGINE):
+        return None
+    return OFF_CUDA if request.engine == AUTO else as_asked(request.engine)
 
 
 def _may_use_card(device: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
 
 if TYPE_CHECKING:
-    from p2prl.models.engines.registry import ChosenEngine
+    from p2prl.models.engines.engine_choice import ChosenEngine
 
 
 def volunteer_introduction(
@@ -28,14 +29,16 @@ def volunteer_introduction(
     folder: Path,
     device: str,
     engine: ChosenEngine,
+    limits: Mapping[str, str],
 ) -> list[str]:
     """Lines for the owner of a machine about to volunteer. `disk_bytes` is the most disk that the run may use, `folder`
-    the worker folder."""
+    the worker folder, `limits` what the owner has set."""
     return [
         *_run_lines(manifest, needs, disk_bytes),
         f"  You do    sample answers on {device}. Nobody sends code to your machine.",
         f"  Engine    {engine.name}, {engine.reason}",
         "  Sent      generated tokens, log-probs, timing, signed. No host name, no files.",
+        _limits_line(limits, folder, on_card=device != "cpu"),
         *_identity_lines(identity, folder),
         "  Credit    for verified groups; your rank: p2prl board and the same link",
     ]
@@ -120,11 +123,23 @@ def _identity_lines(identity: Identity, folder: Path) -> list[str]:
     ]
 
 
+def _limits_line(limits: Mapping[str, str], folder: Path, *, on_card: bool) -> str:
+    """What the owner has set; where that is nothing, what is worth it on a machine that somebody uses."""
+    if limits:
+        return f"  Limits    {', '.join(f'{name}={text}' for name, text in limits.items())}"
+    worth = "yield=games battery=never" + " gpu.temp=75C" * on_card
+    return f"  Limits    none; if you use this machine too: p2prl limits {worth}{_home_option(folder)}"
+
+
 def _backup_command(folder: Path) -> str:
-    """The command that prints this key's words in any shell, whatever `P2PRL_HOME` is set to there."""
+    """The command that prints this key's words."""
+    return f"p2prl key backup --seat {folder.name}{_home_option(folder)}"
+
+
+def _home_option(folder: Path) -> str:
+    """What a command needs to find this folder from any shell, whatever `P2PRL_HOME` is set to there."""
     home = folder.absolute().parent
-    chosen = "" if home == platform_home().absolute() else f" --home {shlex.quote(str(home))}"
-    return f"p2prl key backup --seat {folder.name}{chosen}"
+    return "" if home == platform_home().absolute() else f" --home {shlex.quote(str(home))}"
 
 
 def _writes(needs: Requirements) -> str:

@@ -32,7 +32,7 @@ def build_low_bit_adamw(
     except ImportError as error:
         raise ConfigError(
             'optimizer_states = "8bit" needs torchao, which is not installed',
-            remedy=f'In your clone: {install_command("lowbit")}; or set optimizer_states = "full".',
+            remedy=f'{install_command("lowbit")}; or set optimizer_states = "full".',
         ) from error
     made: torch.optim.Optimizer = AdamW8bit(
         parameters, lr=lr, betas=betas, weight_decay=weight_decay, bf16_stochastic_round=stochastic

@@ -7,22 +7,16 @@ A package adds one through the entry-point group `p2prl.engines`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from p2prl.errors import ConfigError, MachineError
+from p2prl.models.engines.engine_choice import AUTO, DEFAULT_ENGINE, OFF_CUDA, VLLM, ChosenEngine, as_asked
 from p2prl.models.engines.vllm.library import import_vllm
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Sampler
 from p2prl.plugins import Registry
-
-AUTO = "auto"
-"""Stands for the fastest engine that is installed."""
-
-DEFAULT_ENGINE = "transformers"
-VLLM = "vllm"
 
 
 class SamplerBuilder(Protocol):
@@ -49,25 +43,15 @@ ENGINES: Registry[SamplerBuilder] = Registry(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenEngine:
-    """An engine's name, and why it was chosen, in words for the machine's owner."""
-
-    name: str
-    reason: str
-    fallback: str = ""
-    """Engine to take when this one cannot run the model; empty when the owner asked for this one."""
-
-
 def choose_engine(name: str, device: torch.device) -> ChosenEngine:
     """The engine that `name` or `AUTO` stands for on this device. `ConfigError` when it is not installed."""
     if name != AUTO:
         ENGINES.get(name)
         if name == VLLM:
             import_vllm()
-        return ChosenEngine(name, "as asked with --engine")
+        return as_asked(name)
     if device.type != "cuda":
-        return ChosenEngine(DEFAULT_ENGINE, "as the device is not CUDA")
+        return OFF_CUDA
     try:
         import_vllm()
     except ConfigError:

@@ -81,9 +81,7 @@ def start_mdns(service: str, on_answer: Answer, interfaces: Sequence[str] | None
     try:
         return MulticastDns(service, on_answer, interfaces)
     except ImportError as error:
-        raise MachineError(
-            "--lan needs the library zeroconf", remedy=f"In your clone: {install_command('lan')}"
-        ) from error
+        raise MachineError("--lan needs the library zeroconf", remedy=install_command("lan")) from error
     except OSError as error:
         raise MachineError(
             f"the local network cannot be searched: {error}", remedy="Leave --lan out, or name peers with --peers."

@@ -28,7 +28,7 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise ConfigError(
             "parquet files and saved data sets are read with pyarrow, which is not installed",
-            remedy=f"In your clone: {install_command('data')}; or convert the data to JSON lines.",
+            remedy=f"{install_command('data')}; or convert the data to JSON lines.",
         ) from error
     return pyarrow
 

@@ -16,5 +16,5 @@ def import_extra(module: str, extra: str, *, scorer: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"the scorer {scorer!r} needs the package {module.partition('.')[0]!r}: {str(error)[:200]}",
-            remedy=f"In your clone: {install_command(extra)}",
+            remedy=install_command(extra),
         ) from error

@@ -39,6 +39,14 @@ def test_other_texts_are_refused_as_links(text: str, tmp_path: Path, monkeypatch
         named_link(text)
 
 
+def test_a_folder_that_is_not_here_is_no_broken_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="there is no folder runs/my-run here"):
+        named_link("runs/my-run")
+    with pytest.raises(ConfigError, match="a join link starts with"):
+        named_link("my-run@7Q2K?b=/ip4/127.0.0.1")
+
+
 def test_a_link_copied_out_of_quotation_marks_or_the_source_of_a_page() -> None:
     twice = f"{LINK}&b=/ip4/127.0.0.2/tcp/1/p2p/{Identity(bytes(16)).peer_id}"
     assert named_link(f"'{twice}'") == named_link(twice.replace("&", "&amp;")) == parse_link(twice)

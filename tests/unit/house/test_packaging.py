@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.check_wheel import faults
 from tests.unit.house.checkout import copy_checkout
 from tests.unit.house.source_tree import ROOT
 
@@ -70,11 +71,52 @@ def test_wheel_holds_every_module_and_nothing_else_at_top(distributions: Path) -
     assert top == {"p2prl", next(name for name in top if name.endswith(".dist-info"))}
     assert "p2prl/py.typed" in names
     assert any(re.fullmatch(r"p2prl/scoreboard/web/templates/.+\.html", name) for name in names)
+    assert faults(wheel, ROOT) == []
     checked = subprocess.run(
         [sys.executable, "-m", "check_wheel_contents", "--config", str(ROOT / "pyproject.toml"), str(wheel)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+REQUIRES_TORCH = "Requires-Dist: torch==2.13.0\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"p2prl_lab/fuzz.py": ""}, "p2prl_lab/fuzz.py is not of the product"),
+        ({"p2prl/net/test_ports.py": ""}, "p2prl/net/test_ports.py is a test"),
+        ({"licenses/LICENSE": None}, "the license is missing"),
+        ({"entry_points.txt": ""}, "it brings no program p2prl"),
+        ({"METADATA": ("Name: p2prl\n", "Name: p2prl-next\n")}, "its name is p2prl-next, and the project's p2prl"),
+        ({"METADATA": ("\nVersion: ", "\nVersion: 9")}, "its version is 9"),
+        ({"METADATA": ("\nVersion: ", "\nVersion: x")}, "metadata: "),
+        ({"METADATA": ("Provides-Extra: sensors\n", "")}, "its extras are "),
+        ({"METADATA": (REQUIRES_TORCH, "")}, "its dependencies are not the project's"),
+        ({"METADATA": ("torch==2.13.0\n", "torch @ https://a.example/t.whl\n")}, "torch comes from an address"),
+        ({"METADATA": ("text/markdown", "text/plain")}, "its description is no Markdown"),
+    ],
+)
+def test_a_wheel_that_an_index_or_a_user_would_refuse(
+    distributions: Path, tmp_path: Path, changed: dict[str, tuple[str, str] | str | None], fault: str
+) -> None:
+    wheel = next(distributions.glob("*.whl"))
+    ((path, change),) = changed.items()
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(tmp_path / wheel.name, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if not name.endswith(f".dist-info/{path}"):
+                target.writestr(name, content)
+            elif isinstance(change, tuple):
+                assert change[0].encode() in content
+                target.writestr(name, content.replace(change[0].encode(), change[1].encode()))
+            elif change is not None:
+                target.writestr(name, change)
+        if path.startswith("p2prl"):
+            target.writestr(path, "")
+    found = faults(tmp_path / wheel.name, ROOT)
+    assert any(each.startswith(fault) for each in found), found
 
 
 def test_sdist_can_make_the_wheel_again(distributions: Path) -> None:

@@ -20,10 +20,7 @@ class Library:
         if "hivemind" in sys.modules:
             raise MachineError("hivemind and libp2p cannot share a process", remedy="Start a process for each.")
         if importlib.util.find_spec("libp2p") is None:
-            raise ConfigError(
-                "py-libp2p is not installed",
-                remedy=f"In your clone: {install_command('libp2p')}",
-            )
+            raise ConfigError("py-libp2p is not installed", remedy=install_command("libp2p"))
         load = importlib.import_module
         self.trio = load("trio")
         self.new_host = load("libp2p").new_host

@@ -92,7 +92,7 @@ def test_a_clone_is_compared_with_the_branch_it_follows(clone: Path, monkeypatch
     assert not has_moved_on(clone)
     git(clone.parent / "remote", "commit", "--allow-empty", "-m", "second")
     assert has_moved_on(clone)
-    assert "your clone's branch has moved on" in invoke("update", "--check").stdout
+    assert "the branch it came from has moved on" in invoke("update", "--check").stdout
 
 
 def test_a_clone_without_its_remote(clone: Path) -> None:
@@ -102,6 +102,24 @@ def test_a_clone_without_its_remote(clone: Path) -> None:
     git(clone, "switch", "--detach")
     with pytest.raises(ConfigError, match="follows no branch"):
         has_moved_on(clone)
+
+
+def test_a_repository_is_asked_for_the_revision_that_was_wanted(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = clone.parent / "remote"
+    git(remote, "tag", "--annotate", "-m", "the first", "v1")
+    commit = (remote / ".git/refs/heads/main").read_text().strip()
+
+    def newer(revision: str) -> Any:
+        installed(monkeypatch, Installation(None, "again", repository=(str(remote), revision, commit)))
+        return json_of("update", "--check")["newer"]
+
+    assert [newer(revision) for revision in ("HEAD", "main", "v1", commit, commit[:8])] == [False] * 5
+    git(remote, "commit", "--allow-empty", "-m", "second")
+    assert [newer(revision) for revision in ("HEAD", "main", "v1", commit)] == [True, True, False, False]
+    assert json_of("update", "--check")["source"] == "repository"
+    installed(monkeypatch, Installation(None, "again", repository=(str(clone / "gone"), "HEAD", commit)))
+    with pytest.raises(TransportError, match="does not answer"):
+        raise invoke("update", "--check").exception
 
 
 def wheel(folder: Path, name: str, version: str) -> None:

@@ -17,7 +17,7 @@ from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
-from p2prl.models.engines.registry import ChosenEngine
+from p2prl.models.engines.engine_choice import ChosenEngine
 from p2prl.plain_text import wrapped
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, blob_of
@@ -158,7 +158,7 @@ def test_introductions_say_what_data_is_downloaded_and_whose_code_runs() -> None
     plain = DataSet("plain", 1, blob, blob, SCORING)
     run = msgspec.structs.replace(manifest(), data_sets=(own, plain))
     home = Path("/home/seat-1")
-    volunteer = "\n".join(volunteer_introduction(run, data, DISK, IDENTITY, home, "cpu", ENGINE))
+    volunteer = "\n".join(volunteer_introduction(run, data, DISK, IDENTITY, home, "cpu", ENGINE, {}))
     assert "1.2 GB of the download are rows of data" in volunteer
     assert "Nobody sends code to your machine" in volunteer
     cautious = "\n".join(validator_introduction(run, data, DISK, IDENTITY, home, "cpu", 0.25))
@@ -187,7 +187,9 @@ def test_an_introduction_says_once_how_large_a_model_is() -> None:
 
 def test_introductions_name_run_cost_identity_and_key() -> None:
     run: RunManifest = manifest()
-    volunteer = "\n".join(volunteer_introduction(run, NEEDS, DISK, IDENTITY, Path("/my home/seat-2"), "cpu", ENGINE))
+    volunteer = "\n".join(
+        volunteer_introduction(run, NEEDS, DISK, IDENTITY, Path("/my home/seat-2"), "cpu", ENGINE, {})
+    )
     validator = "\n".join(validator_introduction(run, NEEDS, DISK, IDENTITY, Path("/my home/validator-1"), "cpu", 0.25))
     for text, seat in ((volunteer, "seat-2"), (validator, "validator-1")):
         assert run.goal in text
@@ -200,8 +202,16 @@ def test_introductions_name_run_cost_identity_and_key() -> None:
         assert display_name(IDENTITY.public_key) in text
         assert f"({IDENTITY.peer_id[-8:]})" in text, "as on the screen that follows"
         assert f"p2prl key backup --seat {seat} --home '/my home'" in text
-    default = volunteer_introduction(run, NEEDS, DISK, IDENTITY, platform_home() / "seat-1", "cpu", ENGINE)
+    default = volunteer_introduction(run, NEEDS, DISK, IDENTITY, platform_home() / "seat-1", "cpu", ENGINE, {})
     assert any(line.endswith("p2prl key backup --seat seat-1") for line in default)
+    assert any(line.endswith("p2prl limits yield=games battery=never") for line in default)
+    assert "p2prl limits yield=games battery=never --home '/my home'" in volunteer
+    on_card = volunteer_introduction(run, NEEDS, DISK, IDENTITY, platform_home() / "seat-1", "cuda", ENGINE, {})
+    assert any(line.endswith("battery=never gpu.temp=75C") for line in on_card)
+    own = volunteer_introduction(
+        run, NEEDS, DISK, IDENTITY, platform_home() / "seat-1", "cuda", ENGINE, {"idle": "10m", "ram": "8GB"}
+    )
+    assert "  Limits    idle=10m, ram=8GB" in own
     assert "sample answers on cpu" in volunteer
     assert "transformers, the only one here" in volunteer
     assert "generated tokens" in volunteer
@@ -223,5 +233,5 @@ def test_the_shown_rate_is_smooth() -> None:
 def test_what_a_volunteer_is_told_first_fits_a_terminal_of_80_by_24() -> None:
     """With two lines about confinement and self-test and four phases of the start below it, all of it can be read."""
     run, home = manifest(), Path("/home/ada/p2prl/seat-1")
-    told = [wrapped(line, 80) for line in volunteer_introduction(run, NEEDS, DISK, IDENTITY, home, "cpu", ENGINE)]
+    told = [wrapped(line, 80) for line in volunteer_introduction(run, NEEDS, DISK, IDENTITY, home, "cpu", ENGINE, {})]
     assert sum(map(len, told)) <= 24 - 2 - 4

@@ -10,7 +10,8 @@ import torch
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.engines import registry as engine_registry
-from p2prl.models.engines.registry import AUTO, ENGINES, ChosenEngine, build_sampler, choose_engine
+from p2prl.models.engines.engine_choice import AUTO, ChosenEngine
+from p2prl.models.engines.registry import ENGINES, build_sampler, choose_engine
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

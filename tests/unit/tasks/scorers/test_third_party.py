@@ -24,7 +24,7 @@ GYM = '{"rewards":[{"scorer":"reasoning-gym","weight":1.0}]}'
 def test_a_missing_library_is_named_with_the_command_that_installs_it() -> None:
     with pytest.raises(ConfigError, match="'no_such_library'") as caught:
         import_extra("no_such_library.part", "math", scorer="math-verify")
-    assert caught.value.remedy == "In your clone: pip install -c constraints.txt '.[math]'"
+    assert caught.value.remedy == "pip install -c constraints.txt '.[math]', in your clone"
 
 
 # --- math-verify ---------------------------------------------------------------------------------------------------
