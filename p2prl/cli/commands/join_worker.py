@@ -28,7 +28,7 @@ from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.config.machine_limits import DiskPlan, sampling_memory
 from p2prl.config.worker_folder import read_status
 from p2prl.controls.energy import EnergyAccount, EnergyUse
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.protocol.kinds import Role
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from p2prl.models.groups.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
-    from p2prl.net.process.run_bootstrap import Prepare
+    from p2prl.net.process.run_preparation import Prepare
     from p2prl.protocol.manifests import RunManifest
 
 _KEPT = "Stopped. Finished groups are kept and will be delivered at the next start."
