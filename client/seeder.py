@@ -12,7 +12,7 @@ from p2prl.clock import Clock
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower
-from p2prl.net.process.run_bootstrap import OnManifest, RunBootstrap
+from p2prl.net.process.run_preparation import OnManifest, RunPreparation
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import LedgerHead
@@ -66,7 +66,7 @@ class Seeder:
         """`on_notice` gets messages for the user. With `on_waiting`, which gets its addresses, it stays until the run's
         learner dials it."""
         self._clock = clock
-        self._bootstrap: RunBootstrap[None] = RunBootstrap(
+        self._preparation: RunPreparation[None] = RunPreparation(
             lambda _, __: None, on_manifest, waits=on_waiting is not None
         )
         self._on_waiting = on_waiting
@@ -87,7 +87,7 @@ class Seeder:
         """Seed until `stop` is called or the learner ends the run. Returns True in the latter case."""
         self.owner.attach(network)
         try:
-            for wait_s in self.owner.turns(self._bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
+            for wait_s in self.owner.turns(self._preparation, is_due=self._goes_on, poll_s=_POLL_S):
                 self._turn(network, wait_s)
             return not self._stopping
         finally:
@@ -100,7 +100,7 @@ class Seeder:
         self.owner.follow_network(self.owner.order)
         for message in network.poll(wait_s):
             self._take(message)
-        self._bootstrap.answer(network)
+        self._preparation.answer(network)
         self._on_progress(self.progress())
 
     def progress(self) -> Seeding:
@@ -114,7 +114,7 @@ class Seeder:
             state = self.owner.order.reason or "joining the network again"
         elif status.budget_spent:
             state = "paused: the monthly upload limit is reached"
-        elif self._bootstrap.manifest is None:
+        elif self._preparation.manifest is None:
             state = searching
         else:
             state = "fetching" if version >= 0 else "seeding"
@@ -137,10 +137,10 @@ class Seeder:
 
     def _take(self, message: control.FromNetwork) -> None:
         match message:
-            case control.NetworkUp(addresses=addresses) if self._on_waiting and self._bootstrap.manifest is None:
+            case control.NetworkUp(addresses=addresses) if self._on_waiting and self._preparation.manifest is None:
                 self._on_waiting(addresses)
             case control.RunKnown():
-                self._bootstrap.take(message)
+                self._preparation.take(message)
             case signals.VersionAnnounced(version=version, step=step):
                 self._version = max(self._version, version)
                 self._run_end.on_policy(step)

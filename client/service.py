@@ -27,7 +27,7 @@ from p2prl.models.groups.group_work import SamplingTools
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import Identity
@@ -68,15 +68,15 @@ class Volunteer:
         spool_path: Path,
         config: VolunteerConfig,
         clock: Clock,
-        bootstrap: RunBootstrap[SamplingTools],
+        preparation: RunPreparation[SamplingTools],
         on_progress: Callable[[Progress], None],
         on_notice: Callable[[str], None],
         replay: ReplayRefused | None = None,
     ) -> None:
-        """`bootstrap` turns the run's files into a sampler. `on_notice` gets messages for the user. `replay` checks
+        """`preparation` turns the run's files into a sampler. `on_notice` gets messages for the user. `replay` checks
         groups that the learner refuses; without it they cannot be checked."""
         self._clock = clock
-        self.bootstrap = bootstrap
+        self.preparation = preparation
         self._on_notice = on_notice
         self._spool = Spool(spool_path, config.spool)
         self._spool.bound_times(clock.now())
@@ -105,7 +105,7 @@ class Volunteer:
         self.owner = OrderFollower(clock)
         """Where the owner's orders are given; a rest frees the engine and may leave the network."""
         self._is_freed = False  # the engine's memory
-        self.refused = RefusedWork(self._spool, spool_path, replay, on_notice, lambda: bootstrap.manifest_raw)
+        self.refused = RefusedWork(self._spool, spool_path, replay, on_notice, lambda: preparation.manifest_raw)
         """What the learner refused of this machine's work."""
 
     @property
@@ -132,7 +132,7 @@ class Volunteer:
         machine's key or this machine computes wrong numbers, `WorkRefusedError` when the learner refuses right ones."""
         self.attach(network)
         try:
-            for wait_s in self.owner.turns(self.bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
+            for wait_s in self.owner.turns(self.preparation, is_due=self._goes_on, poll_s=_POLL_S):
                 self.turn(wait_s=wait_s)
             self._report(self._next_action(), final=True)
             if not self._parked and (error := self.refused.error()) is not None:
@@ -151,7 +151,7 @@ class Volunteer:
         """Take messages, do the one action that is due, deliver groups. Waits only when idle."""
         self._follow_order(self.owner.order)
         self._doubt()
-        action, was_ready = self._next_action(), self.bootstrap.prepared is not None
+        action, was_ready = self._next_action(), self.preparation.prepared is not None
         rest_s = self.owner.rest_s() if isinstance(action, Sample) else 0.0
         self._take_messages(wait_s if isinstance(action, Wait) else min(rest_s, wait_s))
         match action:
@@ -159,10 +159,10 @@ class Volunteer:
                 self._load(policy)
             case Sample(policy=policy, slots=slots) if rest_s <= 0.0:
                 self._sample(policy, slots)
-        is_known = self.bootstrap.manifest is not None and not self.owner.is_suspended
+        is_known = self.preparation.manifest is not None and not self.owner.is_suspended
         for message in self._delivery.due(self._clock.now(), run_known=is_known):
             self._net.send(message)
-        if was_ready or self.bootstrap.prepared is None:  # else the wait for the run's files has just ended
+        if was_ready or self.preparation.prepared is None:  # else the wait for the run's files has just ended
             self._report(action)
         return action
 
@@ -170,8 +170,8 @@ class Volunteer:
         """Wait for the staging thread and close the spool; everything is already on disk."""
         self._hot_swap.close()
         self._spool.close()
-        if self.bootstrap.prepared is not None:
-            self.bootstrap.prepared.work.close()
+        if self.preparation.prepared is not None:
+            self.preparation.prepared.work.close()
 
     def _goes_on(self) -> bool:
         if self._parked or self._agent.done:
@@ -179,10 +179,10 @@ class Volunteer:
         return not self._delivery.is_over(self._clock.now(), run_ended=self._agent.finished)
 
     def _next_action(self) -> Action:
-        if not self._is_numbered and self.bootstrap.manifest is not None:
+        if not self._is_numbered and self.preparation.manifest is not None:
             self._is_numbered = True
             self._skip_used_slots()
-        prepared, manifest = self.bootstrap.prepared, self.bootstrap.manifest
+        prepared, manifest = self.preparation.prepared, self.preparation.manifest
         if prepared is None or manifest is None:
             if self.owner.order.rests:
                 return Wait(self.owner.order.reason)
@@ -199,7 +199,7 @@ class Volunteer:
 
     def _follow_order(self, order: Order) -> None:
         """Free the engine, on standby once nothing is in flight, and leave the network where asked; or come back."""
-        standby, tools = self._standby.reason(self._clock.now()), self.bootstrap.prepared
+        standby, tools = self._standby.reason(self._clock.now()), self.preparation.prepared
         self._agent.rest(order.reason if order.rests else "")
         self._agent.stand_by(standby)
         if not order.rests and (not standby or self._agent.in_flight):
@@ -212,7 +212,7 @@ class Volunteer:
 
     def _free_engine(self) -> None:
         """Drop what is in flight, and give its memory back. Loading the next policy takes it again."""
-        if (tools := self.bootstrap.prepared) is not None:
+        if (tools := self.preparation.prepared) is not None:
             self._sampler.drop(tools)
             tools.sampler.sleep()
         self._agent.emptied()
@@ -220,7 +220,7 @@ class Volunteer:
     def _doubt(self) -> None:
         """Replay what the learner has refused, if it is time to, and stop when that says enough."""
         self._agent.slow_down(self.refused.slow_reason)
-        if self.refused.wants_replay and self.bootstrap.prepared is not None and not self.owner.order.rests:
+        if self.refused.wants_replay and self.preparation.prepared is not None and not self.owner.order.rests:
             self._free_engine()
             self._report(Wait("replaying groups that the learner rejected"))
             self.refused.replay()
@@ -232,7 +232,7 @@ class Volunteer:
         for message in self._net.poll(timeout_s):
             match message:
                 case control.RunKnown() | control.FileReady():
-                    self.bootstrap.take(message)
+                    self.preparation.take(message)
                 case signals.VersionAnnounced(version=version, step=step):
                     self._progress.announce(version, step, self._clock.now())
                     self._run_end.on_policy(step)
@@ -246,8 +246,10 @@ class Volunteer:
                         self._net.send(answer)
                 case signals.PublishRefused(digest=digest, reason=reason):
                     self._delivery.on_refused(digest, reason)
-                case signals.LedgerArrived(from_height=height, entries=entries) if self.bootstrap.manifest is not None:
-                    learner = self.bootstrap.manifest.learner
+                case signals.LedgerArrived(from_height=height, entries=entries) if (
+                    self.preparation.manifest is not None
+                ):
+                    learner = self.preparation.manifest.learner
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
                 case control.Status(peers=peers):
                     linked = self._progress.link(peers, self._clock.now())
@@ -256,7 +258,7 @@ class Volunteer:
                     self._on_notice(text)
                 case _:
                     pass
-        self.bootstrap.answer(self._net)
+        self.preparation.answer(self._net)
         self._agent.run_finished(self._run_end.is_over(self._clock.now()))
 
     def _on_envelope(self, opened: Opened, raw: bytes) -> None:
@@ -283,14 +285,14 @@ class Volunteer:
 
     def _skip_used_slots(self) -> None:
         """Go on with a slot that this key cannot have used, on this machine before its disk was lost or on another."""
-        assert self.bootstrap.manifest is not None
-        self._agent.skip_to(first_slot(self.bootstrap.manifest.created_ms, self._clock.now()))
+        assert self.preparation.manifest is not None
+        self._agent.skip_to(first_slot(self.preparation.manifest.created_ms, self._clock.now()))
         self._numbered_from = self._agent.lowest_slot
         self._spool.mark_slots_done(self._numbered_from)
 
     def _load(self, policy: LocalPolicy) -> None:
-        assert self.bootstrap.prepared is not None
-        sampler = self.bootstrap.prepared.sampler
+        assert self.preparation.prepared is not None
+        sampler = self.preparation.prepared.sampler
         staged = None
         try:
             staged = self._hot_swap.take(policy, sampler)
@@ -307,7 +309,7 @@ class Volunteer:
         self._agent.loaded_policy(policy)
 
     def _sample(self, policy: LocalPolicy, slots: tuple[int, ...]) -> None:
-        tools = self.bootstrap.prepared
+        tools = self.preparation.prepared
         assert tools is not None
         version = policy.manifest.version
 
@@ -346,7 +348,7 @@ class Volunteer:
             state=action.reason if isinstance(action, Wait) else "sampling",
             version=-1 if loaded is None else loaded.manifest.version,
             status=self._net.status,
-            publish_every=0 if self.bootstrap.manifest is None else self.bootstrap.manifest.publish_every,
+            publish_every=0 if self.preparation.manifest is None else self.preparation.manifest.publish_every,
             resting=self.owner.order.rests,
             hears_learner=self._delivery.hears_learner(now),
             final=final,

@@ -160,7 +160,7 @@ class Slot:
 
 
 def begins_beacon(version: int) -> bool:
-    """Whether a version draws a beacon; others repeat that of the version before."""
+    """Whether a version has a beacon of its own, random bytes from its publisher; others repeat the one before."""
     return version % VERSIONS_PER_BEACON == 0
 
 

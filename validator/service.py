@@ -20,7 +20,7 @@ from p2prl.models.scorer_port import Scorer
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import OrderFollower
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import Opened, body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
@@ -110,19 +110,19 @@ class Validator:
         run: Digest,
         config: ValidatorConfig,
         clock: Clock,
-        bootstrap: RunBootstrap[ReplayTools],
+        preparation: RunPreparation[ReplayTools],
         on_audit: Callable[[Audit], None],
         on_notice: Callable[[str], None],
         judge: Judge = judge,
         own_ledger: OwnLedger | None = None,
     ) -> None:
-        """`bootstrap` turns the run's files into a scorer. `on_notice` gets messages for the user. `judge` makes the
+        """`preparation` turns the run's files into a scorer. `on_notice` gets messages for the user. `judge` makes the
         verdicts; experiments with dishonest validators replace it. `own_ledger` gets a receipt of every good group."""
         self._identity = identity
         self._run = run
         self._config = config
         self._clock = clock
-        self._bootstrap = bootstrap
+        self._preparation = preparation
         self._on_audit = on_audit
         self._on_notice = on_notice
         self._judge = judge
@@ -145,7 +145,7 @@ class Validator:
         case."""
         self.owner.attach(network)
         try:
-            for wait_s in self.owner.turns(self._bootstrap, is_due=self._goes_on, poll_s=_POLL_S):
+            for wait_s in self.owner.turns(self._preparation, is_due=self._goes_on, poll_s=_POLL_S):
                 self.turn(network, wait_s=wait_s)
             return self._is_over()
         finally:
@@ -154,21 +154,21 @@ class Validator:
                 if self._is_over() and self._own_ledger.groups:
                     self._own_ledger.end(step=self._weights.newest_step)
                 self._own_ledger.close()
-            if self._bootstrap.prepared is not None:
-                self._bootstrap.prepared.work.close()
-                self._bootstrap.prepared.baselines.save()
+            if self._preparation.prepared is not None:
+                self._preparation.prepared.work.close()
+                self._preparation.prepared.baselines.save()
 
     def turn(self, network: NetworkPort, *, wait_s: float) -> None:
         """Replay a batch, then take messages; waits for them only when there was nothing to replay."""
         order = self.owner.order
-        if order.rests and (prepared := self._bootstrap.prepared) is not None:
+        if order.rests and (prepared := self._preparation.prepared) is not None:
             self._weights.free(prepared.scorer)
         self.owner.follow_network(order)
         rest_s = self.owner.rest_s()
         worked = not order.rests and not rest_s and self._replay(network)
         for message in network.poll(0.0 if worked else min(rest_s, wait_s) or wait_s):
             self._receive(message, network)
-        self._bootstrap.answer(network)
+        self._preparation.answer(network)
         self._on_audit(self._audit(network))
 
     def _goes_on(self) -> bool:
@@ -201,7 +201,7 @@ class Validator:
     def _receive(self, message: control.FromNetwork, network: NetworkPort) -> None:
         match message:
             case control.RunKnown() | control.FileReady():
-                self._bootstrap.take(message)
+                self._preparation.take(message)
             case control.VersionReady(digest=digest, policy=manifest, path=path):
                 self._weights.add(Digest(digest), manifest, Path(path))
                 self._run_end.on_policy(manifest.step)
@@ -235,7 +235,7 @@ class Validator:
             receipts = body_of(opened, Receipts).receipts
             for receipt in receipts:
                 self._tell_dispute(self._counts.rewards.receipt(receipt), receipt.group)
-            if (prepared := self._bootstrap.prepared) is not None:
+            if (prepared := self._preparation.prepared) is not None:
                 mine = prepared.scorer.engine_class
                 for group in self._disputes.groups_of_class(receipts, mine, self._clock.now()):
                     self._select(group, network)
@@ -254,7 +254,7 @@ class Validator:
     def _replay(self, network: NetworkPort) -> bool:
         """Replay one batch of one policy that is on disk, and request missing policies. Returns whether it replayed
         any."""
-        prepared = self._bootstrap.prepared
+        prepared = self._preparation.prepared
         if prepared is None:
             return False
         now, wanted = self._clock.now(), self._queue.policies()

@@ -25,7 +25,7 @@ import torch
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.config.presets import preset_by_name
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.preferences import (

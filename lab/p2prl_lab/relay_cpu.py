@@ -28,7 +28,7 @@ from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 
 _UPLOAD_BYTES_S = 1e9
 _TICK_S = 0.05

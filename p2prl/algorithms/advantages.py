@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.config_checks import require_choice, require_positive
 from p2prl.algorithms.ratios import computing
+from p2prl.algorithms.value_checks import require_choice, require_positive
 from p2prl.errors import ConfigError, LocalProtocolError
 
 AdvantageKind = Literal[

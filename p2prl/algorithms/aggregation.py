@@ -11,8 +11,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.config_checks import require_between, require_choice, require_positive
 from p2prl.algorithms.ratios import on_mask, widest
+from p2prl.algorithms.value_checks import require_between, require_choice, require_positive
 from p2prl.errors import ConfigError
 
 AggregationKind = Literal["seq_mean", "token_mean", "fixed_length", "delta_l"]

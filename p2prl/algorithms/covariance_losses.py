@@ -13,11 +13,11 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import require_between
 from p2prl.algorithms.grpo import GrpoConfig
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import LOG_RATIO_BOUND, Terms, bounded_exp, on_mask, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
+from p2prl.algorithms.value_checks import require_between
 
 
 @dataclass(frozen=True, kw_only=True)

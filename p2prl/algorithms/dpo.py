@@ -13,10 +13,10 @@ from torch import Tensor
 from p2prl.algorithms.advantages import ZERO_VARIANCE_RANGE
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import require_positive
 from p2prl.algorithms.gepo import require_whole_groups
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import computing, masked_mean, on_mask, terms_of
+from p2prl.algorithms.value_checks import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import Terms, log_expectation_of, mean_k3, terms_of
 from p2prl.algorithms.surrogates import clipped_minimum, summarize
+from p2prl.algorithms.value_checks import require_between, require_positive
 from p2prl.errors import LocalProtocolError
 
 

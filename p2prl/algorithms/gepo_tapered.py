@@ -15,11 +15,11 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import require_between, require_choice, require_positive
 from p2prl.algorithms.gepo import require_whole_groups
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import Terms, effective_sample_size, log_expectation_of, terms_of
 from p2prl.algorithms.surrogates import over_nll, weighted_logprob
+from p2prl.algorithms.value_checks import require_between, require_choice, require_positive
 
 Taper = Literal["sequence", "geometric", "token"]
 """sequence: bound e^{Σℓ}, exact but a near-binary gate at hundreds of tokens; geometric: e^{mean ℓ}, length-free;

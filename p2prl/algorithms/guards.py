@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.batch import RolloutBatch
-from p2prl.algorithms.config_checks import require_between, require_positive
 from p2prl.algorithms.ratios import (
     LOG_RATIO_BOUND,
     computing,
@@ -21,6 +20,7 @@ from p2prl.algorithms.ratios import (
     running_sum,
     widest,
 )
+from p2prl.algorithms.value_checks import require_between, require_positive
 from p2prl.errors import LocalProtocolError
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig, aggregate
 from p2prl.algorithms.batch import RolloutBatch
-from p2prl.algorithms.config_checks import require_between
 from p2prl.algorithms.ratios import on_mask, terms_of
+from p2prl.algorithms.value_checks import require_between
 from p2prl.errors import LocalProtocolError
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from p2prl.algorithms.advantages import AdvantageConfig, Advantages, compute_advantages
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import suggestion
 from p2prl.algorithms.loss_spec import LossSpec
+from p2prl.algorithms.value_checks import suggestion
 from p2prl.errors import ConfigError, LocalProtocolError
 
 

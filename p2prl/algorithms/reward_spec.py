@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 
-from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.algorithms.process_rewards import RewardConfig
 from p2prl.errors import ConfigError
 
 _PARTS = ("success", "outcome", "process", "orm", "prm")
@@ -27,7 +27,7 @@ def parse_reward(text: str) -> RewardConfig:
     Parts are joined by `+`, each at most once, `success` among them: `success` (the task's verdict), `outcome` and
     `process` (the scores of the task's process scorer; process scores are summed over a completion's steps). A part
     may have a factor, `0.2*process`; without one it is 1. `process` is raw, `process:clip`, `process:delta` and
-    `process:clip+delta` are refined (`reward_shaping.clip_steps`, `delta_steps`).
+    `process:clip+delta` are refined (`process_rewards.clip_steps`, `delta_steps`).
 
     In the place of these scores a reward model's may stand: `orm` scores a whole completion, `prm` its steps, refined
     as `process` is. `@` and the first 32 hex digits of the model's digest are then the end of the text.

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import require_between, require_choice, require_positive
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import bounded_exp, terms_of
 from p2prl.algorithms.surrogates import weighted_logprob
+from p2prl.algorithms.value_checks import require_between, require_choice, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)

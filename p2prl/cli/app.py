@@ -122,7 +122,8 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """Lists commands by their summaries, and imports one when the command line calls it."""
+    """Lists commands by their summaries, and imports one when the command line calls it. Typer suggests what a mistyped
+    one may have meant."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments call."""

@@ -18,7 +18,7 @@ from p2prl.errors import ConfigError
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
-from p2prl.models.evaluation.probe import probe
+from p2prl.models.evaluation.new_run_probe import probe
 from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.hardware.device import choose_device
 from p2prl.models.rewards.scorer_check import check_scorer
@@ -27,7 +27,7 @@ from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 from p2prl.protocol.manifests import RunManifest
 from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import data_files
-from p2prl.tasks.probe_verdict import ProbeFacts, figures_text, judge
+from p2prl.tasks.new_run_verdict import ProbeFacts, figures_text, judge
 from p2prl.tasks.sandbox.pool import ScorerPool
 from p2prl.tasks.scorers.build import RowCheck
 from p2prl.tasks.scorers.spec import parse_spec

@@ -23,7 +23,7 @@ from p2prl.memory_limit import limit_memory_growth
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
 from p2prl.protocol.kinds import Role
 from p2prl.quantity_text import size_text
-from p2prl.swarm.groups.config import GroupBodyConfig
+from p2prl.swarm.groups.groups_config import GroupBodyConfig
 
 FREE_SHARE = 0.9
 """Of the free disk, the most that a run may take when the owner names no figure."""

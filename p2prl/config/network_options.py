@@ -17,7 +17,7 @@ from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 
 _MOST_CAP = 1e6
 """1 Tbit/s, or a petabyte a month: more is a typing error."""

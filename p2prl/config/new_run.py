@@ -20,7 +20,7 @@ import torch
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.config.learnable_checks import InitChecks, NewRun, check_head, check_learnable, head_of
 from p2prl.config.listen_config import ListenConfig
-from p2prl.config.loss_table import LossConfig, check_dynamic_sampling
+from p2prl.config.loss_config import LossConfig, check_dynamic_sampling
 from p2prl.config.model_size_settings import fitted_settings
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.prompt_record import write_prompt_record

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
 from p2prl.protocol.run_blobs import data_blobs
-from p2prl.swarm.policies.disk_room import most_written
+from p2prl.swarm.policies.retention import most_written
 
 VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
 """Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays

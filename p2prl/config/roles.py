@@ -28,7 +28,7 @@ from p2prl.learner.assembly import Judges, LearnerParts, assemble_learner
 from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.published_policies import versions_kept
 from p2prl.learner.service import Learner
-from p2prl.learner.training.local_engine import LocalEngine
+from p2prl.learner.training.local_update_engine import LocalEngine
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.update_engine import EngineMaker
@@ -49,7 +49,7 @@ from p2prl.models.self_test.trial import build_tested_sampler
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import layout_of
 from p2prl.net.process.network_config import NetworkConfig, ReachOptions
-from p2prl.net.process.run_bootstrap import FindBase, OnManifest, Prepare, RunBootstrap
+from p2prl.net.process.run_preparation import FindBase, OnManifest, Prepare, RunPreparation
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
@@ -57,7 +57,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.reward_text import reward_model_of
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl.validator.own_ledger import OwnLedger
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from p2prl.validator.verdicts import Judge, judge
@@ -312,7 +312,7 @@ def build_volunteer(
         spool_path=directory / "spool.db",
         config=replace(config, background=True),
         clock=SystemClock(),
-        bootstrap=RunBootstrap(
+        preparation=RunPreparation(
             prepare, _accepting(directory, on_manifest), base_finder(base, link, worker_folder, on_notice)
         ),
         on_progress=on_progress,
@@ -344,7 +344,7 @@ def build_validator(
         run=link.run,
         config=config,
         clock=SystemClock(),
-        bootstrap=RunBootstrap(
+        preparation=RunPreparation(
             prepare,
             _accepting(worker_folder.run_directory(link.run), on_manifest),
             base_finder(base, link, worker_folder, on_notice),

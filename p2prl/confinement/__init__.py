@@ -3,7 +3,7 @@
 * `linux`, `seccomp_filter`, `macos` — what kernels offer.
 * `layers` — names of the layers, and the files that Python itself needs.
 * `compute_only` — a process that only computes, such as the one that runs a stranger's tokenizer.
-* `role`, `host_calls`, `role_files` — a role's process and its network process, which need more.
+* `role_confinement`, `role_filter`, `role_files` — a role's process and its network process, which need more.
 * `guard` — the process that connects Unix sockets and signals for a network process.
 * `starter`, `children` — the process that starts others for a role that may start none.
 

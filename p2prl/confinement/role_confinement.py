@@ -17,10 +17,10 @@ from pathlib import Path
 from p2prl.confinement import linux, macos
 from p2prl.confinement.guard import Guard, start_guard
 from p2prl.confinement.guard import is_possible as guard_is_possible
-from p2prl.confinement.host_calls import OUTSIDE_CALLS, network_filter, open_filter, role_filter
 from p2prl.confinement.layers import limit, readable_paths, succeeds
 from p2prl.confinement.package_folders import check_packages
 from p2prl.confinement.role_files import compile_caches, network_access, open_access, role_access
+from p2prl.confinement.role_filter import OUTSIDE_CALLS, network_filter, open_filter, role_filter
 from p2prl.confinement.seccomp_filter import ARCHITECTURES
 from p2prl.user_home import user_home
 

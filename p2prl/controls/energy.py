@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 
 JOULES_A_KWH = 3.6e6
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from p2prl.controls.quantities import (
+from p2prl.controls.owner_values import (
     OFF,
     Hours,
     Price,

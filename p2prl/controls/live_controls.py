@@ -22,7 +22,7 @@ from p2prl.controls.control_socket import ControlSocket
 from p2prl.controls.energy import EnergyMeter, EnergyUse
 from p2prl.controls.limits import Limits
 from p2prl.controls.messages import Answer, LimitShown, Request
-from p2prl.controls.quantities import DAY_MINUTES, MOST_DURATION_S, Price
+from p2prl.controls.owner_values import DAY_MINUTES, MOST_DURATION_S, Price
 from p2prl.controls.rules import Order, Pause, Readings, Rules
 from p2prl.disk_full import replace_file
 from p2prl.errors import P2PRLError

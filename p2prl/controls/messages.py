@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from p2prl.controls.limits import MOST_VALUE_CHARACTERS, SPECS
-from p2prl.controls.quantities import MOST_DURATION_S
+from p2prl.controls.owner_values import MOST_DURATION_S
 from p2prl.errors import RemoteProtocolError
 
 MOST_REQUEST_BYTES = 16 * 1024

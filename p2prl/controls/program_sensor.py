@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 import psutil
 
-from p2prl.controls.quantities import MOST_NAMES
+from p2prl.controls.owner_values import MOST_NAMES
 
 PERIOD_S = 0.5
 """Between two looks: a worker that looks once a second acts within two."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from p2prl.controls.energy import EnergyCounter
 from p2prl.controls.limits import Figures, Limits, figures
-from p2prl.controls.quantities import DAY_MINUTES, LEAST_SHARE, MOST_DURATION_S, Price, is_scheduled, minutes_until
+from p2prl.controls.owner_values import DAY_MINUTES, LEAST_SHARE, MOST_DURATION_S, Price, is_scheduled, minutes_until
 from p2prl.time_text import duration_text
 
 LEAST_DUTY = LEAST_SHARE

@@ -38,7 +38,7 @@ from p2prl.learner.timing.standby import StandbyChoice
 from p2prl.learner.timing.training_stage import TrainingStage
 from p2prl.learner.timing.update_schedule import SAMPLING_SHARE, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.training.checkpoints import newest_checkpoint_step
-from p2prl.learner.training.local_engine import LocalEngine, make_trainer
+from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.metrics_log import MetricsLog

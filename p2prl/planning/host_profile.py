@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from p2prl.errors import ConfigError
-from p2prl.learner.training.local_engine import LocalEngine
+from p2prl.learner.training.local_update_engine import LocalEngine
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.parallel_config import ParallelConfig

@@ -33,7 +33,7 @@ from p2prl.models.scorer_port import Scored
 from p2prl.plain_text import counted
 from p2prl.protocol.rollout_group import EngineClass
 from p2prl.replayers import messages
-from p2prl.replayers.shares import deal
+from p2prl.replayers.batch_shares import deal
 
 _END_S = 5.0
 """Time for a replayer to end by itself once its pipe is closed."""

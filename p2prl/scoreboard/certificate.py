@@ -15,7 +15,7 @@ from p2prl.errors import ConfigError, IdentityError, IntegrityError
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import Identity, PeerId, peer_id_of, public_key_of, verify_raw
 from p2prl.scoreboard.documents.api_views import require_run, run_document
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document
+from p2prl.scoreboard.documents.ranked_leaderboard import contributor_document
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from p2prl.errors import IntegrityError, RemoteProtocolError
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, Totals, ValidatorDocument
 from p2prl.scoreboard.documents.api_views import run_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.ledger.known_run import KnownRun
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot

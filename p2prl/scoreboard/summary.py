@@ -8,7 +8,7 @@ import msgspec
 
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 
 FORMAT = "p2prl/board/v1"

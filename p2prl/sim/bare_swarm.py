@@ -34,7 +34,7 @@ from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import EnvelopeArrived, Event, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.connections_config import ConnectionsConfig
 
 WEIGHT_BYTES, CHUNK_BYTES = 128 * 1024, 64 * 1024
 """Size of a version, and of its chunks."""

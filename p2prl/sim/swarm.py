@@ -27,7 +27,7 @@ from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.groups.group_work import ReplayTools, SamplingTools
 from p2prl.net.process.bridge import NetworkPort
-from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
+from p2prl.net.process.run_preparation import Prepare, RunPreparation
 from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
@@ -202,7 +202,7 @@ class Swarm:
             spool_path=self._directory / f"volunteer-{number}" / "spool.db",
             config=self._volunteer_config(number),
             clock=self.network.loop_clock,
-            bootstrap=RunBootstrap(self._prepare_of(number), lambda *_: None),
+            preparation=RunPreparation(self._prepare_of(number), lambda *_: None),
             on_progress=lambda _: None,
             on_notice=lambda _: None,
         )

@@ -32,11 +32,12 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
-from p2prl.swarm.awaiting_manifest import AwaitingManifest
 from p2prl.swarm.events import ClockOff, Command, Event, WireMismatch
 from p2prl.swarm.message_limits import traffic_of
+from p2prl.swarm.node_before_manifest import AwaitingManifest
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.node_core import NodeCore
+from p2prl.swarm.node_in_run import Running
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
 from p2prl.swarm.peers.link_admission import LinkClass
@@ -44,7 +45,6 @@ from p2prl.swarm.peers.reachability import foremost
 from p2prl.swarm.policies.version_download import DownloadStats
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.state import RelayStats
-from p2prl.swarm.running import Running
 
 _RETRY_S = 2.0
 """How long an offered envelope may stay unpushed before the next peer that offered it is asked."""

@@ -2,7 +2,7 @@
 
 It replaces a learned process reward model and judges like one: each step by the text before it, never by the text
 after it. A true step that adds nothing is still true, so the reward, not the scorer, must limit what repetition earns
-(Clip and Delta, `p2prl/algorithms/reward_shaping.py`). Pure functions of two texts, like tasks.
+(Clip and Delta, `p2prl/algorithms/process_rewards.py`). Pure functions of two texts, like tasks.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from p2prl.algorithms.loss_registry import build_loss
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog

@@ -26,7 +26,7 @@ from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.connections_config import ConnectionsConfig
 from p2prl_lab.testing.protocol_swarm import group_of
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]

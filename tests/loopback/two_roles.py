@@ -27,7 +27,7 @@ from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.testing.protocol_swarm import group_of
 
 T = TypeVar("T")

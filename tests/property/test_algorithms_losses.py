@@ -14,8 +14,8 @@ from p2prl.algorithms.advantages import AdvantageConfig, compute_advantages
 from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.guards import kl_brake, second_moment_keep, vcpo_factor
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
+from p2prl.algorithms.process_rewards import clip_steps, delta_steps
 from p2prl.algorithms.ratios import effective_sample_size, group_log_expectation
-from p2prl.algorithms.reward_shaping import clip_steps, delta_steps
 
 LOGPROBS = st.one_of(st.floats(-5.0, 0.0), st.floats(-1e4, 0.0))
 FEW = settings(max_examples=25, deadline=None)

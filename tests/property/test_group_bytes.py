@@ -18,8 +18,8 @@ from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.protocol.signed_group import read_group
 from p2prl.protocol.wire_codec import encode
-from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
+from p2prl.swarm.groups.groups_config import GroupBodyConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from p2prl_lab.testing.protocol_swarm import group_of
 from tests.unit.swarm.relays import chunk

@@ -43,7 +43,7 @@ from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers import dial_rules
-from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.connections_config import ConnectionsConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from p2prl_lab.testing.protocol_swarm import group_of
 

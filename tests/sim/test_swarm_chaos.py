@@ -20,7 +20,7 @@ from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import REQUEST_TIMEOUT_S
+from p2prl.swarm.relay.relay_config import REQUEST_TIMEOUT_S
 from p2prl_lab.testing.protocol_swarm import ProtocolSwarm, group_of
 from tests.unit.swarm.relays import poisoned
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2prl.algorithms.loss_registry import build_loss
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.training_group import training_group
 from p2prl.learner.training.weight_optimizer import OptimizerConfig

@@ -22,7 +22,7 @@ from p2prl.learner.intake.slot_prices import SlotPrices
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.groups.group_work import ReplayTools, SamplingTools
 from p2prl.models.sampler_port import Sampler
-from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
+from p2prl.net.process.run_preparation import Prepare, RunPreparation
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
@@ -131,7 +131,7 @@ class LyingSwarm(Swarm):
             spool_path=directory / "spool.db",
             config=self._volunteer_config(number),
             clock=self.network.loop_clock,
-            bootstrap=RunBootstrap(self._prepare_of(number), lambda *_: None),
+            preparation=RunPreparation(self._prepare_of(number), lambda *_: None),
             on_progress=lambda _: None,
             on_notice=lambda _: None,
             replay=replay if self._replays else None,

@@ -11,7 +11,7 @@ from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.groups.group_work import ReplayTools, SamplingTools
 from p2prl.models.sampler_port import Sampler
 from p2prl.net.process.bridge import NetworkPort
-from p2prl.net.process.run_bootstrap import Prepare, RunBootstrap
+from p2prl.net.process.run_preparation import Prepare, RunPreparation
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
@@ -115,7 +115,7 @@ class ValidatedSwarm(Swarm):
             run=self._run.run,
             config=ValidatorConfig(rate=1.0),
             clock=self.network.loop_clock,
-            bootstrap=RunBootstrap(
+            preparation=RunPreparation(
                 lambda *_: ReplayTools(SharedScorer(self._run.model), self._run.work), lambda *_: None
             ),
             on_audit=keep,

@@ -30,7 +30,7 @@ from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.testing.hostile_learner import HostileNode, HostileRun
 
 ROLES = {"join": Role.VOLUNTEER, "validate": Role.VALIDATOR, "seed": Role.SEEDER}

@@ -39,7 +39,7 @@ from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.swarm.events import Command, Event, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 
 
 class Corrupt(Node):

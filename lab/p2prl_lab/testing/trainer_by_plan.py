@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from p2prl.config.new_run import RunFolder
-from p2prl.learner.training.local_engine import LocalEngine, make_trainer
+from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog

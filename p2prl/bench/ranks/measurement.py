@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.bench.device_time import CPU, Spent, timed
-from p2prl.learner.training.local_engine import LocalEngine, make_trainer
+from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule

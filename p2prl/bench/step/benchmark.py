@@ -21,7 +21,7 @@ from p2prl.bench.random_models import SHAPES, random_model
 from p2prl.bench.step.peak_memory import held_bytes, peak_bytes_beyond
 from p2prl.bench.step.plain_step import PlainStep
 from p2prl.errors import require
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.memory_config import MemoryConfig, Precision, weight_dtype
 from p2prl.learner.training.memory_model import TrainingSetup, memory_needs, shape_of

@@ -23,7 +23,7 @@ from p2prl.protocol.join_link import is_link
 from p2prl.quantity_text import count, credit, quantity
 from p2prl.scoreboard import certificate as certificates
 from p2prl.scoreboard.documents.api_views import require_run
-from p2prl.scoreboard.documents.leaderboard_view import owner_of
+from p2prl.scoreboard.documents.ranked_leaderboard import owner_of
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource, Snapshot
 from p2prl.scoreboard.ledger_dump import all_entries

@@ -25,7 +25,7 @@ from p2prl.controls.messages import (
     StatusRequest,
     StopRequest,
 )
-from p2prl.controls.quantities import read_duration_s
+from p2prl.controls.owner_values import read_duration_s
 from p2prl.errors import ConfigError, MachineError, P2PRLError, RemoteProtocolError
 from p2prl.models.hardware.card_names import card_named
 from p2prl.plain_text import cleaned

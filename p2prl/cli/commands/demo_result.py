@@ -11,8 +11,8 @@ from p2prl.config.new_run import RunFolder
 from p2prl.json_lines import read_json_lines
 from p2prl.learner.journal.journal import Journal
 from p2prl.protocol.identity import peer_id_of
-from p2prl.scoreboard.ledger.leaderboard_totals import Person
 from p2prl.scoreboard.ledger.run_folder_source import RunFolderSource
+from p2prl.scoreboard.ledger.total_rows import Person
 
 
 def demo_summary(

@@ -28,7 +28,7 @@ from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
 from p2prl.quantity_text import size_text
 from p2prl.scoreboard.documents.api_views import require_run, run_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger_dump import write_dump

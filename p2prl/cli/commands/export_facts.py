@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.cli.views.export_card import RewardChange
-from p2prl.config.loss_table import LossConfig
+from p2prl.config.loss_config import LossConfig
 from p2prl.config.preference_packing import FOLDER, PAIRS_FILE
 from p2prl.learner.training.preferences import PreferenceConfig, pair_count
 from p2prl.plain_text import counted

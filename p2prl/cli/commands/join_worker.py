@@ -30,7 +30,7 @@ from p2prl.config.machine_limits import DiskPlan, sampling_memory
 from p2prl.config.refused_runs import forgetting_refused
 from p2prl.config.worker_folder import read_status
 from p2prl.controls.energy import EnergyAccount, EnergyUse
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.net.process.early_port import EarlyPort
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.protocol.envelope import body_of, open_envelope
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from p2prl.models.groups.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort
-    from p2prl.net.process.run_bootstrap import Prepare
+    from p2prl.net.process.run_preparation import Prepare
 
 _MEET_S = 10.0
 """How long the run is looked for before the engine is imported meanwhile."""

@@ -18,7 +18,7 @@ from p2prl.config.owner_limits import config_file, config_text, load_limits, rem
 from p2prl.config.worker_folder import default_home
 from p2prl.controls.limits import SPECS
 from p2prl.controls.messages import Answer, LimitShown, LimitsRequest, StatusRequest
-from p2prl.controls.quantities import OFF
+from p2prl.controls.owner_values import OFF
 from p2prl.disk_full import write_error
 from p2prl.errors import ConfigError
 

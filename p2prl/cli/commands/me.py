@@ -20,13 +20,13 @@ from p2prl.config.owner_limits import load_limits
 from p2prl.config.worker_folder import default_home, read_status
 from p2prl.controls.energy import EnergyAccount, tokens_per_kwh
 from p2prl.controls.limits import figures
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.errors import IdentityError, MachineError
 from p2prl.plain_text import cleaned, counted, wrapped
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.ledger.leaderboard_totals import credit_of
+from p2prl.scoreboard.ledger.total_rows import credit_of
 from p2prl.time_text import age_text
 
 

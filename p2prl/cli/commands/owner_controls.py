@@ -23,8 +23,8 @@ from p2prl.controls.energy import EnergyUse
 from p2prl.controls.limits import Figures, Limits, figures
 from p2prl.controls.live_controls import LiveControls
 from p2prl.controls.nvidia_sensors import find_card
+from p2prl.controls.owner_values import Price
 from p2prl.controls.program_process import ProgramWatch, programs_program
-from p2prl.controls.quantities import Price
 from p2prl.controls.rules import Order
 from p2prl.controls.sensors import MachineSensors
 from p2prl.errors import MachineError

@@ -27,9 +27,9 @@ _HEADING = (
 )
 
 if TYPE_CHECKING:
-    from p2prl.planning.activation import Activation, Affordable
-    from p2prl.planning.bottleneck import Advice, Arithmetic
+    from p2prl.planning.cheapest_machines import Activation, Affordable
     from p2prl.planning.fleet import Fleet
+    from p2prl.planning.fleet_advice import Advice, Arithmetic
     from p2prl.planning.fleet_capacity import FleetCapacity, RowCapacity
     from p2prl.planning.host_record import HostChoice
     from p2prl.planning.observed_run import ObservedRun
@@ -90,8 +90,8 @@ def plan(
 
     Contacts nobody, and needs no card.
     """
-    from p2prl.planning.activation import activation_of, affordable
-    from p2prl.planning.bottleneck import advise
+    from p2prl.planning.cheapest_machines import activation_of, affordable
+    from p2prl.planning.fleet_advice import advise
     from p2prl.planning.utilization_forecast import forecast
 
     began = time.monotonic()

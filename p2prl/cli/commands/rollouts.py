@@ -22,7 +22,7 @@ from p2prl.plain_text import counted
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 
 if TYPE_CHECKING:
-    from p2prl.learner.rollouts import Order, Rollout
+    from p2prl.learner.trained_rollouts import Order, Rollout
 
 
 def rollouts(
@@ -56,7 +56,7 @@ def rollouts(
 
             from p2prl.config.new_run import open_run
             from p2prl.config.rollout_reading import open_rollouts
-            from p2prl.learner.rollouts import Wanted
+            from p2prl.learner.trained_rollouts import Wanted
 
             with open_rollouts(open_run(run), kept, on_notice=say) as reader:
                 on_progress("scoring parts", 0.5)

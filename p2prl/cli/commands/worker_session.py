@@ -31,7 +31,7 @@ from p2prl.scoreboard.ledger.mirror import MirroringPort
 
 if TYPE_CHECKING:
     from p2prl.config.requirements import Requirements
-    from p2prl.net.process.run_bootstrap import Prepare
+    from p2prl.net.process.run_preparation import Prepare
 
 
 _STATUS_PERIOD_S = 1.0

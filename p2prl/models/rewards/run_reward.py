@@ -2,7 +2,7 @@
 
 This is the only place where rewards are computed. The run manifest gives the reward (`success+0.2*process:clip`,
 parsed by `p2prl/algorithms/reward_spec.py`); tasks and scorers come from `p2prl/tasks`; the parts are refined and
-added up by `p2prl/algorithms/reward_shaping.py`. Volunteers show the result to their owners. The learner recomputes it
+added up by `p2prl/algorithms/process_rewards.py`. Volunteers show the result to their owners. The learner recomputes it
 from the tokens and trains only on its own result. The success of a data task comes from its own scorers, in a sandbox
 (`run_scoring`). A reward model is on the learner's machine alone, so that nobody else can compute such a reward.
 """
@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.reward_shaping import completion_rewards, refine_steps
+from p2prl.algorithms.process_rewards import completion_rewards, refine_steps
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.errors import ConfigError
 from p2prl.tasks.process_scorer import Judgement, ProcessScorer

@@ -47,7 +47,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import events
-from p2prl.swarm.groups.config import PATIENCE_S
+from p2prl.swarm.groups.groups_config import PATIENCE_S
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.dial_rules import is_numeric_loopback

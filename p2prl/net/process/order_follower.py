@@ -12,7 +12,7 @@ from p2prl.clock import Clock
 from p2prl.controls.rules import Order
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort, Suspendable
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 
 _RESTING_POLL_S = 1.0
 """Longest wait for messages while the owner's limits let the role do nothing: a resting worker should cost nothing."""
@@ -66,11 +66,11 @@ class OrderFollower:
         """Whether the role has done what this order says. From any thread."""
         return self._followed == order
 
-    def turns(self, bootstrap: RunBootstrap[Any], *, is_due: Callable[[], bool], poll_s: float) -> Iterator[float]:
+    def turns(self, preparation: RunPreparation[Any], *, is_due: Callable[[], bool], poll_s: float) -> Iterator[float]:
         """The turns of the role's loop, while one is due. Yields how long each may wait for messages, in seconds:
         `poll_s`, or longer at rest.
 
-        Turns on the network count towards the patience of `bootstrap`, with the errors of its `count_turn`.
+        Turns on the network count towards the patience of `preparation`, with the errors of its `count_turn`.
         """
         assert self._network is not None
         ended = self._clock.now()
@@ -79,7 +79,7 @@ class OrderFollower:
             yield _RESTING_POLL_S if self.order.rests else poll_s
             ended = self._clock.now()
             if not self.is_suspended:
-                bootstrap.count_turn(ended - began, self._network)
+                preparation.count_turn(ended - began, self._network)
 
     def computed(self, seconds: float) -> None:
         """The engine has computed for this long; `rest_s` tells how long it rests now."""

@@ -42,7 +42,7 @@ _MOST_SHARE = 4
 """One part in this many of the weights is the most that a version's patches may have, and what is staged for it, if it
 is to be written over the version before: 7 % of changed bf16 words are just within it. Where more changes, a file of
 its own costs less. A learner that signs versions which change less at first and more at the end costs a disk no more
-than it was told (`p2prl.swarm.policies.disk_room`)."""
+than it was told (`p2prl.swarm.policies.retention`)."""
 
 
 def rebuild(order: control.PatchesReady, files: StoreFiles | None = None) -> None:

@@ -20,9 +20,9 @@ from p2prl.scoreboard.documents.api_schema import (
     VersionUse,
 )
 from p2prl.scoreboard.ledger.known_run import KnownRun
-from p2prl.scoreboard.ledger.leaderboard_totals import Step, summed
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.scoreboard.ledger.total_rows import Step, summed
 from p2prl.time_text import time_text
 
 ACTIVE_STEPS = 20

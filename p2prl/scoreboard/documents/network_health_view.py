@@ -6,9 +6,9 @@ from functools import lru_cache, reduce
 
 from p2prl.scoreboard.documents.api_views import ACTIVE_STEPS, require_run, rounded
 from p2prl.scoreboard.documents.page_schema import NetworkDocument
-from p2prl.scoreboard.ledger.leaderboard_totals import Step
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
+from p2prl.scoreboard.ledger.total_rows import Step
 
 
 def network_document(snapshot: Snapshot) -> NetworkDocument:

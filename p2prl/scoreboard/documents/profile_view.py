@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.documents.activity_view import active_days, owner_activity
 from p2prl.scoreboard.documents.api_views import require_run, run_document
-from p2prl.scoreboard.documents.leaderboard_view import owner_of
 from p2prl.scoreboard.documents.page_schema import Badge, ProfileDocument
-from p2prl.scoreboard.ledger.leaderboard_totals import Person
+from p2prl.scoreboard.documents.ranked_leaderboard import owner_of
+from p2prl.scoreboard.documents.work_over_time import active_days, owner_activity
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.owner_totals import receipts_root
+from p2prl.scoreboard.ledger.total_rows import Person
 
 FIRST_STEPS = 10
 """Learner steps with receipts whose contributors were there from the start."""

@@ -9,7 +9,6 @@ from p2prl.errors import IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.protocol.membership_statements import TeamName, invite_text
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.documents.activity_view import team_activity, team_window_work
 from p2prl.scoreboard.documents.api_views import require_run, run_document
 from p2prl.scoreboard.documents.page_cursor import ALL, cursor_of, place_of
 from p2prl.scoreboard.documents.team_schema import (
@@ -18,6 +17,7 @@ from p2prl.scoreboard.documents.team_schema import (
     TeamProfileDocument,
     TeamsDocument,
 )
+from p2prl.scoreboard.documents.work_over_time import team_activity, team_window_work
 from p2prl.scoreboard.ledger.hourly_totals import NO_WORK, Work
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from p2prl.scoreboard.ledger.leaderboard_totals import Person
+from p2prl.scoreboard.ledger.total_rows import Person
 
 ESCROW_GROUPS = 32
 """Who cheats in one of q groups loses 32 when it is found."""

@@ -21,8 +21,8 @@ from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.team_membership import Teams
 from p2prl.scoreboard.ledger.escrow import forfeited, with_credited_tokens
 from p2prl.scoreboard.ledger.hourly_totals import HourlyTotals
-from p2prl.scoreboard.ledger.leaderboard_totals import Person
 from p2prl.scoreboard.ledger.marks import OWN_GROUPS, own_marks, passed
+from p2prl.scoreboard.ledger.total_rows import Person
 
 OTHER_REASON = "other"
 """Replaces every unknown reason code: a receipt's free text is never shown."""

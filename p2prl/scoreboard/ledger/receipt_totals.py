@@ -9,9 +9,9 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.identity import PUBLIC_KEY_BYTES
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
-from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Step, summed
 from p2prl.scoreboard.ledger.marks import RunMarksSoFar
 from p2prl.scoreboard.ledger.owner_totals import CREDITED, CountedReceipt, OwnerTotals, reason_place
+from p2prl.scoreboard.ledger.total_rows import MICRO, Step, summed
 
 MAX_GROUP_TOKENS = limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS
 """Completion tokens that one group can hold."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2prl.protocol.ownership import Ownership
-from p2prl.scoreboard.ledger.leaderboard_totals import NO_STANDING, Validator
+from p2prl.scoreboard.ledger.total_rows import NO_STANDING, Validator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,8 +26,8 @@ from p2prl.protocol.ledger_messages import CheckOutcome, Verdict, VerdictCheck
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.team_membership import Teams
 from p2prl.scoreboard.ledger.escrow import ESCROW_VERDICTS, Escrow
-from p2prl.scoreboard.ledger.leaderboard_totals import Validator
 from p2prl.scoreboard.ledger.receipt_totals import MAX_GROUP_TOKENS, CountedGroup
+from p2prl.scoreboard.ledger.total_rows import Validator
 from p2prl.scoreboard.ledger.validator_shares import Change, ValidatorShares
 from p2prl.scoreboard.ledger.verdict_pay import PayRecord, VerdictPay
 

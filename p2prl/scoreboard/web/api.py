@@ -14,7 +14,6 @@ from fastapi.responses import StreamingResponse
 
 from p2prl.protocol import limits
 from p2prl.scoreboard.documents import api_views
-from p2prl.scoreboard.documents.activity_view import TOP, activity_document
 from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
@@ -26,7 +25,6 @@ from p2prl.scoreboard.documents.api_schema import (
     RunDocument,
 )
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.network_health_view import network_document
 from p2prl.scoreboard.documents.page_schema import (
@@ -37,8 +35,10 @@ from p2prl.scoreboard.documents.page_schema import (
     ProfileDocument,
 )
 from p2prl.scoreboard.documents.profile_view import profile_document
+from p2prl.scoreboard.documents.ranked_leaderboard import contributor_document, leaderboard_document
 from p2prl.scoreboard.documents.team_schema import TeamProfileDocument, TeamsDocument
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
+from p2prl.scoreboard.documents.work_over_time import TOP, activity_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource
 from p2prl.scoreboard.ledger_dump import dump_items
 from p2prl.scoreboard.web.answers import Answers

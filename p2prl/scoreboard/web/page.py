@@ -16,15 +16,15 @@ from p2prl.plain_text import counted
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.quantity_text import count, credit, percent, quantity
 from p2prl.scoreboard.documents import api_views
-from p2prl.scoreboard.documents.activity_view import TOP, activity_document
 from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document, rank_of
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.network_health_view import network_document
 from p2prl.scoreboard.documents.page_cursor import ALL
 from p2prl.scoreboard.documents.profile_view import profile_document
+from p2prl.scoreboard.documents.ranked_leaderboard import contributor_document, leaderboard_document, rank_of
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
+from p2prl.scoreboard.documents.work_over_time import TOP, activity_document
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.web.learning_curve import reward_chart
 from p2prl.scoreboard.web.qr_code import qr_code

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 
 from p2prl.scoreboard.documents import api_views
-from p2prl.scoreboard.documents.activity_view import activity_document
 from p2prl.scoreboard.documents.answers_view import answers_document
 from p2prl.scoreboard.documents.evaluation_view import evaluations_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.network_health_view import network_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
+from p2prl.scoreboard.documents.work_over_time import activity_document
 from p2prl.scoreboard.ledger.ledger_sources import LedgerSource, Snapshot
 from p2prl.scoreboard.ledger_dump import write_dump
 from p2prl.scoreboard.web.drawing import can_draw

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.link_messages import Chunk
 from p2prl.swarm.disk_quota import DiskQuota
-from p2prl.swarm.groups.config import KEPT_S, PATIENCE_S, STALLED_S, GroupBodyConfig
+from p2prl.swarm.groups.groups_config import KEPT_S, PATIENCE_S, STALLED_S, GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader, KnownHeaders
 from p2prl.swarm.groups.requests import PartRequests
 from p2prl.swarm.ports import BlobStore

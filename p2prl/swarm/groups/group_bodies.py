@@ -21,8 +21,8 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.disk_quota import DiskQuota
-from p2prl.swarm.groups.config import PAUSE_S, GroupBodyConfig
 from p2prl.swarm.groups.fetching import BodyFetching
+from p2prl.swarm.groups.groups_config import PAUSE_S, GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader, KnownHeaders
 from p2prl.swarm.groups.requests import PartRequest, PartRequests
 from p2prl.swarm.groups.serving import PartServing

@@ -12,7 +12,7 @@ from p2prl.protocol.envelope import Opened, body_of
 from p2prl.protocol.identity import PeerId, peer_id_of
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.rollout_group import GroupHeader
-from p2prl.swarm.groups.config import GroupBodyConfig
+from p2prl.swarm.groups.groups_config import GroupBodyConfig
 
 HEADERS_PER_BODY = 16
 """Headers of other peers remembered for one body. Copies of a header are attacks: every request for a part of the body

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import ChunkRequest, Place
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.groups.config import REQUEST_S, GroupBodyConfig
+from p2prl.swarm.groups.groups_config import REQUEST_S, GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeader
 
 _REMEMBERED_PARTS = 256

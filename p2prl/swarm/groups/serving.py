@@ -17,8 +17,8 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk, ChunkRefused, Place, place_of
 from p2prl.protocol.manifests import tree_of
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.fetching import BodyFetching
+from p2prl.swarm.groups.groups_config import GroupBodyConfig
 from p2prl.swarm.groups.headers import KnownHeaders
 from p2prl.swarm.groups.requests import PartRequests
 

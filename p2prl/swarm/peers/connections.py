@@ -20,7 +20,7 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.events import Command, Meet
 from p2prl.swarm.peers.bans import Bans
 from p2prl.swarm.peers.clock_estimate import PeerClock, Vote, clock_error_s
-from p2prl.swarm.peers.config import ANSWER_HELLO_S, ConnectionsConfig
+from p2prl.swarm.peers.connections_config import ANSWER_HELLO_S, ConnectionsConfig
 from p2prl.swarm.peers.discovery import Discovery
 from p2prl.swarm.peers.join_link_peers import SHOW_LINKS
 from p2prl.swarm.peers.link_admission import Claim, LinkAdmission, LinkClass

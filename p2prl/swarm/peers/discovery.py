@@ -23,7 +23,7 @@ from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord, stand
 from p2prl.swarm.events import Command, Dial, LookUp, Register
 from p2prl.swarm.peers.address_book import AddressBook, KnownPeer
 from p2prl.swarm.peers.bans import Bans
-from p2prl.swarm.peers.config import DIAL_S, ConnectionsConfig
+from p2prl.swarm.peers.connections_config import DIAL_S, ConnectionsConfig
 from p2prl.swarm.peers.dial_rules import ASKED_DIALS, DialBudget, DialRules, Network, rules_for
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.meetings import is_direct_public

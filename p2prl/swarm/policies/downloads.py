@@ -16,7 +16,7 @@ from p2prl.protocol.policy_head import PatchEdge
 from p2prl.swarm.events import BaseReleased, Event, VersionReady, WeightsReleased
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
-from p2prl.swarm.policies.disk_room import DiskRoom, Retention
+from p2prl.swarm.policies.retention import DiskRoom, Retention
 from p2prl.swarm.policies.routing import RoutePlanner
 from p2prl.swarm.policies.stalls import MOST_BACK, Stalls, Step
 from p2prl.swarm.policies.version_download import DownloadStats, VersionDownload, patch_blobs

@@ -35,8 +35,8 @@ from p2prl.swarm.policies.catalog import (
     SignedHead,
     blobs_of,
 )
-from p2prl.swarm.policies.disk_room import Retention
 from p2prl.swarm.policies.downloads import VersionDownloads
+from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import LocalBase, RoutePlanner
 from p2prl.swarm.policies.version_download import DownloadStats
 from p2prl.swarm.relay.chunk_relay import Relay

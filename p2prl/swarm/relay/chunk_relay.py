@@ -34,10 +34,10 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_sets import to_bitmap
-from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.download import ChunkDownloads, check_have
 from p2prl.swarm.relay.grant_order import Rates
 from p2prl.swarm.relay.grants import ChunkUploads
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl.swarm.relay.state import Neighbor, RelayState, RelayStats, Transfer
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 

@@ -26,7 +26,8 @@ from p2prl.protocol.link_messages import (
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.random_choice import draw
 from p2prl.swarm.relay.chunk_sets import indices_of, of_bitmap, to_bitmap
-from p2prl.swarm.relay.config import (
+from p2prl.swarm.relay.observed_rates import DownlinkRate
+from p2prl.swarm.relay.relay_config import (
     DECLINED_S,
     DUPLICATE_SHARE,
     ENDGAME_GAIN,
@@ -37,7 +38,6 @@ from p2prl.swarm.relay.config import (
     SNUB_S,
     STALL_S,
 )
-from p2prl.swarm.relay.observed_rates import DownlinkRate
 from p2prl.swarm.relay.state import Neighbor, RelayState, Subscription, Transfer
 from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, depth_beyond, under_way_at_most
 

@@ -15,10 +15,10 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import ChunkGrant, ChunkRefused, Have, Place
 from p2prl.swarm.relay.chunk_sets import draw_index, indices_of
-from p2prl.swarm.relay.config import BUSY_RETRY_S, GRANT_S, PROGRESS_S, REQUEST_TIMEOUT_S, SNUB_S, STALL_S
 from p2prl.swarm.relay.grant_order import Rank, rank
 from p2prl.swarm.relay.leaders import FirstCopy
 from p2prl.swarm.relay.learner_grant_order import SourceOrder, count_gains
+from p2prl.swarm.relay.relay_config import BUSY_RETRY_S, GRANT_S, PROGRESS_S, REQUEST_TIMEOUT_S, SNUB_S, STALL_S
 from p2prl.swarm.relay.send_reports import SendReports
 from p2prl.swarm.relay.state import Interest, RelayState, Subscription, Transfer
 from p2prl.swarm.relay.upload_slots import (

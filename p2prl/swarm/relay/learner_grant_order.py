@@ -10,9 +10,9 @@ import math
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.relay.config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S
 from p2prl.swarm.relay.grant_order import Pace, Rank, observed_pace, rank
 from p2prl.swarm.relay.leaders import carry_it
+from p2prl.swarm.relay.relay_config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S
 from p2prl.swarm.relay.state import Interest, RelayState, Transfer
 from p2prl.swarm.relay.upload_slots import UploadSlots
 

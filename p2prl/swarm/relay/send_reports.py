@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from p2prl.protocol.identity import PeerId
-from p2prl.swarm.relay.config import STALL_S
+from p2prl.swarm.relay.relay_config import STALL_S
 from p2prl.swarm.relay.state import RelayState
 from p2prl.swarm.relay.upload_slots import UploadSlots
 

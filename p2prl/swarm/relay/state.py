@@ -15,10 +15,10 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.ports import BlobStore, Randomness
 from p2prl.swarm.relay.chunk_sets import Rarity, to_bitmap
-from p2prl.swarm.relay.config import RelayConfig
 from p2prl.swarm.relay.grant_order import Pace, Rates
 from p2prl.swarm.relay.leaders import FirstCopy, Leaders
 from p2prl.swarm.relay.observed_rates import Gains, SendRate
+from p2prl.swarm.relay.relay_config import RelayConfig
 
 _REMEMBERED_REQUESTS = 16_384
 """Requests remembered per neighbor (512 KiB): far more than can be late at once."""

@@ -11,8 +11,8 @@ import torch
 
 from p2prl.algorithms.advantages import AdvantageConfig
 from p2prl.algorithms.aggregation import AggregationConfig
-from p2prl.algorithms.config_checks import require_between
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, LOSSES, build_loss, loss_by_name
+from p2prl.algorithms.value_checks import require_between
 from p2prl.errors import ConfigError
 from tests.unit.algorithms.batches import random_batch
 from tests.unit.installed_package import install_package

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.algorithms.process_rewards import RewardConfig
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.errors import ConfigError
 

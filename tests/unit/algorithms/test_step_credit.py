@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from p2prl.algorithms.advantages import AdvantageConfig, AdvantageKind, compute_advantages
-from p2prl.algorithms.reward_shaping import RewardConfig, refine_steps, steps_to_tokens
+from p2prl.algorithms.process_rewards import RewardConfig, refine_steps, steps_to_tokens
 from p2prl.algorithms.step_credit import StepRewards, returns_to_go, step_advantages
 from p2prl.errors import ConfigError, LocalProtocolError
 

@@ -15,7 +15,7 @@ from p2prl.cli.commands.bench import BENCHMARKS
 from p2prl.cli.examples import examples
 from p2prl.config.presets import PRESETS
 from p2prl.controls.limits import SPECS
-from p2prl.controls.quantities import OFF
+from p2prl.controls.owner_values import OFF
 from p2prl.errors import ConfigError
 from p2prl.protocol.manifests import DTYPE_BYTES
 from p2prl.tasks.task_registry import TASKS

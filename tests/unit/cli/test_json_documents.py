@@ -31,7 +31,7 @@ from p2prl.client.seeder import Seeding
 from p2prl.clock import SystemClock
 from p2prl.config.new_run import RunFolder, open_run
 from p2prl.controls.energy import EnergyAccount, EnergyUse
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.errors import IntegrityError
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.signing_sender import SigningSender

@@ -27,7 +27,7 @@ from p2prl.learner.intake.replay_pace import ReplayPace
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.timing.live_forecast import UPDATES, Forecaster
 from p2prl.learner.timing.standby import StandbyChoice
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import BUCKETS, LossPipeline, LossPipelineConfig
 from p2prl.learner.training.preferences import PreferenceConfig, Preferences

@@ -21,7 +21,7 @@ from p2prl.net.storage.key_file import create_identity
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.quantity_text import credit
 from p2prl.scoreboard.certificate import issue, read, recount
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document
+from p2prl.scoreboard.documents.ranked_leaderboard import contributor_document
 from p2prl.scoreboard.ledger_dump import verify_source
 from p2prl.scoreboard.web.page import PageRequest, render_contributor
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt

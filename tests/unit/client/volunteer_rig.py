@@ -11,7 +11,7 @@ from p2prl.client.refused_work import ReplayRefused
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.models.groups.group_work import SamplingTools
 from p2prl.net.process import control
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, seal
 from p2prl.protocol.identity import Identity
@@ -87,7 +87,7 @@ class VolunteerRig:
             spool_path=self.spool,
             config=VolunteerConfig(agent=AgentConfig(slots_in_flight=2), background=background, stands_by=stands_by),
             clock=self.clock,
-            bootstrap=RunBootstrap(
+            preparation=RunPreparation(
                 lambda _, __: SamplingTools(self.small_run.sampler, self.small_run.work), lambda _, __: None
             ),
             on_progress=self.progress.append,

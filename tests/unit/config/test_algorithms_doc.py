@@ -12,7 +12,7 @@ import pytest
 from p2prl.algorithms.advantages import GROUPLESS, AdvantageKind
 from p2prl.algorithms.aggregation import AggregationKind
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
-from p2prl.config.loss_table import ReferenceTable
+from p2prl.config.loss_config import ReferenceTable
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.probation import ProbationConfig
 from tests.unit.algorithms.rival_oracles import PULLS

@@ -17,7 +17,7 @@ from p2prl.errors import ConfigError
 from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.tasks.data.data_plan import DataPlan
-from p2prl.tasks.probe_verdict import ProbeFacts
+from p2prl.tasks.new_run_verdict import ProbeFacts
 from tests.unit.learner.scripted_swarm import _warm_weights
 
 SETTINGS = preset_by_name("chain4").settings_text()

@@ -20,7 +20,7 @@ from p2prl.config.new_run import RunFolder, init_run, open_run, run_file_blobs
 from p2prl.config.presets import preset_by_name
 from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.new_run_plan import RunPlan
-from p2prl.learner.training.local_engine import LocalEngine, make_trainer
+from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig

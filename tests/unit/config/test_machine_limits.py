@@ -36,7 +36,7 @@ from p2prl.config.requirements import PROGRAM_BYTES, Requirements
 from p2prl.config.worker_folder import claim_worker_folder
 from p2prl.confinement.role_confinement import Protection
 from p2prl.controls.energy import EnergyUse
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.engines.engine_choice import ChosenEngine
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
@@ -44,7 +44,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.quantity_text import size_text
-from p2prl.swarm.groups.config import GroupBodyConfig
+from p2prl.swarm.groups.groups_config import GroupBodyConfig
 from p2prl_lab.testing.sample_ledgers import manifest
 
 W = 1_000_000_000

@@ -16,7 +16,7 @@ from p2prl.controls.energy import (
     EnergyMeter,
     EnergyUse,
 )
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.controls.rapl_sensor import RaplSensor
 
 FREE = Price()

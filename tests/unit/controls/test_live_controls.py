@@ -21,7 +21,7 @@ from p2prl.controls.energy import EnergyCounter
 from p2prl.controls.limits import Limits
 from p2prl.controls.live_controls import LiveControls, load_pause
 from p2prl.controls.messages import MOST_REQUEST_BYTES, read_answer
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.controls.rules import Order, Pause, Readings
 from p2prl.errors import MachineError, RemoteProtocolError
 

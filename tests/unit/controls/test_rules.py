@@ -8,7 +8,7 @@ import pytest
 
 from p2prl.controls.energy import EnergyCounter
 from p2prl.controls.limits import Limits
-from p2prl.controls.quantities import Price
+from p2prl.controls.owner_values import Price
 from p2prl.controls.rules import LEAST_DUTY, MEMORY_REST_S, QUIET_S, Order, Pause, Readings, Rules
 from p2prl.errors import ConfigError
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from p2prl.algorithms import LOSSES, RolloutBatch
-from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.algorithms.process_rewards import RewardConfig
 from p2prl.config import new_run
-from p2prl.config.loss_table import LossConfig
+from p2prl.config.loss_config import LossConfig
 from p2prl.config.new_run import RunFolder, init_run
 from p2prl.config.presets import preset_by_name
 from p2prl.config.roles import prepare_replay, prepare_sampling

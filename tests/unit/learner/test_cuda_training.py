@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import PURE_BF16, Precision, weight_dtype

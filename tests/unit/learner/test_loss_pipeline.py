@@ -16,7 +16,7 @@ from torch import Tensor
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, LocalProtocolError
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_guards import EssWatch, GuardConfig
 from p2prl.learner.training.loss_pipeline import BUCKETS, STALENESS_EDGES, LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.optimizer_step import Trainer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import IntegrityError
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.preferences import (

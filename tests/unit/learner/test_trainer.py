@@ -19,7 +19,7 @@ from p2prl.algorithms.batch import LossOutput, RolloutBatch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.training.checkpoints import complete_checkpoints, newest_checkpoint
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.training_group import TrainingGroup, training_group

@@ -11,7 +11,7 @@ import torch
 
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.errors import MachineError
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import PURE_BF16, Precision, weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog

@@ -14,7 +14,7 @@ from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, build_loss
 from p2prl.learner.intake.settlement import receipt_of
 from p2prl.learner.journal.groups import GroupState
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.reference_policy import ReferenceConfig

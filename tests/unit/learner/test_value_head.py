@@ -13,7 +13,7 @@ from torch import Tensor
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.algorithms.ppo import gae
 from p2prl.errors import ConfigError, LocalProtocolError, MachineError
-from p2prl.learner.training.local_engine import LocalEngine, make_trainer
+from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.optimizer_step import Trainer

@@ -12,7 +12,7 @@ from p2prl.net.process.network_config import NetworkConfig
 from p2prl.protocol.kinds import Role
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 
 CONFIG = NetworkConfig(
     key_file=Path("/worker/key.json"),

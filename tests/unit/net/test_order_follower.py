@@ -10,7 +10,7 @@ from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.order_follower import IDLE_S, OrderFollower
 from p2prl.net.process.passing_port import PassingPort
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 
 
 class Port:
@@ -87,7 +87,7 @@ def test_orders_and_caps_reach_the_network_from_any_thread() -> None:
     assert port.calls == ["wake", control.SetUploadCaps(1.0, 2)]
 
 
-class CountedTurns(RunBootstrap[None]):
+class CountedTurns(RunPreparation[None]):
     """A start of work that notes how long the turns it counts took."""
 
     def __init__(self) -> None:
@@ -120,8 +120,8 @@ def test_a_turn_that_outlasts_the_patience_ends_the_loop() -> None:
     port, follower = Port(), OrderFollower(clock)
     port.status = control.Status((), 0, 0, 0, 0, (-1, 0, 0), resident_bytes=0, daemon_bytes=0)
     follower.attach(port)
-    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
-    turns = follower.turns(bootstrap, is_due=lambda: True, poll_s=0.25)
+    preparation: RunPreparation[None] = RunPreparation(lambda _, __: None, lambda _, __: None)
+    turns = follower.turns(preparation, is_due=lambda: True, poll_s=0.25)
     for _ in range(15):
         next(turns)
         clock.time += 4.0

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError, MachineError
-from p2prl.planning.bottleneck import advise
 from p2prl.planning.card_speeds import CARDS, decode_step_s, slots_that_fit
 from p2prl.planning.fleet import Fleet, MachineRow, PlannedLearner, PlannedRun, measured_speed, read_fleet
+from p2prl.planning.fleet_advice import advise
 from p2prl.planning.fleet_capacity import capacity_of_fleet
 from p2prl.planning.measured_figures import MEASURED, PATCH_RATIOS, patch_ratio, training_share
 from p2prl.planning.model_shapes import MODELS, model_named

@@ -12,8 +12,8 @@ import pytest
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.journal.deliveries import Deliveries, Delivery, read_deliveries
-from p2prl.planning.bottleneck import advise
 from p2prl.planning.fleet import PlannedRun
+from p2prl.planning.fleet_advice import advise
 from p2prl.planning.observed_run import LEAST_UPDATES, ObservedRun, newest_updates, observed_run
 from p2prl.planning.queue_simulation import PACE_LIMIT
 from p2prl.planning.run_reading import read_observed

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from p2prl.learner.timing.capacity import Demand, SamplingMachine
-from p2prl.planning.bottleneck import Advice, advise
 from p2prl.planning.fleet import Fleet, MachineRow, PlannedLearner, PlannedRun
+from p2prl.planning.fleet_advice import Advice, advise
 from p2prl.planning.fleet_capacity import capacity_of_fleet
 from p2prl.planning.utilization_forecast import _quantile, forecast, simulate_run, utilization_of
 

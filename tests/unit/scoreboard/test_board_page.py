@@ -18,7 +18,7 @@ from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.quantity_text import credit, percent, quantity
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_views import run_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import RanksOfRun
 from p2prl.scoreboard.web.learning_curve import HEIGHT, WIDTH, reward_chart
 from p2prl.scoreboard.web.page import STATIC, PageRequest, quoted, render_page

@@ -21,9 +21,9 @@ from p2prl.protocol.delegation import sign_delegation
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.quantity_text import count, credit, quantity
 from p2prl.scoreboard.documents.answers_view import answers_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
 from p2prl.scoreboard.documents.milestones import milestones_document
 from p2prl.scoreboard.documents.profile_view import profile_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.ledger.ledger_sources import PaceOfRun
 from p2prl.scoreboard.ledger_dump import verify_dump, write_dump
 from p2prl.scoreboard.web.api import create_app

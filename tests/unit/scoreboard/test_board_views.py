@@ -13,8 +13,8 @@ from p2prl.protocol.identity import peer_id_of
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS, display_name
 from p2prl.scoreboard.documents import api_views
 from p2prl.scoreboard.documents.api_schema import ContributorDocument, ValidatorDocument
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
-from p2prl.scoreboard.ledger.leaderboard_totals import wilson_interval
+from p2prl.scoreboard.documents.ranked_leaderboard import contributor_document, leaderboard_document
+from p2prl.scoreboard.ledger.total_rows import wilson_interval
 from p2prl.time_text import time_text
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, receipt, sample_run, verdict_on
 

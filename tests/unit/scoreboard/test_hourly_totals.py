@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from p2prl.protocol.delegation import Delegation
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.scoreboard.documents.activity_view import MAX_COLUMNS, MIN_COLUMNS, activity_document, owner_activity
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
+from p2prl.scoreboard.documents.work_over_time import MAX_COLUMNS, MIN_COLUMNS, activity_document, owner_activity
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS
 from p2prl.scoreboard.ledger.owner_totals import CountedReceipt, OwnerTotals, reason_place
 from p2prl_lab.testing.sample_ledgers import START_S, LedgerWriter, MemorySource, identity, receipt

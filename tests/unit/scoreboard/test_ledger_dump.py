@@ -14,7 +14,7 @@ from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Countersignature, Verdict
 from p2prl.scoreboard.documents import api_views
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.scoreboard.ledger_recount import Countersigned
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, identity, sample_run

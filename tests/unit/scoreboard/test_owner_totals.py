@@ -13,7 +13,7 @@ from p2prl.protocol.delegation import DAY_MS, Delegation, Revocation, sign_deleg
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.ownership import Ownership
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import contributor_document, leaderboard_document
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.scoreboard.ledger.owner_totals import CountedReceipt, OwnerTotals, reason_place
 from p2prl.scoreboard.web.page import PageRequest, render_page

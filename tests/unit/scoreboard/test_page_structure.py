@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from p2prl.index.index_app import index_app
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.web.api import create_app
 from p2prl.scoreboard.web.page import STATIC
 from p2prl_lab.board_access import INDEX_PAGES, shown_index

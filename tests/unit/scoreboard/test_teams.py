@@ -19,7 +19,7 @@ from p2prl.protocol.membership_statements import Membership, TeamName, parse_inv
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.team_membership import Teams
-from p2prl.scoreboard.documents.leaderboard_view import contributor_document, leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import contributor_document, leaderboard_document
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger.escrow import ESCROW_GROUPS, ESCROW_VERDICTS
 from p2prl.scoreboard.ledger.hourly_totals import HOUR_MS, team_and_owner

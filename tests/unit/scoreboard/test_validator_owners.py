@@ -14,7 +14,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, VerdictCheck
 from p2prl.protocol.ownership import Ownership
 from p2prl.protocol.team_membership import Teams
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.ledger.escrow import ESCROW_VERDICTS
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
 from p2prl.scoreboard.ledger.receipt_totals import CountedGroup

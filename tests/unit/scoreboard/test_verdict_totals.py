@@ -11,8 +11,8 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.digests import digest
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState, VerdictCheck, VerdictChecks
-from p2prl.scoreboard.ledger.leaderboard_totals import Validator
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
+from p2prl.scoreboard.ledger.total_rows import Validator
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, identity, receipt, verdict_on
 
 ANN, BOB, EVE = identity("ann"), identity("bob"), identity("eve")

@@ -11,8 +11,8 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Place, place_of
 from p2prl.protocol.manifests import BlobRef, blob_of, tree_of
 from p2prl.protocol.rollout_group import GroupHeader
-from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
+from p2prl.swarm.groups.groups_config import GroupBodyConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 
 NOW, PART = 1_800_000_000.0, limits.GROUP_PART_BYTES

@@ -13,8 +13,8 @@ from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm.events import Dial
-from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.connections import Connections
+from p2prl.swarm.peers.connections_config import ConnectionsConfig
 from p2prl.swarm.peers.local_peer import LocalPeer
 
 RUN = Digest(bytes(range(32)))

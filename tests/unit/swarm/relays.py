@@ -16,7 +16,7 @@ from p2prl.protocol.manifests import BlobRef, blob_of, tree_of
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from p2prl_lab.testing.hostile_neighbors import HostileNeighbor
 

@@ -13,8 +13,8 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import Chunk, ChunkRequest
 from p2prl.protocol.manifests import BlobRef, blob_of
 from p2prl.swarm.chunk_faults import BadChunkError
-from p2prl.swarm.groups.config import GroupBodyConfig
 from p2prl.swarm.groups.group_bodies import GroupBodies
+from p2prl.swarm.groups.groups_config import GroupBodyConfig
 from p2prl.swarm.groups.requests import PartRequests
 from tests.unit.swarm.group_bench import NOW, OTHER, PART, PARTS, THIRD, Bench, Group
 from tests.unit.swarm.relays import poisoned

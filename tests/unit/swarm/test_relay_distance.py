@@ -14,7 +14,7 @@ from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import blob_of
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import SOURCE, A
 

@@ -20,7 +20,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import REQUERY_S, REQUEST_TIMEOUT_S, RelayConfig
+from p2prl.swarm.relay.relay_config import REQUERY_S, REQUEST_TIMEOUT_S, RelayConfig
 from p2prl.swarm.relay.state import Neighbor
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, bitmap, blob, chunk, fetcher, piece, poisoned, sent

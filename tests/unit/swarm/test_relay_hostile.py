@@ -12,7 +12,7 @@ from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.chunk_faults import BadChunkError
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
-from p2prl.swarm.relay.config import REQUEST_TIMEOUT_S, STALL_S, RelayConfig
+from p2prl.swarm.relay.relay_config import REQUEST_TIMEOUT_S, STALL_S, RelayConfig
 from p2prl.swarm.relay.state import ANNOUNCED_BYTES
 from p2prl.swarm.relay.upload_slots import MOST_UNDER_WAY, Grant, Upload, UploadSlots
 from p2prl_lab.sim.memory_blobs import MemoryBlobs

@@ -8,8 +8,8 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import BlobQuery, ChunkGrant, ChunkRequest, Have, LinkRates
 from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S, RelayConfig
 from p2prl.swarm.relay.leaders import HOARD_S, REST_S, FirstCopy, Leaders, carry_it
+from p2prl.swarm.relay.relay_config import COPIES_BESIDE_LEADERS, SOURCE_PATIENCE_S, RelayConfig
 from tests.unit.swarm.relays import SOURCE, A, B, C, RelayMesh, bitmap, blob, sent, server
 
 MBIT = 1_000

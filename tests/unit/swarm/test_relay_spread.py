@@ -20,7 +20,7 @@ from p2prl.protocol.link_messages import (
 )
 from p2prl.protocol.manifests import blob_of
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import REQUEST_TIMEOUT_S, RelayConfig
+from p2prl.swarm.relay.relay_config import REQUEST_TIMEOUT_S, RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, SOURCE, A, B, C, RelayMesh, bitmap, blob, chunk, piece, sent
 

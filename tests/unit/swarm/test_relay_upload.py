@@ -23,7 +23,7 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import indices_of, to_bitmap
-from p2prl.swarm.relay.config import GRANT_S, SOURCE_PATIENCE_S, STALL_S, RelayConfig
+from p2prl.swarm.relay.relay_config import GRANT_S, SOURCE_PATIENCE_S, STALL_S, RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import CHUNK, A, B, C, bitmap, blob, fetcher, piece, sent, server
 

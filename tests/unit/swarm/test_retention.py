@@ -12,10 +12,10 @@ from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
-from p2prl.swarm.policies.disk_room import Retention
+from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import LocalBase, RoutePlanner
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 
 LEARNER = Identity(b"l" * 16)

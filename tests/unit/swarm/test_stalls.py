@@ -15,7 +15,7 @@ from p2prl.swarm.policies.stalls import Stalls, Step
 from p2prl.swarm.policies.version_download import VersionDownload
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.chunk_sets import to_bitmap
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 from tests.unit.swarm.relays import SOURCE, A, blob
 

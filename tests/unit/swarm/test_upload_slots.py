@@ -7,7 +7,7 @@ import pytest
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.link_messages import ChunkGrant, ChunkRequest, Have, LinkRates
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl.swarm.relay.upload_slots import (
     Grant,
     Upload,

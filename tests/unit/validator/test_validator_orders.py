@@ -5,7 +5,7 @@ from __future__ import annotations
 from p2prl.controls.rules import Order
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.net.process import control
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 from p2prl.validator.service import Audit, Validator, ValidatorConfig
 from tests.unit.learner.small_run import SmallRun
 from tests.unit.validator.validator_run import ME, PEER, HandClock, InboxPort, arrived, ready
@@ -43,7 +43,7 @@ class Rig:
             run=world.run,
             config=ValidatorConfig(rate=1.0),
             clock=HandClock(),
-            bootstrap=RunBootstrap(lambda _, __: ReplayTools(world.scorer, world.work), lambda _, __: None),
+            preparation=RunPreparation(lambda _, __: ReplayTools(world.scorer, world.work), lambda _, __: None),
             on_audit=self.audits.append,
             on_notice=lambda _: None,
         )

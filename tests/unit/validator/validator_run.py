@@ -6,7 +6,7 @@ from typing import Any
 
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.net.process import control
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 from p2prl.protocol.envelope import body_of, open_envelope, seal
 from p2prl.protocol.ledger_messages import Verdict
 from p2prl.protocol.rollout_group import RolloutGroup
@@ -78,7 +78,7 @@ def audit(
         run=world.run,
         config=ValidatorConfig(rate=rate),
         clock=HandClock(),
-        bootstrap=RunBootstrap(lambda _, __: ReplayTools(world.scorer, world.work), lambda _, __: None),
+        preparation=RunPreparation(lambda _, __: ReplayTools(world.scorer, world.work), lambda _, __: None),
         on_audit=audits.append,
         on_notice=notices.append,
     )

@@ -18,7 +18,7 @@ from p2prl.algorithms.batch import RolloutBatch
 from p2prl.algorithms.guards import ema_update
 from p2prl.algorithms.kl_penalty import reference_penalty
 from p2prl.algorithms.ppo import gae, value_loss
-from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.algorithms.process_rewards import RewardConfig
 from p2prl.algorithms.step_credit import StepRewards, step_advantages
 from p2prl.errors import require
 from p2prl_lab.bench.comparison.recipes import Recipe

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from p2prl.learner.timing.capacity import Demand, SamplingMachine, useful_rate
-from p2prl.planning.activation import cheapest_enough, least_useful
+from p2prl.planning.cheapest_machines import cheapest_enough, least_useful
 from p2prl.planning.utilization_forecast import simulate_run, utilization_of
 
 _DEMAND = Demand(groups_per_update=16, update_s=20.0, staleness_bound=64, publish_every=2)

@@ -19,10 +19,10 @@ from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import BlobRef
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.virtual_time import START, VirtualLoop
-from p2prl.swarm.peers.config import ConnectionsConfig
+from p2prl.swarm.peers.connections_config import ConnectionsConfig
 from p2prl.swarm.peers.topology import Candidate, choose_neighbors, introduction_count
 from p2prl.swarm.relay.chunk_relay import Relay
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.bench.spread.home_links import Population
 from p2prl_lab.bench.spread.outcome import Outcome, Tell
 from p2prl_lab.bench.spread.paced_links import PacedLink, PacedLinks

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from p2prl.algorithms.aggregation import AggregationConfig
 from p2prl.algorithms.batch import LossOutput, RolloutBatch
-from p2prl.algorithms.config_checks import require_between, require_choice, require_positive
 from p2prl.algorithms.gepo_tapered import taper_negatives
 from p2prl.algorithms.loss_spec import LossSpec
 from p2prl.algorithms.ratios import log_expectation_of, terms_of
 from p2prl.algorithms.surrogates import over_nll, weighted_logprob
+from p2prl.algorithms.value_checks import require_between, require_choice, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)

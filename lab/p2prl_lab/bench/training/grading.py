@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.reward_shaping import RewardConfig, completion_rewards, refine_steps, steps_to_tokens
+from p2prl.algorithms.process_rewards import RewardConfig, completion_rewards, refine_steps, steps_to_tokens
 from p2prl.tasks.process_scorer import UNREADABLE, Judgement
 from p2prl.tasks.task_registry import scorer_by_task
 from p2prl_lab.bench.training.environments import Environment

@@ -19,7 +19,7 @@ from p2prl.learner.intake.admission import Candidate, Outcome
 from p2prl.learner.intake.replaying import Replayer
 from p2prl.learner.journal.groups import StoredGroup
 from p2prl.learner.new_run_plan import RunPlan, run_manifest
-from p2prl.learner.training.local_engine import make_trainer
+from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule

@@ -26,8 +26,8 @@ from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Dial, Event
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.peers.config import ConnectionsConfig
 from p2prl.swarm.peers.connections import Connections
+from p2prl.swarm.peers.connections_config import ConnectionsConfig
 from p2prl.swarm.peers.local_peer import LocalPeer
 from p2prl.swarm.peers.subnets import subnet_of
 from p2prl_lab.sim.memory_blobs import MemoryBlobs

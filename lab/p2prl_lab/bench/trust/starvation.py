@@ -26,7 +26,7 @@ from p2prl.swarm import signals
 from p2prl.swarm.events import Event
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.bench.trust.free_keys import ASK_S, question
 from p2prl_lab.sim.memory_blobs import MemoryBlobs
 

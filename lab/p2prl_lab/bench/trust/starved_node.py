@@ -32,7 +32,7 @@ from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.hosts import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.relay.config import RelayConfig
+from p2prl.swarm.relay.relay_config import RelayConfig
 from p2prl_lab.bench.trust.bare_nodes import POLL_S, START_S, address_of, start_node
 from p2prl_lab.bench.trust.free_keys import ASK_S, free_keys
 from p2prl_lab.bench.trust.starvation import ENTRY, MBIT_BYTES_S, StarvedRow

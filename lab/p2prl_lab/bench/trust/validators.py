@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2prl.errors import require
 from p2prl.models.small_models.tiny_models import tiny_model
-from p2prl.scoreboard.ledger.leaderboard_totals import Validator
+from p2prl.scoreboard.ledger.total_rows import Validator
 from p2prl.sim.swarm_config import SwarmConfig
 from p2prl_lab.sim.dishonest_validators import DISHONEST_JUDGES
 from p2prl_lab.sim.validated_swarm import ValidatedSwarm

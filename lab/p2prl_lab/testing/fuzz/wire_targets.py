@@ -26,7 +26,7 @@ from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
 from p2prl.protocol.rollout_group import GroupHeader, RolloutGroup, largest_group_bytes
 from p2prl.protocol.signed_group import read_group
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl.scoreboard.documents.team_view import team_document, teams_document
 from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
 from p2prl.scoreboard.ledger.ledger_fold import BoardState

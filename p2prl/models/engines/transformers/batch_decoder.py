@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from p2prl.models.engines.transformers.batching import batches
 from p2prl.models.engines.transformers.policy_model import PolicyModel
-from p2prl.models.engines.transformers.sampled_row import RowDraws, SampledRow
+from p2prl.models.engines.transformers.row_draws import RowDraws, SampledRow
 
 _COMPACT_SHARE = 0.75
 """The batch is compacted once no more than this share of its rows is still being sampled."""

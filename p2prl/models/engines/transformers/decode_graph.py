@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from p2prl.models.engines.transformers.policy_model import PolicyModel
-from p2prl.models.engines.transformers.sampled_row import SampledRow
+from p2prl.models.engines.transformers.row_draws import SampledRow
 from p2prl.models.engines.transformers.slot_model import SlotModel
 from p2prl.models.hardware.failures import is_out_of_memory
 from p2prl.models.replay_statistics.judge import CREDITED_LOGITS, TokenScores, judge_tokens

@@ -18,13 +18,13 @@ from p2prl.errors import IntegrityError, MachineError
 from p2prl.models.engines.transformers.batch_decoder import BatchDecoder
 from p2prl.models.engines.transformers.batching import DEFAULT_BATCH_TOKENS
 from p2prl.models.engines.transformers.policy_model import PolicyModel
+from p2prl.models.engines.transformers.row_draws import SampledRow
 from p2prl.models.engines.transformers.row_limit import (
     MOST_ROWS,
     RowLimit,
     cache_budget,
     check_granted,
 )
-from p2prl.models.engines.transformers.sampled_row import SampledRow
 from p2prl.models.engines.transformers.slot_decoder import SlotDecoder
 from p2prl.models.engines.transformers.slot_model import check_slots
 from p2prl.models.hardware.failures import is_out_of_memory, release_memory

@@ -26,7 +26,7 @@ from p2prl.models.engines.transformers.decode_graph import (
     recorder_for,
 )
 from p2prl.models.engines.transformers.policy_model import PolicyModel
-from p2prl.models.engines.transformers.sampled_row import RowDraws, SampledRow
+from p2prl.models.engines.transformers.row_draws import RowDraws, SampledRow
 from p2prl.models.engines.transformers.slot_model import SlotModel
 
 _JOIN_SHARE = 0.125

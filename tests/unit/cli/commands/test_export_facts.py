@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2prl.cli.commands.export_facts import loss_settings, newest_evaluation, reward_change
-from p2prl.config.loss_table import LossConfig, ReferenceTable
+from p2prl.config.loss_config import LossConfig, ReferenceTable
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl_lab.testing.sample_ledgers import MemorySource, sample_run
 

@@ -16,7 +16,7 @@ from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.protocol.manifests import RunManifest, Sampling, TaskShare
 from p2prl.scoreboard.documents.api_schema import EvaluatedTaskDocument, EvaluationDocument, RateDocument
 from p2prl.scoreboard.documents.api_views import run_document
-from p2prl.scoreboard.documents.leaderboard_view import leaderboard_document
+from p2prl.scoreboard.documents.ranked_leaderboard import leaderboard_document
 from p2prl_lab.testing.sample_ledgers import MemorySource, manifest, sample_run
 
 HOSTILE = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from p2prl.config.device_checkup import check_device
 from p2prl.errors import IntegrityError
-from p2prl.models.engines.transformers import sampled_row
+from p2prl.models.engines.transformers import row_draws
 from p2prl.models.engines.transformers.batching import DEFAULT_BATCH_TOKENS
 from p2prl.models.engines.transformers.policy_model import PolicyModel, _ComparedWeights
 from p2prl.models.engines.transformers.sampler import TransformersSampler
@@ -179,8 +179,8 @@ def test_the_sampler_draws_what_its_own_logits_demand(dtype: str, kind: str, mon
         drawn.extend(made[0].tolist())
         return made
 
-    monkeypatch.setattr(sampled_row, "draw_with_logprobs", checked)
-    monkeypatch.setattr(sampled_row, "_SMALL", 0)
+    monkeypatch.setattr(row_draws, "draw_with_logprobs", checked)
+    monkeypatch.setattr(row_draws, "_SMALL", 0)
     sampler = TransformersSampler(policy_on(CARD, dtype, kind), capture=False)
     made = sample_all(sampler, requests_of(temperature=0.8))
     assert isinstance(sampler._decoder, SlotDecoder)

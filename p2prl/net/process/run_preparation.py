@@ -47,7 +47,7 @@ OnManifest = Callable[[RunManifest, bytes], int | None]
 bytes of disk that the network process may use; None for no bound. Raises when the owner's machine takes no part."""
 
 
-class RunBootstrap(Generic[T]):
+class RunPreparation(Generic[T]):
     """Collects the run's parts as the network process reports them, and prepares once all are here.
 
     Fourteen attributes, because each part arrives by itself.

@@ -10,7 +10,7 @@ import pytest
 
 from p2prl.errors import IntegrityError, MachineError, RefusedRunError, RemoteProtocolError
 from p2prl.net.process import bridge, control
-from p2prl.net.process.run_bootstrap import RunBootstrap
+from p2prl.net.process.run_preparation import RunPreparation
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Role
@@ -61,37 +61,37 @@ def test_the_base_is_looked_for_before_the_engine_is_built_and_reported_once(wor
         done.append("base")
         return found
 
-    bootstrap: RunBootstrap[None] = RunBootstrap(
+    preparation: RunPreparation[None] = RunPreparation(
         lambda _, __: done.append("engine"), lambda _, __: done.append("shown"), find
     )
     port = InboxPort()
-    bootstrap.answer(port)
+    preparation.answer(port)
     assert port.told == [], "the run is not known yet"
-    bootstrap.take(control.RunKnown(world.manifest_raw))
+    preparation.take(control.RunKnown(world.manifest_raw))
     for file in world.manifest.files:
-        bootstrap.take(control.FileReady(file.name, "/nowhere"))
-    bootstrap.take(control.RunKnown(world.manifest_raw))
-    bootstrap.answer(port)
-    bootstrap.answer(port)
+        preparation.take(control.FileReady(file.name, "/nowhere"))
+    preparation.take(control.RunKnown(world.manifest_raw))
+    preparation.answer(port)
+    preparation.answer(port)
     assert done[:3] == ["shown", "base", "engine"]
     assert done.count("base") == 1
     assert port.told == [signals.RunAccepted(0), signals.StartFrom(found)]
 
 
 def test_without_a_base_nothing_is_reported(world: SmallRun) -> None:
-    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: None)
+    preparation: RunPreparation[None] = RunPreparation(lambda _, __: None, lambda _, __: None)
     port = InboxPort()
-    bootstrap.take(control.RunKnown(world.manifest_raw))
-    bootstrap.answer(port)
-    bootstrap.answer(port)
+    preparation.take(control.RunKnown(world.manifest_raw))
+    preparation.answer(port)
+    preparation.answer(port)
     assert port.told == [signals.RunAccepted(0)]
 
 
 def test_a_run_is_accepted_with_the_disk_it_may_use(world: SmallRun) -> None:
-    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, lambda _, __: 7_000)
+    preparation: RunPreparation[None] = RunPreparation(lambda _, __: None, lambda _, __: 7_000)
     port = InboxPort()
-    bootstrap.take(control.RunKnown(world.manifest_raw))
-    bootstrap.answer(port)
+    preparation.take(control.RunKnown(world.manifest_raw))
+    preparation.answer(port)
     assert port.told == [signals.RunAccepted(7_000)]
 
 
@@ -99,11 +99,11 @@ def test_a_run_that_its_owner_refuses_is_not_accepted(world: SmallRun) -> None:
     def refuse(manifest: RunManifest, raw: bytes) -> int:
         raise MachineError("too large")
 
-    bootstrap: RunBootstrap[None] = RunBootstrap(lambda _, __: None, refuse)
+    preparation: RunPreparation[None] = RunPreparation(lambda _, __: None, refuse)
     port = InboxPort()
     with pytest.raises(MachineError):
-        bootstrap.take(control.RunKnown(world.manifest_raw))
-    bootstrap.answer(port)
+        preparation.take(control.RunKnown(world.manifest_raw))
+    preparation.answer(port)
     assert port.told == []
 
 
@@ -112,13 +112,13 @@ def test_files_that_cannot_be_used_refuse_the_run(world: SmallRun, error: Except
     def prepare(manifest: RunManifest, files: object) -> None:
         raise error
 
-    bootstrap: RunBootstrap[None] = RunBootstrap(prepare, lambda _, __: None)
-    bootstrap.take(control.RunKnown(world.manifest_raw))
+    preparation: RunPreparation[None] = RunPreparation(prepare, lambda _, __: None)
+    preparation.take(control.RunKnown(world.manifest_raw))
     *others, last = [control.FileReady(file.name, "/nowhere") for file in world.manifest.files]
     for file in others:
-        bootstrap.take(file)
+        preparation.take(file)
     with pytest.raises(RefusedRunError, match=f"this run is refused: {error}") as caught:
-        bootstrap.take(last)
+        preparation.take(last)
     assert caught.value.exit_code == 10
 
 
@@ -153,12 +153,12 @@ def test_work_starts_with_the_data_of_the_role(world: SmallRun, role: Role, runs
     tasks = (*world.manifest.tasks, TaskShare("sums", 1.0))
     manifest = msgspec.structs.replace(world.manifest, tasks=tasks, data_sets=(data,))
     prepared: list[set[str]] = []
-    bootstrap: RunBootstrap[None] = RunBootstrap(
+    preparation: RunPreparation[None] = RunPreparation(
         lambda _, files: prepared.append(set(files)), lambda _, __: None, role=role, runs_code=runs_code
     )
-    bootstrap.take(control.RunKnown(seal(world.learner, manifest, run=bytes(32), now=1.0)))
+    preparation.take(control.RunKnown(seal(world.learner, manifest, run=bytes(32), now=1.0)))
     names = {file.name for file in manifest.files} | awaited
     for name in sorted(names):
         assert prepared == []
-        bootstrap.take(control.FileReady(name, "/nowhere"))
+        preparation.take(control.FileReady(name, "/nowhere"))
     assert prepared == [names]

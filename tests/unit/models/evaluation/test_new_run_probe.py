@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from p2prl.models.evaluation.probe import probe
+from p2prl.models.evaluation.new_run_probe import probe
 from p2prl.models.sampling import sample_all
 from p2prl.protocol.digests import digest
-from p2prl.tasks.probe_verdict import figures_of
+from p2prl.tasks.new_run_verdict import figures_of
 from tests.unit.learner.small_run import SmallRun
 from tests.unit.models.data_run import DataRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2prl.algorithms.reward_shaping import (
+from p2prl.algorithms.process_rewards import (
     RewardConfig,
     clip_steps,
     completion_rewards,

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from p2prl.controls.quantities import (
+from p2prl.controls.owner_values import (
     MOST_NAMES,
     WEEK_MINUTES,
     Price,

@@ -9,7 +9,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind
 from p2prl.swarm.events import RunRefused
 from p2prl.swarm.node_core import NodeCore
-from p2prl.swarm.running import Running
+from p2prl.swarm.node_in_run import Running
 
 MOST_EARLY = 128
 """Envelopes kept until the manifest says who their learner is."""

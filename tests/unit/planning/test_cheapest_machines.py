@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from p2prl.learner.timing.capacity import Demand, SamplingMachine, useful_rate
-from p2prl.planning.activation import best_within, cheapest_enough
+from p2prl.planning.cheapest_machines import best_within, cheapest_enough
 from p2prl.planning.utilization_forecast import simulate_run, utilization_of
 
 DEMAND = Demand(groups_per_update=16, update_s=20.0, staleness_bound=64, publish_every=2)

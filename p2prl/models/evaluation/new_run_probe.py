@@ -13,7 +13,7 @@ from p2prl.models.rewards.scoring import failure_kind
 from p2prl.models.sampler_port import Generation, GenerationStopped, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.protocol.digests import digest
-from p2prl.tasks.probe_verdict import ProbeFigures, figures_of
+from p2prl.tasks.new_run_verdict import ProbeFigures, figures_of
 from p2prl.tasks.sandbox.batch import TIMEOUT
 
 _FIRST_GROUPS = 2

@@ -8,7 +8,7 @@ import pytest
 
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, loss_by_name
 from p2prl.algorithms.reward_spec import parse_reward
-from p2prl.config.loss_table import check_dynamic_sampling
+from p2prl.config.loss_config import check_dynamic_sampling
 from p2prl.config.new_run import RunSettings
 from p2prl.config.toml_tables import parse
 from p2prl.errors import ConfigError

@@ -7,12 +7,12 @@ from typing import Literal, NoReturn, cast, get_args
 
 from p2prl.algorithms.advantages import GROUPLESS, AdvantageConfig, AdvantageKind
 from p2prl.algorithms.aggregation import AggregationConfig, AggregationKind
-from p2prl.algorithms.config_checks import require_choice, suggestion
 from p2prl.algorithms.kl_penalty import ReferencePenaltyConfig
 from p2prl.algorithms.loss_registry import BUILTIN_LOSSES, LOSSES, build_loss, loss_by_name
 from p2prl.algorithms.objective import Objective
-from p2prl.algorithms.reward_shaping import RewardConfig
+from p2prl.algorithms.process_rewards import RewardConfig
 from p2prl.algorithms.step_credit import STEP_ADVANTAGES
+from p2prl.algorithms.value_checks import require_choice, suggestion
 from p2prl.errors import ConfigError, require
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.probe_verdict import FEWEST_GROUPS, Fault, ProbeFacts, fault_of, figures_of, figures_text, judge
+from p2prl.tasks.new_run_verdict import FEWEST_GROUPS, Fault, ProbeFacts, fault_of, figures_of, figures_text, judge
 
 FACTS = ProbeFacts(max_new_tokens=64, room=1_000, template_unused=False)
 GOOD = figures_of([(1.0, 0.0)] * 32, [10] * 64, 4)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from p2prl.errors import IdentityError
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.documents.activity_view import window_work
 from p2prl.scoreboard.documents.api_schema import (
     ContributorDocument,
     LeaderboardDocument,
@@ -22,11 +21,12 @@ from p2prl.scoreboard.documents.api_schema import (
 from p2prl.scoreboard.documents.api_views import require_run, rounded
 from p2prl.scoreboard.documents.page_cursor import ALL, cursor_of, place_of
 from p2prl.scoreboard.documents.team_view import team_of
+from p2prl.scoreboard.documents.work_over_time import window_work
 from p2prl.scoreboard.ledger.hourly_totals import NO_WORK, Work
-from p2prl.scoreboard.ledger.leaderboard_totals import MICRO, Person, Validator, wilson_interval
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.owner_totals import receipts_root
+from p2prl.scoreboard.ledger.total_rows import MICRO, Person, Validator, wilson_interval
 from p2prl.time_text import time_text
 
 _MACHINES_LISTED = 16

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from p2prl.confinement.host_calls import (
+from p2prl.confinement.role_filter import (
     HOST_CALLS,
     LAST_CALL,
     OUTSIDE_CALLS,

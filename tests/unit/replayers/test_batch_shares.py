@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.replayers.shares import deal
+from p2prl.replayers.batch_shares import deal
 
 Groups = list[tuple[list[int], list[int]]]
 """Prompt and lengths of completions of each group."""

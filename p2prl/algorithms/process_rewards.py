@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2prl.algorithms.config_checks import require_between
 from p2prl.algorithms.ratios import computing, on_mask
+from p2prl.algorithms.value_checks import require_between
 from p2prl.errors import LocalProtocolError
 
 
