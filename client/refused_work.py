@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from p2prl.client.evidence import MAX_CASES, Case, Evidence, evidence_path, write_evidence
-from p2prl.client.refusals import VOIDED_AT, Fault, Refusals, Replayed
+from p2prl.client.refusal_judgement import VOIDED_AT, Fault, Refusals, Replayed
 from p2prl.client.spool import Spool
 from p2prl.errors import MachineError, P2PRLError, WorkRefusedError
 from p2prl.plain_text import counted

@@ -1,8 +1,8 @@
 """The volunteer's main loop: receive weights, sample and sign groups, deliver them; no finished group is ever lost.
 
 A thin shell. `agent` decides the next action, `sampler` computes groups, `spool` stores them, `delivery` sends them to
-the learner, `hot_swap` prepares the next policy. The network process downloads new weights and relays them while this
-process samples.
+the learner, `policy_staging` prepares the next policy. The network process downloads new weights and relays them while
+this process samples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.delivery import REDELIVER_S, Delivery
-from p2prl.client.hot_swap import HotSwap
+from p2prl.client.policy_staging import HotSwap
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.refused_work import RefusedWork, ReplayRefused
 from p2prl.client.sampler import FinishedGroup, SlotSampler

@@ -26,7 +26,7 @@ from p2prl.client.run_watch import RunView
 from p2prl.config.presets import PRESETS
 from p2prl.config.requirements import requirements_of
 from p2prl.config.worker_folder import platform_home
-from p2prl.models.engines.engine_choice import AUTO
+from p2prl.models.engines.engine_names import AUTO
 from p2prl.models.engines.registry import choose_engine
 from p2prl.plain_text import wrapped
 from p2prl.protocol.kinds import Role

@@ -5,10 +5,10 @@
 A child follows an endless series of versions with the code of a volunteer: it writes chunks of a patch into the blob
 store (`p2prl.net.storage.chain_blobs`), decodes the patch over the weights of the chain, which is first made of the
 version that was downloaded whole (`p2prl.net.process.version_rebuild`), reads every chunk of them as it would for a
-peer, keeps their signed manifest (`p2prl.net.storage.kept_versions`), and drops older versions. Now and then it jumps:
-a version comes as a whole file. The parent ends it with SIGKILL, reads the disk as a restarted volunteer does, compares
-every word of the kept versions, and restarts the child, which must continue from there without losing a version or a
-chunk of the next patch. Prints a report as JSON; exits 1 at the first violation, and keeps the folder.
+peer, keeps their signed manifest (`p2prl.net.storage.versions_at_start`), and drops older versions. Now and then it
+jumps: a version comes as a whole file. The parent ends it with SIGKILL, reads the disk as a restarted volunteer does,
+compares every word of the kept versions, and restarts the child, which must continue from there without losing a
+version or a chunk of the next patch. Prints a report as JSON; exits 1 at the first violation, and keeps the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from p2prl.net.storage.chain_blobs import CHAIN_FOLDER, WorkerBlobs
 from p2prl.net.storage.chain_reader import ChainReader
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.net.storage.held_weights import read_weights
-from p2prl.net.storage.kept_versions import KeptVersions
+from p2prl.net.storage.versions_at_start import KeptVersions
 from p2prl.patches.encode import encode_patch
 from p2prl.patches.kernel_choice import fastest_kernels
 from p2prl.patches.stream_format import SEGMENT_WORDS, segment_spans

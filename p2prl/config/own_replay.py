@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2prl.client.refusals import Replayed
+from p2prl.client.refusal_judgement import Replayed
 from p2prl.client.refused_work import ReplayRefused
 from p2prl.config.own_runs import OwnRun, read_run
 from p2prl.errors import IntegrityError, MachineError, P2PRLError, RemoteProtocolError

@@ -34,7 +34,7 @@ from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.update_engine import EngineMaker
 from p2prl.models.base_model.attention import use_attention
 from p2prl.models.base_model.local_base import flatten_local_base, load_policy
-from p2prl.models.engines.engine_choice import ChosenEngine
+from p2prl.models.engines.engine_names import ChosenEngine
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.engines.transformers.scorer import TransformersScorer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from p2prl.client.agent import AgentConfig
 from p2prl.client.own_groups import OwnGroups
-from p2prl.client.refusals import Replayed
+from p2prl.client.refusal_judgement import Replayed
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.config.network_options import remember_run
 from p2prl.config.own_replay import refused_group_replay

@@ -20,7 +20,7 @@ from p2prl.models.sampler_port import GenerationRequest, Sampler
 from p2prl.models.sampling import sample_all
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 from p2prl.planning.card_speeds import WORK_SHARE
-from p2prl.scoreboard.ledger.total_rows import credit_of
+from p2prl.scoreboard.ledger.credit import credit_of
 
 DAY_S = 86_400.0
 

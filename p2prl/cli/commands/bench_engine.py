@@ -51,7 +51,7 @@ def bench_engine(
         return
     from p2prl.bench.engine.benchmark import EngineBenchConfig, run_engine_bench
     from p2prl.bench.engine.random_lengths import LengthsBenchConfig
-    from p2prl.models.engines.engine_choice import AUTO, VLLM
+    from p2prl.models.engines.engine_names import AUTO, VLLM
     from p2prl.models.engines.registry import choose_engine
     from p2prl.models.hardware.device import choose_device, device_class, use_threads
 

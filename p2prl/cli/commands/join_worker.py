@@ -39,7 +39,7 @@ from p2prl.protocol.manifests import RunManifest
 
 if TYPE_CHECKING:
     from p2prl.client.progress import Progress
-    from p2prl.models.engines.engine_choice import ChosenEngine
+    from p2prl.models.engines.engine_names import ChosenEngine
     from p2prl.models.groups.group_work import SamplingTools
     from p2prl.models.sampler_port import Sampler
     from p2prl.net.process.bridge import NetworkPort

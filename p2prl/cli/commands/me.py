@@ -26,7 +26,7 @@ from p2prl.plain_text import cleaned, counted, wrapped
 from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.ledger.total_rows import credit_of
+from p2prl.scoreboard.ledger.credit import credit_of
 from p2prl.time_text import age_text
 
 

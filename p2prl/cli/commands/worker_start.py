@@ -34,7 +34,7 @@ from p2prl.config.worker_folder import WorkerFolder, check_home, claim_worker_fo
 from p2prl.confinement.role_confinement import Protection, confine_calls, confine_files
 from p2prl.confinement.starter import Starter
 from p2prl.controls.control_socket import ControlSocket
-from p2prl.models.engines.engine_choice import AUTO, DEFAULT_ENGINE, OFF_CUDA, ChosenEngine, as_asked
+from p2prl.models.engines.engine_names import AUTO, DEFAULT_ENGINE, OFF_CUDA, ChosenEngine, as_asked
 from p2prl.models.seeded_draw.kept_kernels import kernels_for
 from p2prl.models.tokenizer.confined import tokenizer_program
 from p2prl.net.listen_addresses import DEFAULT_LISTEN

@@ -10,7 +10,7 @@ from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.ledger_messages import CheckOutcome, ReceiptState
 from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
-from p2prl.scoreboard.ledger.total_rows import credit_of
+from p2prl.scoreboard.ledger.credit import credit_of
 from p2prl.time_text import moment, time_text
 
 if TYPE_CHECKING:

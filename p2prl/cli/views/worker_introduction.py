@@ -18,7 +18,7 @@ from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
 
 if TYPE_CHECKING:
-    from p2prl.models.engines.engine_choice import ChosenEngine
+    from p2prl.models.engines.engine_names import ChosenEngine
 
 
 def volunteer_introduction(

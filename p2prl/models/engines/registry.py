@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.engines.engine_choice import AUTO, DEFAULT_ENGINE, OFF_CUDA, VLLM, ChosenEngine, as_asked
+from p2prl.models.engines.engine_names import AUTO, DEFAULT_ENGINE, OFF_CUDA, VLLM, ChosenEngine, as_asked
 from p2prl.models.engines.vllm.library import import_vllm
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import Sampler

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from p2prl.errors import IntegrityError, MachineError
-from p2prl.models.engines.engine_choice import DEFAULT_ENGINE, ChosenEngine
+from p2prl.models.engines.engine_names import DEFAULT_ENGINE, ChosenEngine
 from p2prl.models.engines.registry import build_sampler
 from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.hardware.failures import release_memory

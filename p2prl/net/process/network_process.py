@@ -36,8 +36,8 @@ from p2prl.net.process.role_log import logging_to_role
 from p2prl.net.process.upload_budget import UploadBudget
 from p2prl.net.storage.chain_blobs import ChainBlobs, WorkerBlobs
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.net.storage.kept_versions import KeptVersions
 from p2prl.net.storage.key_file import load_identity
+from p2prl.net.storage.versions_at_start import KeptVersions
 from p2prl.net.transports.interface_addresses import has_public_address, own_hosts, private_networks
 from p2prl.net.transports.multiaddrs import split_peer
 from p2prl.net.transports.tcp_trial import outcome_of, relays_among

@@ -30,10 +30,11 @@ from p2prl.protocol.envelope import Opened
 from p2prl.protocol.ledger_messages import Receipts, Verdict, VerdictChecks
 from p2prl.protocol.membership_statements import Membership, TeamName
 from p2prl.protocol.team_membership import Teams
+from p2prl.scoreboard.ledger.credit import credit_of
 from p2prl.scoreboard.ledger.hourly_totals import Hours, Work
 from p2prl.scoreboard.ledger.marks import RunMarks
 from p2prl.scoreboard.ledger.receipt_totals import ReceiptTotals
-from p2prl.scoreboard.ledger.total_rows import Person, Step, Validator, credit_of
+from p2prl.scoreboard.ledger.total_rows import Person, Step, Validator
 from p2prl.scoreboard.ledger.validator_shares import merged
 from p2prl.scoreboard.ledger.verdict_totals import VerdictTotals
 

@@ -19,11 +19,6 @@ MICRO = 1_000_000
 """Rewards are kept in millionths."""
 
 
-def credit_of(tokens: float, parameters: int) -> float:
-    """Tokens as petaFLOP of checked forward work: tokens × 2 × parameters / 10^15. The one definition of credit."""
-    return tokens * 2 * parameters / 1e15
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Person:
     """Sums over the learner's receipts of one owner, or of one of its machines. Many fields, because each is shown."""

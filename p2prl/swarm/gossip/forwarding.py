@@ -10,7 +10,6 @@ Pure: the owner passes messages in and drains `outbox`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.errors import RemoteProtocolError
@@ -25,6 +24,7 @@ from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore, ReceiptCache
+from p2prl.swarm.gossip.gossip_config import GossipConfig
 from p2prl.swarm.gossip.kind_rules import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.offers import Announcements, FreeCopies, Offers
 from p2prl.swarm.ports import Randomness
@@ -47,26 +47,6 @@ class MayAnswer(Protocol):
 def always(size_bytes: int, *, offered: bool = False) -> bool:  # noqa: ARG001 - a budget without bounds
     """Answer everything."""
     return True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GossipConfig:
-    """Gossip settings; the defaults suit swarms of two to several thousand peers."""
-
-    carriers: int = 3
-    """Peers that receive a message bound for the learner while no learner is linked."""
-    store_bytes: int = 12 * 1024 * 1024
-    """Memory of the envelopes kept to answer wants: minutes of a busy swarm."""
-    seen: int = 65_536
-    """Digests remembered, half of them at least, so that no envelope is forwarded twice: more than a neighbor keeps of
-    the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
-    offers: int = 262_144
-    """Offers remembered over all envelopes and peers: 40 MB at most. Many links may offer the same envelopes."""
-    due: int = 32_768
-    """Offers to peers that have not asked yet, and envelopes that peers have got without an offer: 8 MB."""
-    answer_bytes: int = 4 * 1024 * 1024
-    """Bytes of envelopes pushed to one peer, for its wants, between two drains of the outbox. A want costs 33 bytes to
-    send and may be answered with 256 KiB: without a bound one frame of wants fills the memory. The asker asks again."""
 
 
 class Gossip:

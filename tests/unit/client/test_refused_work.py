@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from p2prl.client.evidence import evidence_path, read_evidence
-from p2prl.client.refusals import DOUBTED_AT, STOPPED_AT, Replayed
+from p2prl.client.refusal_judgement import DOUBTED_AT, STOPPED_AT, Replayed
 from p2prl.errors import ConfigError, MachineError, P2PRLError, WorkRefusedError
 from p2prl.exit_codes import MACHINE, NOT_AGAIN, WORK_REFUSED
 from p2prl.net.process import control

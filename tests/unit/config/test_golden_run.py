@@ -12,7 +12,7 @@ from p2prl.config.new_run import init_run
 from p2prl.config.roles import prepare_sampling
 from p2prl.errors import MachineError
 from p2prl.learner.new_run_plan import RunPlan
-from p2prl.models.engines.engine_choice import ChosenEngine
+from p2prl.models.engines.engine_names import ChosenEngine
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 
 CPU = torch.device("cpu")

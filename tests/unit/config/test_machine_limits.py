@@ -38,7 +38,7 @@ from p2prl.confinement.role_confinement import Protection
 from p2prl.controls.energy import EnergyUse
 from p2prl.controls.owner_values import Price
 from p2prl.errors import ConfigError, MachineError
-from p2prl.models.engines.engine_choice import ChosenEngine
+from p2prl.models.engines.engine_names import ChosenEngine
 from p2prl.net.process.network_config import NETWORK_MEMORY_BYTES
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink

@@ -21,7 +21,7 @@ from p2prl.config.roles import prepare_replay, prepare_sampling
 from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.models.base_model.pretrained import load_pretrained
-from p2prl.models.engines.engine_choice import ChosenEngine
+from p2prl.models.engines.engine_names import ChosenEngine
 from p2prl.models.engines.registry import ENGINES
 from p2prl.models.sampling import sample_all
 from p2prl.models.small_models.warm_start import WarmstartConfig

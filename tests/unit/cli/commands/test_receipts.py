@@ -12,7 +12,7 @@ import torch
 
 from p2prl.cli.views.receipt_advice import advice
 from p2prl.client.evidence import Case, Evidence, write_evidence
-from p2prl.client.refusals import Replayed
+from p2prl.client.refusal_judgement import Replayed
 from p2prl.client.spool import GIVEN_UP, Spool, SpoolConfig
 from p2prl.config.network_options import remember_run
 from p2prl.config.own_replay import refused_group_replay
@@ -21,7 +21,7 @@ from p2prl.config.roles import prepare_replay
 from p2prl.errors import ConfigError, MachineError, P2PRLError
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.net.storage.disk_blobs import DiskBlobStore
-from p2prl.net.storage.kept_versions import KeptVersions
+from p2prl.net.storage.versions_at_start import KeptVersions
 from p2prl.protocol import ledger_chain
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.ledger_messages import (

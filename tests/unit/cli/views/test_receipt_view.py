@@ -12,7 +12,7 @@ from p2prl.client.own_groups import OwnGroup, OwnReceipt
 from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.ledger_messages import CheckOutcome
 from p2prl.scoreboard.group_record import GroupRecord, SignedReceipt, SignedVerdict
-from p2prl.scoreboard.ledger.total_rows import credit_of
+from p2prl.scoreboard.ledger.credit import credit_of
 from p2prl_lab.testing.sample_ledgers import identity, receipt, verdict_on
 
 RECEIPT = OwnReceipt(step=12, sent_ms=1_790_000_060_000, tokens=1_500, completions=8, reward=0.625)

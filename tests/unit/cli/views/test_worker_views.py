@@ -17,7 +17,7 @@ from p2prl.cli.views.worker_screen import WorkerScreen
 from p2prl.client.progress import Progress
 from p2prl.config.requirements import Requirements
 from p2prl.config.worker_folder import platform_home
-from p2prl.models.engines.engine_choice import ChosenEngine
+from p2prl.models.engines.engine_names import ChosenEngine
 from p2prl.plain_text import wrapped
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import DataSet, RunManifest, blob_of

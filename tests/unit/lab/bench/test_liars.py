@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2prl.client.refusals import STOPPED_AT
+from p2prl.client.refusal_judgement import STOPPED_AT
 from p2prl.exit_codes import WORK_REFUSED
 from p2prl_lab.bench.trust.liars import liar_row
 

@@ -10,7 +10,7 @@ import torch
 
 from p2prl.errors import ConfigError, MachineError
 from p2prl.models.engines import registry as engine_registry
-from p2prl.models.engines.engine_choice import AUTO, ChosenEngine
+from p2prl.models.engines.engine_names import AUTO, ChosenEngine
 from p2prl.models.engines.registry import ENGINES, build_sampler, choose_engine
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None

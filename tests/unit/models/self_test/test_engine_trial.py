@@ -11,7 +11,7 @@ import torch
 
 from p2prl.errors import IntegrityError, MachineError
 from p2prl.models.engines import registry as engine_registry
-from p2prl.models.engines.engine_choice import ChosenEngine
+from p2prl.models.engines.engine_names import ChosenEngine
 from p2prl.models.engines.transformers import sampler as transformers_sampler
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2prl.net.storage.kept_versions import KeptVersions
+from p2prl.net.storage.versions_at_start import KeptVersions
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.manifests import BlobRef, DataSet, Patch, PolicyManifest, TaskShare, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from p2prl.client import hot_swap
-from p2prl.client.hot_swap import HotSwap
+from p2prl.client import policy_staging
+from p2prl.client.policy_staging import HotSwap
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         policies.append(policy)
         return "staged", policy
 
-    monkeypatch.setattr(hot_swap, "_stage", stage)
+    monkeypatch.setattr(policy_staging, "_stage", stage)
     return policies
 
 
@@ -46,7 +46,7 @@ def test_a_failure_comes_up_when_the_policy_is_taken(monkeypatch: pytest.MonkeyP
     def fails(policy: object, sampler: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(hot_swap, "_stage", fails)
+    monkeypatch.setattr(policy_staging, "_stage", fails)
     swap, policy = cast(Any, HotSwap(background=False)), object()
     assert swap.ready(policy, None)
     with pytest.raises(FileNotFoundError):

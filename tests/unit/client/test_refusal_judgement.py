@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from p2prl.client.refusals import DOUBTED_AT, STOPPED_AT, VOIDED_AT, WINDOW, Fault, Refusals, Replayed
+from p2prl.client.refusal_judgement import DOUBTED_AT, STOPPED_AT, VOIDED_AT, WINDOW, Fault, Refusals, Replayed
 from p2prl.protocol.ledger_messages import Receipt, ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
 
