@@ -246,10 +246,8 @@ class Volunteer:
                         self._net.send(answer)
                 case signals.PublishRefused(digest=digest, reason=reason):
                     self._delivery.on_refused(digest, reason)
-                case signals.LedgerArrived(from_height=height, entries=entries) if (
-                    self.preparation.manifest is not None
-                ):
-                    learner = self.preparation.manifest.learner
+                case signals.LedgerArrived(from_height=height, entries=entries) if known := self.preparation.manifest:
+                    learner = known.learner
                     self._delivery.on_ledger(height, entries, learner=learner, now=self._clock.now())
                 case control.Status(peers=peers):
                     linked = self._progress.link(peers, self._clock.now())

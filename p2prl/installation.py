@@ -46,11 +46,12 @@ def install_command(extra: str) -> str:
 @cache
 def this_installation() -> Installation:
     """Where the running program came from."""
-    try:
-        recorded = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # a tree that is not installed
+    found = list(metadata.distributions(name=DISTRIBUTION))
+    if not found:  # a tree that is not installed
         return Installation(None, _UNKNOWN)
-    return installation_of(recorded, Path(sys.prefix))
+    # Where a program starts in its clone, what building it left there is found first, and has no record.
+    records = (each.read_text("direct_url.json") for each in found)
+    return installation_of(next(filter(None, records), None), Path(sys.prefix))
 
 
 def installation_of(recorded: str | None, prefix: Path) -> Installation:

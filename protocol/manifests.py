@@ -199,8 +199,7 @@ class Sampling(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Signed description of a run: all that a stranger must know, and can rely on, before lending a GPU to it.
 
-    The digest of its envelope (`envelope_digest`) is the run's identity. It has many fields because it is a document: a
-    volunteer reads and trusts all of it at once.
+    It has many fields because it is a document. The digest of its envelope (`envelope_digest`) is the run's identity.
     """
 
     name: str

@@ -191,10 +191,9 @@ def _show(answer: _Answer) -> None:
     for change in advice.changes:
         say(f"would help   {change.text}: {percent(round(change.utilization, 2))}")
     if (more := advice.replayers) is not None:
-        say(
-            f"would help   {counted(more.count, 'replayer')} on cards of their own: an update every"
-            f" {more.interval_s:.1f} s, not {more.before_s:.1f}"
-        )
+        where = "a card of its own" if more.count == 1 else "cards of their own"
+        interval = f"an update every {more.interval_s:.1f} s, not {more.before_s:.1f}"
+        say(f"would help   {counted(more.count, 'replayer')} on {where}: {interval}")
     if answer.activation is not None:
         share = percent(round(answer.activation.share_of_cost, 2))
         say(f"enough       {_chosen(found, answer.activation.counts)}, {share} of the fleet's price")
