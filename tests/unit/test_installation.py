@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from p2prl.installation import Installation, installation_of
+from p2prl.installation import Installation, installation_of, this_installation
 
 
 def record(url: str, **more: object) -> str:
@@ -28,6 +29,24 @@ def test_a_clone_in_the_home_is_named_from_there(tmp_path: Path, monkeypatch: py
     (tmp_path / "src" / "p2prl" / ".git").mkdir(parents=True)
     found = installation_of(record((tmp_path / "src" / "p2prl").as_uri(), dir_info={}), tmp_path)
     assert found.update_command.startswith("cd ~/src/p2prl && git pull")
+
+
+def test_what_building_left_in_a_clone_hides_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that starts in its clone looks there first."""
+    clone, packages = tmp_path / "clone", tmp_path / "packages"
+    (clone / ".git").mkdir(parents=True)
+    for folder in (clone / "p2prl.egg-info", packages / "p2prl-1.0.dist-info"):
+        folder.mkdir(parents=True)
+        (folder / ("METADATA" if folder.suffix == ".dist-info" else "PKG-INFO")).write_text("Name: p2prl\n")
+    (packages / "p2prl-1.0.dist-info" / "direct_url.json").write_text(
+        record(clone.as_uri(), dir_info={"editable": True})
+    )
+    monkeypatch.setattr(sys, "path", [str(clone), str(packages)])
+    this_installation.cache_clear()
+    try:
+        assert this_installation().clone == clone
+    finally:
+        this_installation.cache_clear()
 
 
 PLACES = {
