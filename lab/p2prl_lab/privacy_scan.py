@@ -2,8 +2,9 @@
 
     python -m p2prl_lab.privacy_scan [--minutes 10] [--json]          # exits with 1 when anything names one
 
-Each role has a loopback address of its own. The link and the boards of the run folder and of the swarm are read every
-few seconds, all pages, answers and files at the end. Files named `peers` are left out: a role dials from them.
+Each role has a loopback address of its own. The link, the boards of the run folder and of the swarm, and the index that
+lists the run are read every few seconds, all pages, answers and files at the end. Files named `peers` are left out: a
+role dials from them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from p2prl.config.new_run import init_run
 from p2prl.config.presets import preset_by_name
 from p2prl.learner.new_run_plan import RunPlan
 from p2prl.models.small_models.tiny_models import tiny_model
-from p2prl_lab.testing.address_scan import Document, Place, board_documents, strange_places
+from p2prl_lab.testing.address_scan import Document, Place, board_documents, index_documents, strange_places
 from p2prl_lab.testing.swarm_processes import RoleProcess, SwarmProcesses, status_of, wait_until
 
 _LEARNER, _VOLUNTEER, _VALIDATOR = "127.0.0.1", "127.0.0.2", "127.0.0.3"
@@ -37,7 +38,8 @@ def scan(folder: Path, minutes: float) -> tuple[list[str], int]:
     found: set[str] = set()
     read = 0
     with swarm.running():
-        swarm.start("learner", "learn", str(run), "--updates", "0", *_at(_LEARNER))
+        index = _url(swarm.start("index", "index", "serve", "--listen", "127.0.0.1:0"))
+        swarm.start("learner", "learn", str(run), "--updates", "0", "--list", index, *_at(_LEARNER))
         link = wait_until(
             lambda: (run / "link").exists() and (run / "link").read_text().strip(), seconds=_PATIENCE_S, what="a link"
         )
@@ -56,6 +58,7 @@ def scan(folder: Path, minutes: float) -> tuple[list[str], int]:
         while time.monotonic() < until:
             looked_at = time.monotonic()
             documents = [Document("link", (run / "link").read_bytes()), *board_documents(urls[0], most=1)]
+            documents += index_documents(index, _VOLUNTEER)
             found |= set(strange_places(documents, [Place(_LEARNER)]))
             read += len(documents)
             time.sleep(max(0.0, looked_at + _LOOK_S - time.monotonic()))

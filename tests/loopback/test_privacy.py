@@ -1,4 +1,5 @@
-"""Everything that leaves the machines of a run names the learner and those who chose so, and no other address."""
+"""Everything that leaves the machines of a run, or lists it, names the learner and those who chose so, and no other
+address."""
 
 from __future__ import annotations
 
@@ -7,20 +8,28 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
+from p2prl.config.new_run import open_run
+from p2prl.index.index_client import IndexClient
+from p2prl.index.run_facts import listing_of
+from p2prl.protocol.identity import PeerId
 from p2prl.protocol.join_link import parse_link
+from p2prl.protocol.listing import Listing
 from p2prl_lab.testing.address_scan import (
     Document,
     Place,
     board_documents,
+    index_documents,
     places,
     run_folder_documents,
     strange_places,
@@ -39,6 +48,9 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(1200)]
 
 LEARNER, HOME, VALIDATOR, SEEDER, BOARD = (f"127.0.0.{number}" for number in range(1, 6))
 """Each role has an IPv4 address of its own, but for a volunteer that has IPv6 alone."""
+
+_VISITOR = "198.51.100.77"
+"""Of whoever asks the index, as a proxy on its machine says."""
 
 _NAMED_S = 12.0
 """A link may name a peer ten seconds after it was linked, and the learner looks every five seconds at the latest."""
@@ -69,16 +81,17 @@ def named_in(link: str) -> set[str]:
     return {part for address in parse_link(link).bootstrap for part in re.findall(r"/p2p/(\w+)", address)}
 
 
-def board_url(role: RoleProcess) -> str:
-    found = wait_until(lambda: re.search(r"http://127\.0\.0\.1:\d+", role.log), seconds=120, what="the board's page")
+def page_url(role: RoleProcess) -> str:
+    found = wait_until(lambda: re.search(r"http://127\.0\.0\.1:\d+", role.log), seconds=120, what="a page")
     return str(found[0])
 
 
 def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path: Path) -> None:
     run, swarm = make_run(tmp_path / "runs"), SwarmProcesses(tmp_path / "terminals", forks=True)
-    homes = {name: tmp_path / name for name in ("home", "home6", "validator", "seeder", "board")}
+    homes = {name: tmp_path / name for name in ("home", "home6", "validator", "seeder", "board", "index")}
     with swarm.running():
-        learner = swarm.start("learner", "learn", str(run), "--updates", "0", *at(LEARNER, "::1"))
+        index = page_url(swarm.start("index", "index", "serve", "--listen", "127.0.0.1:0", home=homes["index"]))
+        learner = swarm.start("learner", "learn", str(run), "--updates", "0", "--list", index, *at(LEARNER, "::1"))
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=150, what="a link")
         link4, link6 = over(link, 4), over(link, 6)
         folder_board = swarm.start("folder-board", "board", str(run), "--port", "0")
@@ -90,7 +103,7 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
         wait_until(lambda: status_of(homes["validator"]).get("verdicts_passed"), seconds=150, what="a verdict")
         seeder = swarm.start("seeder", "seed", link4, *at(SEEDER), home=homes["seeder"])
         swarm_board = swarm.start("board", "board", link4, "--port", "0", *at(LEARNER), home=homes["board"])
-        urls = board_url(folder_board), board_url(swarm_board)
+        urls = page_url(folder_board), page_url(swarm_board)
         ids = {name: status_of(homes[name])["peer"] for name in ("home", "home6", "validator")}
 
         seeder_id = wait_until(lambda: status_of(homes["seeder"]).get("peer"), seconds=60, what="the seeder's id")
@@ -105,7 +118,10 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
         assert ports(home6).isdisjoint(ports(learner))
         certificate = tmp_path / "certificate.png"
         environment = swarm.environment(homes["home"])
+        listing = only_listing(index)
+        listings = listing_documents(index, swarm, environment)
         documents = [
+            *listings,
             *run_folder_documents(run),
             *(document for url in urls for document in board_documents(url)),
             *printed(environment, "certificate", str(run), ids["home"], "--out", str(certificate)),
@@ -128,15 +144,14 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
     named_here = [text for text in texts if Place(SEEDER) in {Place(place.host) for place in places(text)}]
     assert any(seeder_id in text for text in named_here), "the scan sees who is listed"
     assert strange_places(documents, allowed) == []
-    for role, line in (
-        (home, "joins the two"),
-        (home6, "joins the two"),
-        (validator, "joins the two"),
-        (seeder, "name both"),
-    ):
+    assert_listed_as_documented(run, listing, {PeerId(seeder_id)})
+    assert any(listing.link in document.text for document in listings), "the scan sees the listing"
+    assert named_by(listings, ids.values()) == [], "a contributor has no part in a listing, with an address or without"
+    assert not homes["index"].exists(), "an index writes nothing"
+    for role in (home, home6, validator, seeder):
         said = role.log.replace("\n ", "")
         assert said.index("can see this machine's IP address") < said.index("finding the run"), role.name
-        assert line in role.log
+        assert ("name both" if role is seeder else "joins the two") in role.log
     assert home.log.index("(manifest verified)") < home.log.index("importing the engine"), "torch takes seconds"
     assert "no link, page or ledger joins the two" in swarm_board.log.replace("\n ", ""), "it dials the run too"
     assert "IP address" not in folder_board.log
@@ -158,7 +173,7 @@ def test_who_starts_again_without_public_is_named_nowhere(tmp_path: Path) -> Non
             swarm.start("folder-board", "board", str(run), "--port", "0"),
             swarm.start("board", "board", of_public_days, "--port", "0", *at(BOARD), home=board_home),
         ]
-        urls = [board_url(board) for board in boards]
+        urls = [page_url(board) for board in boards]
         for url in urls:
             wait_until(partial(shows, url, peer), seconds=150, what="a page with the volunteer")
 
@@ -189,6 +204,48 @@ def test_who_starts_again_without_public_is_named_nowhere(tmp_path: Path) -> Non
     assert any(peer in document.text for document in documents), "the scan sees who works"
     assert strange_places(documents, {Place(LEARNER)}) == []
     assert "no new link, page or ledger joins the two" in again.log.replace("\n ", "")
+
+
+def only_listing(index: str) -> Listing:
+    """The newest listing there; it says that somebody works for the run."""
+    client = IndexClient(index)
+
+    def found() -> list[Listing]:
+        listings = [each.opened.listing for each in client.listings(now=time.time())]
+        return [each for each in listings if each.volunteers]
+
+    listings: list[Listing] = wait_until(found, seconds=60, what="a listing with volunteers")
+    return listings[0]
+
+
+def assert_listed_as_documented(run: Path, listing: Listing, public: set[PeerId]) -> None:
+    """docs/run-a-swarm.md: facts of the manifest, the link as the learner has it now, three numbers and a state."""
+    folder = open_run(run)
+    told = listing_of(
+        folder.manifest,
+        parse_link(listing.link),
+        state=listing.state,
+        volunteers=listing.volunteers,
+        missing=listing.missing,
+        now=listing.sent_ms / 1000,
+    )
+    assert msgspec.structs.replace(told, sent_ms=listing.sent_ms, expires_ms=listing.expires_ms) == listing
+    assert folder.identity.peer_id in named_in(listing.link)
+    assert named_in(listing.link) <= {folder.identity.peer_id, *public}
+
+
+def named_by(documents: list[Document], peers: Iterable[str]) -> list[str]:
+    """The documents that name one of these peers."""
+    return [document.name for document in documents for peer in peers if peer in document.text]
+
+
+def listing_documents(index: str, swarm: SwarmProcesses, environment: dict[str, str]) -> list[Document]:
+    """All of an index that anybody sees."""
+    return [
+        *index_documents(index, _VISITOR),
+        *(each for form in ((), ("--json",)) for each in printed(environment, "runs", "--index", index, *form)),
+        Document("the index's terminal", swarm.roles["index"].log.encode()),
+    ]
 
 
 def verified(home: Path) -> int:

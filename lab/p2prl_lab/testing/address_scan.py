@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import ipaddress
 import json
@@ -113,9 +114,23 @@ def board_documents(url: str, most: int = 400) -> list[Document]:
     return documents
 
 
-def _get(url: str) -> Document:
+def index_documents(url: str, visitor: str) -> list[Document]:
+    """The page and every API answer of an index, headers and signed listings included, for somebody whom a proxy names
+    as `visitor`."""
+    listed = _get(f"{url}/api/v1/runs", visitor)
+    runs: list[dict[str, Any]] = json.loads(listed.data)["runs"]
+    schema = json.loads(_get(f"{url}/api/v1/openapi.json", visitor).data)
+    paths = ["/", "/?q=nobody", "/nowhere", "/api/v1/openapi.json"]
+    for path in (path for path, methods in schema["paths"].items() if "get" in methods):
+        paths += [path.replace("{run}", run["run"]) for run in runs] if "{run}" in path else [path]
+    records = [Document(f"{run['name']}'s listing", base64.b64decode(run["record_base64"])) for run in runs]
+    return [listed, *(_get(url + path, visitor) for path in paths), *records]
+
+
+def _get(url: str, visitor: str = "") -> Document:
+    request = urllib.request.Request(url, headers={"X-Forwarded-For": visitor} if visitor else {})  # noqa: S310
     try:
-        with urllib.request.urlopen(url, timeout=_HTTP_S) as answer:  # noqa: S310 - a board of this machine
+        with urllib.request.urlopen(request, timeout=_HTTP_S) as answer:  # noqa: S310 - a server of this machine
             return Document(url.partition("//")[2], answer.read(), str(answer.headers))
     except urllib.error.HTTPError as error:
         return Document(f"{url} ({error.code})", error.read())

@@ -225,6 +225,9 @@ def test_the_page_finds_by_words_and_shows_more_on_request(app: FastAPI) -> None
 def test_runs_that_are_down_come_last_and_offer_no_link(app: FastAPI) -> None:
     put(app, ListedRun("down", "a"), state="paused", missing=9)
     put(app, ListedRun("up", "b"), missing=0)
+    put(app, ListedRun("over", "c"), state="ended", missing=0)
     page = ask(app, "/").text
     assert page.index(">up<") < page.index(">down<")
     assert page.count("Join this run alone") == 1
+    assert "misses 9" not in page
+    assert page.count("has enough") == 1
