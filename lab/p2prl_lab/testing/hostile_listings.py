@@ -33,7 +33,11 @@ class HostileListing:
 
 def signed_anyway(by: Identity, listing: Listing) -> bytes:
     """The bytes of a listing, whatever it says."""
-    body = encode(listing)
+    return signed_body(by, encode(listing))
+
+
+def signed_body(by: Identity, body: bytes) -> bytes:
+    """The bytes of a listing with this body, be it one or not."""
     return encode(SignedListing(by.public_key, body, by.sign_raw(digest("p2prl/listing/v1", by.public_key, body))))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable, Mapping
 
 from p2prl.index.index_state import IndexState
@@ -15,11 +13,6 @@ Serve = Callable[[], tuple[str, IndexState]]
 
 Answering = Callable[[Mapping[str, bytes | None]], str]
 """Starts a server that gives these bytes for these paths, none for others, and no answer at all for None; its URL."""
-
-
-def runs_json(*records: bytes) -> bytes:
-    """The document of listings."""
-    return json.dumps({"runs": [{"record_base64": base64.b64encode(each).decode()} for each in records]}).encode()
 
 
 def manifest_path(run: ListedRun) -> str:

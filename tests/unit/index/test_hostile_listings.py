@@ -26,9 +26,10 @@ from p2prl.protocol.listing import open_listing, run_id
 from p2prl.swarm.peers.dial_rules import DialRules
 from p2prl.swarm.peers.subnets import Subnet
 from p2prl_lab.testing.hostile_listings import hostile_listings
+from p2prl_lab.testing.index_documents import runs_json
 from p2prl_lab.testing.listed_runs import NOW, ListedRun, many_runs
 from p2prl_lab.testing.sample_ledgers import identity
-from tests.unit.index.servers import Answering, Serve, manifest_path, runs_json
+from tests.unit.index.servers import Answering, Serve, manifest_path
 
 VICTIM = ListedRun()
 ATTACKS = sorted(hostile_listings(VICTIM, now=NOW))

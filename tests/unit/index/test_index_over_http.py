@@ -17,9 +17,10 @@ from p2prl.index.mirroring import mirror_once
 from p2prl.index.run_finder import RunFinder
 from p2prl.index.run_lister import RunLister, missing_volunteers
 from p2prl.protocol.listing import run_id
+from p2prl_lab.testing.index_documents import runs_json
 from p2prl_lab.testing.listed_runs import ListedRun, many_runs
 from p2prl_lab.testing.sample_ledgers import identity
-from tests.unit.index.servers import Answering, Serve, runs_json
+from tests.unit.index.servers import Answering, Serve
 
 RUN = ListedRun()
 

@@ -9,6 +9,7 @@ from typing import Any
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl_lab.testing.fuzz.file_targets import file_targets
 from p2prl_lab.testing.fuzz.group_targets import group_targets
+from p2prl_lab.testing.fuzz.index_targets import index_targets
 from p2prl_lab.testing.fuzz.target import Target
 from p2prl_lab.testing.fuzz.text_targets import text_targets
 from p2prl_lab.testing.fuzz.vector_world import VectorWorld
@@ -23,4 +24,5 @@ def every_target(vectors: Mapping[str, Any], folder: Path) -> list[Target]:
         *text_targets(world),
         *group_targets(world, loaded),
         *file_targets(world, loaded, folder),
+        *index_targets(),
     ]
