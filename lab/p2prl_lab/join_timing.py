@@ -1,12 +1,13 @@
 """Time a first `p2prl join` on loopback: to its first text, to its first verified group, and its processor seconds.
 
     python -m p2prl_lab.join_timing [--runs 3] [--json]      # exits with 1 when a median misses its bound
-    python -m p2prl_lab.join_timing --fresh --runs 2         # each from an empty environment: venv, pip install, join
+    python -m p2prl_lab.join_timing --wheel dist/p2prl-….whl --installer pipx    # each from nothing: two commands
 
 A learner of the preset chain4 waits in the background; each run joins it with a new home. Wall times mean little on a
 machine that others keep busy, so the load is printed too; processor seconds count the worker and all that it started.
-With `--fresh` a first installation, which fills pip's cache of wheels, is not counted. Standard input is closed: a join
-that asked a question would end.
+With `--wheel` the newcomer is alone with its installation: no compiler, no checkout, nothing of the learner's. A first
+installation, which fills the installer's cache, is not counted. Standard input is closed: a join that asked a question
+would end.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
+from p2prl_lab.testing.clean_install import INSTALLERS, Installed, install_wheel
 from p2prl_lab.testing.swarm_processes import LISTEN, RoleProcess, SwarmProcesses, command, status_of, wait_until
 
 BOUNDS = {"first_text_s": 5.0, "first_group_s": 30.0, "processor_s": 8.0}
 """Wanted at most, on two quiet cores."""
 
 _PATIENCE_S = 600.0
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,32 +47,27 @@ class JoinTimes:
     """Of the worker and its processes, until that group."""
     main_s: float
     """Of the worker alone: imports, engine and sampling."""
+    run_text_s: float
+    """From the start of the process to the line with the run's goal."""
     install_s: float = 0.0
-    """Of making the environment and installing into it, where it is a fresh one."""
+    """Of the installer's one line."""
 
 
-def install(environment: Path) -> tuple[str, float]:
-    """Make a virtual environment with this checkout in it. Returns its interpreter and the seconds it took."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    python = str(environment / "bin" / "python")
-    wanted = ["-c", str(_ROOT / "constraints.txt"), str(_ROOT)]
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True, stdin=subprocess.DEVNULL)
-    return python, time.monotonic() - began
-
-
-def timed_join(
-    swarm: SwarmProcesses, link: str, number: int, *, python: str = sys.executable, install_s: float = 0.0
-) -> JoinTimes:
-    """Join with a new home, and stop after the first verified group."""
+def timed_join(swarm: SwarmProcesses, link: str, number: int, installed: Installed | None = None) -> JoinTimes:
+    """Join with a new home, from an installation of its own if one is given; stop after the first verified group."""
     home = swarm.folder / f"home-{number}"
-    fresh = {} if python == sys.executable else {"PYTHONPATH": "", "PYTHONSAFEPATH": "1"}  # not this checkout
+    python, fresh = sys.executable, dict[str, str]()
+    if installed is not None:
+        python, path = installed.python, installed.environment["PATH"]
+        fresh = {"PYTHONPATH": "", "PYTHONSAFEPATH": "1", "PATH": path}  # not this checkout, and no program
     began = time.monotonic()
     worker = swarm.start(
         f"join-{number}", "join", link, "--threads", "1", *LISTEN, home=home, python=python, variables=fresh
     )
     wait_until(lambda: worker.log, seconds=_PATIENCE_S, what="a first text")
     first_text = time.monotonic() - began
+    wait_until(lambda: "  Goal " in worker.log, seconds=_PATIENCE_S, what="the run's goal")
+    run_text = time.monotonic() - began
     wait_until(
         lambda: status_of(home).get("groups", {}).get("verified", 0), seconds=_PATIENCE_S, what="a verified group"
     )
@@ -83,7 +79,8 @@ def timed_join(
         first_group_s=first_group,
         processor_s=sum(used),
         main_s=used[0],
-        install_s=install_s,
+        run_text_s=run_text,
+        install_s=0.0 if installed is None else installed.seconds,
     )
 
 
@@ -96,9 +93,13 @@ def _seconds_used(worker: RoleProcess) -> list[float]:
     return found
 
 
-def measure(runs: int, folder: Path, *, fresh: bool = False) -> list[JoinTimes]:
-    """Time this many first joins of one run; `fresh`: each in an environment that was empty."""
-    environments = [install(folder / f"environment-{number}") for number in range((runs + 1) * fresh)][1:]
+def measure(
+    runs: int, folder: Path, *, wheel: Path | None = None, installer: str = "pipx", options: Sequence[str] = ()
+) -> list[JoinTimes]:
+    """Time this many first joins of one run, each from a new installation of the wheel if there is one."""
+    installs: Sequence[Installed | None] = [None] * runs
+    if wheel is not None:
+        installs = [install_wheel(wheel, folder / f"install-{n}", installer, options) for n in range(runs + 1)][1:]
     swarm = SwarmProcesses(folder / "swarm")
     made = command("init", "timed", "--in", str(folder), environment=swarm.environment(), timeout_s=_PATIENCE_S)
     if made.returncode:
@@ -107,24 +108,25 @@ def measure(runs: int, folder: Path, *, fresh: bool = False) -> list[JoinTimes]:
         swarm.start("learner", "learn", str(folder / "timed"), "--updates", "0", *LISTEN)
         file = folder / "timed" / "link"
         link = wait_until(lambda: file.exists() and file.read_text().strip(), seconds=_PATIENCE_S, what="a join link")
-        if not fresh:
-            return [timed_join(swarm, link, number) for number in range(runs)]
-        return [
-            timed_join(swarm, link, number, python=python, install_s=seconds)
-            for number, (python, seconds) in enumerate(environments)
-        ]
+        return [timed_join(swarm, link, number, installed) for number, installed in enumerate(installs)]
 
 
 def main() -> int:
     """Print each run and the medians. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--fresh", action="store_true", help="install into a new virtual environment before each join")
+    parser.add_argument("--wheel", type=Path, help="install this file before each join; make wheel builds it")
+    parser.add_argument("--installer", choices=INSTALLERS, default="pipx")
+    parser.add_argument("--option", action="append", default=[], help="of pip or uv, for the installation")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="p2prl-timing-") as folder:
         load_before = os.getloadavg()[0]
-        found = [asdict(times) for times in measure(arguments.runs, Path(folder), fresh=arguments.fresh)]
+        wheel = None if arguments.wheel is None else arguments.wheel.absolute()
+        times = measure(
+            arguments.runs, Path(folder), wheel=wheel, installer=arguments.installer, options=arguments.option
+        )
+        found = [asdict(each) for each in times]
     medians = {name: statistics.median(row[name] for row in found) for name in found[0]}
     missed = [name for name, most in BOUNDS.items() if medians[name] > most]
     if arguments.json:

@@ -136,9 +136,9 @@ def public_lines(directory: Path, urls: Mapping[str, str]) -> list[str]:
         f"index      {urls['index']}/   the page of runs, where volunteers find this one",
         f"board      {urls['board']}/   who contributes what",
         f"look       p2prl runs --index {urls['index']}",
-        f"take part  p2prl join --any --index {urls['index']}   (in another terminal of this machine)",
-        f"watch      p2prl status {directory}",
-        "next       docs/run-a-swarm.md: the same for strangers. Nobody but this machine can reach these addresses.",
+        f"take part  p2prl join --any --index {urls['index']}",
+        f"watch      p2prl status {shlex.quote(str(directory))}",
+        "next       These addresses are this machine's own; docs/run-a-swarm.md does the same for strangers.",
         "Ctrl-C ends all of it.",
         "",
     ]

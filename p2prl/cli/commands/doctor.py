@@ -21,7 +21,7 @@ from p2prl import exit_codes
 from p2prl.cli.commands.doctor_checks import FAILED, WARNING, Finding, MachineFacts, findings
 from p2prl.cli.commands.doctor_facts import machine_facts
 from p2prl.cli.options import AsJson, Device, Home
-from p2prl.cli.views.console import console, emit, say
+from p2prl.cli.views.console import console, emit, say, show
 from p2prl.config.owner_limits import load_limits
 from p2prl.config.worker_folder import default_home
 from p2prl.disk_full import write_error
@@ -150,8 +150,7 @@ def doctor(
         )
     else:
         for line in finding_lines(found):
-            sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+            show(line)
         say(summary_line(failures, warnings))
     if bundle is not None:
         _write_bundle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -124,7 +125,10 @@ def join_run(
 
 
 def _opened(request: WorkerRequest, view: LiveView) -> tuple[str, ChosenEngine]:
-    """The device, ready for a process that may open no sockets, and the engine for it."""
+    """The device, ready for a process that may open no sockets, and the engine for it.
+
+    Off cards torch is imported later, under the filter of system calls; on a card, where nobody has tried that, here.
+    """
     if (engine := engine_off_cards(request)) is not None:
         return "cpu", engine
     view.phase("importing torch")
@@ -132,6 +136,7 @@ def _opened(request: WorkerRequest, view: LiveView) -> tuple[str, ChosenEngine]:
     from p2prl.models.engines.registry import choose_engine
     from p2prl.models.hardware.device import open_device
 
+    importlib.import_module("p2prl.config.roles")  # with all that it imports
     device = open_device(request.device)
     return str(device), choose_engine(request.engine, device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
+from p2prl.cli.commands.demo import demo_line, demo_panel, public_lines
 from p2prl.cli.commands.demo_processes import DemoProcesses, RoleProcess
 from p2prl.errors import MachineError
 from p2prl.exit_codes import RUN_FINISHED
@@ -70,6 +73,39 @@ def test_a_learner_that_failed_is_named_with_its_newest_error(tmp_path: Path) ->
         learner = ended(demo, "learner", f"print(*{lines}, sep='\\n'); raise SystemExit(4)")
         with pytest.raises(MachineError, match=r"learner has ended with status 4: disk full$"):
             demo.check_ended_well(learner)
+
+
+def test_pages_are_known_once_their_roles_are_up(tmp_path: Path) -> None:
+    demo = DemoProcesses(tmp_path)
+    with demo.stopped_at_end():
+        for name, port in (("index", 4001), ("board", 4002)):
+            add(
+                demo,
+                name,
+                "sh",
+                "-c",
+                f"sleep 0.2; echo '{name}      http://127.0.0.1:{port}   Ctrl-C stops it'; sleep 600",
+            )
+        assert demo.urls() == {"index": "http://127.0.0.1:4001", "board": "http://127.0.0.1:4002"}
+        told = public_lines(tmp_path, demo.urls())
+        assert "take part  p2prl join --any --index http://127.0.0.1:4001" in told
+    broken = DemoProcesses(tmp_path / "broken")
+    broken.folder.mkdir()
+    with broken.stopped_at_end():
+        ended(broken, "index", "raise SystemExit('p2prl: the port is taken')")
+        with pytest.raises(MachineError, match="index has ended with status 1: the port is taken"):
+            broken.urls()
+
+
+@pytest.mark.parametrize(("updates", "shown"), [(0, "update 7"), (20, "update 7/20")])
+def test_a_demo_without_end_shows_no_end(updates: int, shown: str) -> None:
+    metrics = [{"step": 7, "reward": 0.5, "version": 3, "staleness_p50": 1.0, "staleness_max": 2.0}]
+    assert demo_line(metrics, updates).startswith(f"{shown}  reward")
+    drawn = Console(width=100, record=True, file=io.StringIO())
+    drawn.print(demo_panel([], metrics, updates))
+    text = drawn.export_text()
+    assert f"{shown}   policy v3" in text
+    assert ("#" in text) == (updates > 0)
 
 
 PROGRAM = """
