@@ -104,7 +104,7 @@ _TOOLS = (
     _Tool("pipx_metadata.json", "pipx runpip p2prl install", "pipx upgrade p2prl", "pipx uninstall p2prl"),
     _Tool(
         "uv-receipt.toml",
-        "uv tool install --torch-backend auto",
+        "uv tool install --python 3.12 --torch-backend auto",
         "uv tool upgrade p2prl",
         "uv tool uninstall p2prl",
         keeps_source=True,

@@ -65,18 +65,23 @@ FETCH = "install --upgrade --force-reinstall --no-deps 'p2prl @ git+https://exam
         ("", "wheel", "pip install --upgrade WHEEL", "pip install 'p2prl[math]'"),
         ("pipx_metadata.json", "index", "pipx upgrade p2prl", "pipx runpip p2prl install 'p2prl[math]'"),
         ("pipx_metadata.json", "repository", f"pipx runpip p2prl {FETCH}", "pipx runpip p2prl install 'p2prl[math]'"),
-        ("uv-receipt.toml", "index", "uv tool upgrade p2prl", "uv tool install --torch-backend auto 'p2prl[math]'"),
+        (
+            "uv-receipt.toml",
+            "index",
+            "uv tool upgrade p2prl",
+            "uv tool install --python 3.12 --torch-backend auto 'p2prl[math]'",
+        ),
         (
             "uv-receipt.toml",
             "repository",
             "uv tool upgrade p2prl",
-            "uv tool install --torch-backend auto 'p2prl[math] @ git+https://example.org/p2prl.git'",
+            "uv tool install --python 3.12 --torch-backend auto 'p2prl[math] @ git+https://example.org/p2prl.git'",
         ),
         (
             "uv-receipt.toml",
             "wheel",
-            "uv tool install --torch-backend auto --upgrade WHEEL",
-            "uv tool install --torch-backend auto 'p2prl[math] @ file:///tmp/p2prl-1.0-py3-none-any.whl'",
+            "uv tool install --python 3.12 --torch-backend auto --upgrade WHEEL",
+            "uv tool install --python 3.12 --torch-backend auto 'p2prl[math] @ file:///tmp/p2prl-1.0-py3-none-any.whl'",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def install_wheel(wheel: Path, folder: Path, installer: str, options: Sequence[s
     prefixes = {"pipx": folder / "pipx" / "venvs" / "p2prl", "uv": folder / "uv" / "p2prl", "pip": folder / "tools"}
     lines = {
         "pipx": ["pipx", "install", *(f"--pip-args={' '.join(options)}" for _ in range(bool(options)))],
-        "uv": ["uv", "tool", "install", "--no-config", *options],
+        "uv": ["uv", "tool", "install", "--no-config", "--python", sys.executable, *options],
         "pip": ["pip", "install", *options],
     }
     began = time.monotonic()
