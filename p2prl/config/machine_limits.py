@@ -7,9 +7,12 @@ It is settled before a byte is fetched; the node keeps to it (`p2prl.swarm.disk_
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import stat
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -248,17 +251,14 @@ def free_disk(directory: Path) -> int:
 
 
 def held_bytes(directory: Path) -> int:
-    """Bytes of the files under a folder; 0 when it does not exist."""
-    return sum(_sizes(directory.rglob("*")))
-
-
-def _sizes(paths: Iterable[Path]) -> Iterable[int]:
-    for path in paths:
-        try:
-            if path.is_file() and not path.is_symlink():
-                yield path.stat().st_size
-        except OSError:
-            continue  # deleted meanwhile
+    """Bytes of the files under a folder, whatever of it is deleted meanwhile; 0 when it does not exist."""
+    held = 0
+    for folder, _, names in os.walk(directory):  # skips folders that are gone
+        for name in names:
+            with suppress(OSError):
+                found = os.lstat(os.path.join(folder, name))
+                held += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return held
 
 
 def _gb_above(size_bytes: int) -> str:

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -197,6 +198,22 @@ def test_less_memory_than_the_program_takes_is_refused_before_anything_is_limite
 def test_impossible_figures_name_their_option(option: str, value: float) -> None:
     with pytest.raises(ConfigError, match="--" + option.replace("_", "-")):
         MachineLimits(**{option: value})  # type: ignore[arg-type]
+
+
+def test_held_bytes_are_counted_while_folders_come_and_go(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(bytes(5))
+
+    def come_and_go() -> None:
+        for _ in range(500):
+            (tmp_path / "run" / "blobs").mkdir(parents=True)
+            (tmp_path / "run" / "blobs").rmdir()
+            (tmp_path / "run").rmdir()
+
+    with ThreadPoolExecutor(1) as pool:
+        folders = pool.submit(come_and_go)
+        while not folders.done():
+            assert machine_limits.held_bytes(tmp_path) == 5
+        folders.result()
 
 
 def test_held_bytes_count_files_and_no_links(tmp_path: Path) -> None:
