@@ -31,9 +31,18 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def started_with(word: str, learner: RoleProcess) -> list[psutil.Process]:
+    """Processes below the learner with this word in their command line."""
+    found = []
+    for each in learner.tree():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found += [each] if word in each.cmdline() else []
+    return found
+
+
 def sampler_of(learner: RoleProcess) -> psutil.Process | None:
     """The volunteer beside the learner."""
-    return next((each for each in learner.tree() if "join" in each.cmdline()), None)
+    return next(iter(started_with("join", learner)), None)
 
 
 def steps(run: Path) -> int:
@@ -51,7 +60,7 @@ def test_a_learner_trains_alone_though_its_sampler_and_a_replayer_are_killed(run
         assert sampler.nice() > psutil.Process(learner.process.pid).nice()
         wait_until(lambda: listeners(sampler), seconds=120, what="the sampler's network")
         assert set(listeners(sampler)) == {"127.0.0.1"}
-        replayers = [each for each in learner.tree() if "p2prl.replayers.replayer_process" in each.cmdline()]
+        replayers = started_with("p2prl.replayers.replayer_process", learner)
         assert len(replayers) == 2
         replayers[0].kill()
         sampler.kill()
@@ -62,7 +71,7 @@ def test_a_learner_trains_alone_though_its_sampler_and_a_replayer_are_killed(run
     assert steps(run) == 1
     document = json.loads(next(line for line in reversed(learner.log.splitlines()) if line.startswith("{")))
     assert (document["step"], document["replay/replayers"]) == (1, 2)
-    assert document["receipts"]["verified"] >= 4
+    assert document["groups"] == 4
     homes = list((tmp_path / "swarm" / "home").glob("seat-*/*/status.json"))
     assert len(homes) == 1, "a new start takes the seat of the one before"
 
