@@ -42,12 +42,16 @@ def test_other_devices_repeat_anyway() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("worker", ["join_worker", "validate_worker"])
-def test_a_worker_opens_its_card_before_it_is_confined(worker: str) -> None:
+@pytest.mark.parametrize(
+    ("worker", "opens"), [("join_worker", " = _opened("), ("validate_worker", "chosen = open_device(")]
+)
+def test_a_worker_opens_its_card_before_it_is_confined(worker: str, opens: str) -> None:
     """The steps need a card, so their order is looked for in the text."""
     (folder,) = p2prl.cli.commands.__path__
     source = (Path(folder) / f"{worker}.py").read_text()
-    assert source.index("chosen = open_device(") < source.index("start.seal()")
+    assert source.index(opens) < source.index("start.seal()")
+    _, _, opened = source.partition("def _opened(")
+    assert "open_device(" in (opened.partition("\ndef ")[0] or source)
 
 
 def test_a_card_that_does_not_open_is_one_sentence_without_torchs_advice(monkeypatch: pytest.MonkeyPatch) -> None:
