@@ -56,7 +56,7 @@ class LearnerConfig:
     """Processes that train together."""
     replayers: int = 0
     """Processes that replay groups, on the cards after the learner's or on CPU threads of their own, each with the
-    run's model in its memory; 0 replays in the learner. Worth it where replays take more than a quarter of the time."""
+    run's model in its memory; 0 replays in the learner. `p2prl plan` says whether they make updates faster."""
 
     def __post_init__(self) -> None:
         for name in ("groups_per_update", "checkpoint_every", "chunk_pieces"):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from p2prl.errors import LocalProtocolError
 from p2prl.models.sampler_port import GenerationRequest, Weights
 from p2prl.protocol.rollout_group import EngineClass
 
@@ -31,6 +32,12 @@ class Scored:
 
     probe_logprobs: tuple[float, ...] = ()
     """Log-probs of the tokens asked for at the completion's last position, at the sampling temperature."""
+
+
+def check_counts(requests: Sequence[object], token_ids: Sequence[object], probes: Sequence[object]) -> None:
+    """`LocalProtocolError` unless the arguments of a replay are of as many completions, probes where there are any."""
+    if len(requests) != len(token_ids) or len(probes) not in (0, len(requests)):
+        raise LocalProtocolError(f"{len(token_ids)} completions and {len(probes)} probes, {len(requests)} requests")
 
 
 class Scorer(Protocol):

@@ -29,7 +29,7 @@ from p2prl.errors import (
     ProcessLostError,
 )
 from p2prl.models.sampler_port import GenerationRequest, Weights
-from p2prl.models.scorer_port import Scored
+from p2prl.models.scorer_port import Scored, check_counts
 from p2prl.plain_text import counted
 from p2prl.protocol.rollout_group import EngineClass
 from p2prl.replayers import messages
@@ -67,13 +67,13 @@ class ReplayerProcesses:
         self._model, self._threads, self._on_notice = model, threads, on_notice
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
-                os.truncate(file.fileno(), model.weight_bytes)
+                _take_room(file.fileno(), model.weight_bytes)
                 self._descriptor = os.dup(file.fileno())
             self._weights = mmap.mmap(self._descriptor, model.weight_bytes)
         except OSError as error:
             raise MachineError(
-                f"no room in {folder} for the weights that replayers read: {error.strerror}",
-                remedy="Free some space, or leave out --replayers.",
+                f"cannot keep the weights that replayers read in {folder}: {error.strerror}",
+                remedy="Free some space there, or leave out --replayers.",
             ) from error
         self._loads = 0
         self._processes: list[_Replayer] = []
@@ -132,8 +132,7 @@ class ReplayerProcesses:
         probes: Sequence[Sequence[int]] = (),
     ) -> list[Scored]:
         """See `Scorer.replay`."""
-        if len(requests) != len(token_ids) or len(probes) not in (0, len(requests)):
-            raise LocalProtocolError(f"{len(token_ids)} completions and {len(probes)} probes, {len(requests)} requests")
+        check_counts(requests, token_ids, probes)
         prompts, lengths = [request.prompt_ids for request in requests], [len(ids) for ids in token_ids]
         waiting = deque(deal(prompts, lengths, len(self._processes)))
         scored: dict[int, Scored] = {}
@@ -225,6 +224,14 @@ class ReplayerProcesses:
 
     def _started(self, number: int, device: str) -> _Replayer:
         return _Replayer(number, device, self._model, threads=self._threads, weights=self._descriptor)
+
+
+def _take_room(descriptor: int, size_bytes: int) -> None:
+    """Give a file its size. `OSError` now if the disk is full: a write to a map without room ends the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    else:
+        os.truncate(descriptor, size_bytes)
 
 
 class _Replayer:

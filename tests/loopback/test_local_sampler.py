@@ -76,10 +76,11 @@ def test_a_learner_trains_alone_though_its_sampler_and_a_replayer_are_killed(run
     assert len(homes) == 1, "a new start takes the seat of the one before"
 
 
-def test_a_stop_ends_the_sampler_too(run: Path, tmp_path: Path) -> None:
+def test_a_killed_learner_takes_its_sampler_and_replayers_along(run: Path, tmp_path: Path) -> None:
     swarm = SwarmProcesses(tmp_path / "swarm", forks=True)
     with swarm.running():
-        learner = swarm.start("learner", "learn", str(run), "--updates", "0", "--sample", "cpu", *LISTEN)
+        options = ("--updates", "0", "--sample", "cpu", "--replayers", "1")
+        learner = swarm.start("learner", "learn", str(run), *options, *LISTEN)
         wait_until(lambda: sampler_of(learner), seconds=120, what="a sampler")
         psutil.Process(learner.process.pid).kill()
         swarm.await_end(15.0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from p2prl.models.scorer_port import Scored
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import layout_of, weight_blocks
 from p2prl.replayers import messages
-from p2prl.replayers.replayer_processes import ReplayerProcesses
+from p2prl.replayers.replayer_processes import ReplayerProcesses, _take_room
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -173,7 +175,13 @@ def test_a_replayer_that_cannot_start_says_why(rig: Rig, tmp_path: Path) -> None
     missing = messages.Model(first=str(tmp_path), lora=None, dtype="float32", published="float32", weight_bytes=4)
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
         ReplayerProcesses(missing, devices=["cpu"], threads=1, folder=rig.folder, on_notice=rig.notices.append)
-    with pytest.raises(MachineError, match="no room"):
-        ReplayerProcesses(
-            rig.model, devices=["cpu"], threads=1, folder=tmp_path / "missing", on_notice=rig.notices.append
-        )
+    endless = msgspec.structs.replace(rig.model, weight_bytes=1 << 60)
+    with pytest.raises(MachineError, match="cannot keep the weights"):
+        ReplayerProcesses(endless, devices=["cpu"], threads=1, folder=rig.folder, on_notice=rig.notices.append)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not reserve room for a file")
+def test_the_room_for_weights_is_taken_before_they_come(tmp_path: Path) -> None:
+    with (tmp_path / "weights").open("wb") as file:
+        _take_room(file.fileno(), 1 << 20)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= 1 << 20

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from p2prl.errors import IntegrityError, LocalProtocolError, MachineError
+from p2prl.errors import IntegrityError, MachineError
 from p2prl.models.engines.transformers.batching import DEFAULT_BATCH_TOKENS, batches
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.hardware.failures import is_out_of_memory, release_memory
 from p2prl.models.logprobs.policy_logprobs import pad_right
 from p2prl.models.logprobs.replay_head import ReplayHead
 from p2prl.models.sampler_port import GenerationRequest, Weights
-from p2prl.models.scorer_port import Scored
+from p2prl.models.scorer_port import Scored, check_counts
 from p2prl.models.seeded_draw.draw import MarginsInParts, margins, part_width
 from p2prl.protocol.rollout_group import EngineClass
 
@@ -72,8 +72,7 @@ class TransformersScorer:
         probes: Sequence[Sequence[int]] = (),
     ) -> list[Scored]:
         """See `Scorer.replay`."""
-        if len(requests) != len(token_ids) or len(probes) not in (0, len(requests)):
-            raise LocalProtocolError(f"{len(token_ids)} completions and {len(probes)} probes, {len(requests)} requests")
+        check_counts(requests, token_ids, probes)
         self._policy.check_ready(requests)
         for request, ids in zip(requests, token_ids, strict=True):
             if not 0 < len(ids) <= request.max_new_tokens or min(ids) < 0 or max(ids) >= self._policy.vocabulary:
