@@ -167,7 +167,7 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )
-    inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice, standby.offered)
+    inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice, standby.offered, standby.link_lost)
     return Learner(
         storage=storage,
         sender=sender,

@@ -7,6 +7,7 @@ import math
 from p2prl.clock import Clock
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.timing.standby import RENEW_S, STANDBY_S, StandbyChoice
+from p2prl.protocol.identity import peer_id_of
 from p2prl.protocol.peer_messages import Standby
 from p2prl.swarm.signals import StandbyOffers
 
@@ -33,6 +34,12 @@ class StandbyOrders:
     def group_verified(self, peer: bytes) -> None:
         """Record that a group of a volunteer has passed."""
         self._choice.delivered(peer, self._clock.now())
+
+    def link_lost(self, peer: str) -> None:
+        """Let others work in place of a volunteer that seems to have left."""
+        key = next((key for key in self._choice.measured if peer_id_of(key) == peer), None)
+        if key is not None:
+            self._choice.left(key)
 
     def updated(self, *, waited: float, waiting_groups: int) -> None:
         """Choose anew after an update."""

@@ -205,7 +205,7 @@ class Node:
         """The link to `peer` failed."""
         self._core.gossip.free.connection_lost(peer)
         if self._core.connections.lost(peer, now):
-            self._core.remove_peer(peer)
+            self._core.lost_peer(peer)
 
     def dial_failed(self, peer: PeerId, now: float) -> None:
         """A `Dial` failed."""
@@ -246,7 +246,7 @@ class Node:
         """Do what is due at `now`."""
         core = self._core
         for peer in core.connections.handle_timer(now):
-            core.remove_peer(peer)
+            core.lost_peer(peer)
         self._settle_links()
         core.relay.handle_timer(now)
         core.groups.handle_timer(now)

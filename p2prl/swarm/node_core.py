@@ -157,6 +157,12 @@ class NodeCore:
         self.groups.remove_peer(peer)
         self.report_roles()
 
+    def lost_peer(self, peer: PeerId) -> None:
+        """Forget a peer whose link has failed, and tell a learner, which may have counted on its work."""
+        self.remove_peer(peer)
+        if self.config.role is Role.LEARNER:
+            self.events.append(signals.LinkLost(peer))
+
     def punish(self, peer: PeerId, error: RemoteProtocolError, now: float) -> None:
         """Count a peer's fault, and ban it if the fault proves malice or exceeds the limit."""
         if isinstance(error, BadChunkError) and error.is_leftover:

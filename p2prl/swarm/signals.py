@@ -150,4 +150,12 @@ class StandbyOffers(Report, frozen=True, array_like=True, tag=True):
     """(public key, what an hour of its work costs)."""
 
 
-NodeReport = VersionAnnounced | GroupBodyWanted | PublishRefused | LedgerWanted | LedgerArrived | StandbyOffers
+class LinkLost(Report, frozen=True, array_like=True, tag=True):
+    """The link to a peer has failed or fallen silent: it may have left. Reported to a learner."""
+
+    peer: str
+
+
+NodeReport = (
+    VersionAnnounced | GroupBodyWanted | PublishRefused | LedgerWanted | LedgerArrived | StandbyOffers | LinkLost
+)

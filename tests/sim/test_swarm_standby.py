@@ -58,6 +58,11 @@ class PricedSwarm(Swarm):
             self.sampled.append((self.network.elapsed, host.number))
         return seconds
 
+    def leave(self, number: int) -> None:
+        """A volunteer's machine is switched off for good."""
+        (peer,) = (peer for peer, host in self._volunteers.items() if host.number == number)
+        self.network.crash(peer)
+
     def batches(self, number: int, begins: float, ends: float) -> int:
         """Turns in which a volunteer sampled, between two virtual times."""
         return sum(begins <= at < ends for at, who in self.sampled if who == number)
@@ -84,6 +89,17 @@ def test_the_dearest_that_agreed_stands_by_and_training_does_not_wait(tmp_path: 
     assert after[2] <= 1, "the dearest that agreed"
     assert all(after[number] >= 0.85 * before[number] for number in (1, 3)), "who declared nothing works as ever"
     assert result.virtual_s <= 1.15 * CONFIG.updates * CONFIG.step_seconds
+
+
+def test_who_stood_by_works_in_place_of_one_that_has_left(tmp_path: Path) -> None:
+    """Before groups run low: more than an update's are left whenever one has been made."""
+    left_at = 13 * CONFIG.step_seconds
+    swarm = PricedSwarm(CONFIG, tmp_path)
+    swarm.network.at(START + left_at, lambda: swarm.leave(1))
+    swarm.run(on_progress=lambda _: None)
+    assert swarm.batches(2, left_at - 2 * CONFIG.step_seconds, left_at) == 0, "it stood by"
+    assert swarm.batches(1, left_at + CONFIG.step_seconds, 15 * CONFIG.step_seconds) == 0, "it has left"
+    assert swarm.batches(2, left_at, left_at + 2 * CONFIG.step_seconds) >= 2
 
 
 def test_nobody_but_the_learner_puts_anybody_on_standby() -> None:

@@ -24,12 +24,14 @@ class Inbox:
         sender: SigningSender,
         on_notice: Callable[[str], None],
         on_offers: Callable[[signals.StandbyOffers], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._intake = intake
         self._ledger = ledger
         self._sender = sender
         self._on_notice = on_notice
         self._on_offers = on_offers
+        self._on_lost = on_lost
 
     @property
     def figures(self) -> dict[str, float]:
@@ -54,6 +56,8 @@ class Inbox:
                     self._sender.network.send(signals.SendLedger(peer, from_height, ledger_chain.page_of(entries)))
                 case signals.StandbyOffers():
                     self._on_offers(message)
+                case signals.LinkLost(peer=peer):
+                    self._on_lost(peer)
                 case control.Warned(text=text):
                     self._on_notice(text)
                 case _:

@@ -86,6 +86,11 @@ class StandbyChoice:
         return tuple(self._on_standby)
 
     @property
+    def measured(self) -> tuple[bytes, ...]:
+        """Volunteers whose groups have been verified, on standby or not."""
+        return tuple(self._paces)
+
+    @property
     def figures(self) -> dict[str, float]:
         """Volunteers on standby, as a key of the metrics log; empty while there are none."""
         return {"plan/standby": len(self._on_standby)} if self._on_standby else {}
@@ -100,6 +105,24 @@ class StandbyChoice:
         pace = self._paces.setdefault(peer, _Pace())
         pace.times.append(now)
         pace.groups += 1
+
+    def left(self, peer: bytes) -> None:
+        """Let the cheapest on standby work in place of a volunteer that has left, as many as bring what it brought.
+
+        Nobody waits until groups run low: the next attempt comes as soon as after any other change. A volunteer that
+        comes back is a newcomer to the choice, so that one whose link fails again and again calls nobody a second time
+        before it has delivered again.
+        """
+        was_on_standby = self._on_standby.pop(peer, peer) is None
+        pace = self._paces.pop(peer, None)
+        if was_on_standby or pace is None or pace.groups < _LEAST_GROUPS:
+            return
+        missing = pace.per_s
+        for each in self._cheapest_first():
+            if missing <= 0.0:
+                return
+            missing -= self._paces[each].per_s
+            self._call(each)
 
     def updated(self, now: float, *, waited: float, waiting: int) -> None:
         """Choose anew after an update.
@@ -141,12 +164,20 @@ class StandbyChoice:
 
     def _recall(self) -> None:
         """Let the cheaper half of them work again, at least one, and put off the next attempt."""
-        cheapest = sorted(self._on_standby, key=lambda each: (self._cost(each), each))
+        cheapest = self._cheapest_first()
         for peer in cheapest[: -(-len(cheapest) // 2)]:
-            del self._on_standby[peer]
-            del self._paces[peer]  # its silence would count as slowness
+            self._call(peer)
         self._calm = self._recalled = 0
         self._wait = min(_LONGEST_WAIT, 2 * self._wait)
+
+    def _cheapest_first(self) -> list[bytes]:
+        """Who stands by."""
+        return sorted(self._on_standby, key=lambda each: (self._cost(each), each))
+
+    def _call(self, peer: bytes) -> None:
+        del self._on_standby[peer]
+        del self._paces[peer]  # its silence would count as slowness
+        self._calm = 0
 
     def _forget(self, now: float) -> None:
         for peer, pace in list(self._paces.items()):

@@ -120,7 +120,9 @@ class LearnerIntake:
             clock=Clock(),
             verdicts=VerdictIntake(self.storage.journal, sender, Clock()),
         )
-        self.inbox = Inbox(self.intake, self.storage.journal.ledger, sender, lambda _: None, lambda _: None)
+        self.inbox = Inbox(
+            self.intake, self.storage.journal.ledger, sender, lambda _: None, lambda _: None, lambda _: None
+        )
 
     def read(self) -> None:
         self.inbox.read(0.0, step=0, finished=False)

@@ -176,6 +176,81 @@ def test_those_that_leave_are_replaced_before_training_has_waited_long() -> None
     assert swarm.run(60) >= 0.97
 
 
+def rested(resting: int) -> StandbyChoice:
+    """Eight alike, of which `resting` stand by."""
+    choice = watched(most=resting)
+    while len(choice.peers) < resting:
+        choice.updated(64.0, waited=0.0, waiting=10 * GROUPS)
+    return choice
+
+
+def working(choice: StandbyChoice) -> list[bytes]:
+    return [bytes([number]) for number in range(8) if bytes([number]) not in choice.peers]
+
+
+def test_the_cheapest_works_at_once_in_place_of_one_that_has_left() -> None:
+    choice = rested(4)
+    prices = {peer: 1.0 + number for number, peer in enumerate(choice.peers)}
+    choice.offered({**dict.fromkeys(working(choice), 1.0), **prices})
+    cheapest, *others = choice.peers
+    choice.left(working(choice)[0])
+    assert set(choice.peers) == set(others)
+    assert cheapest in working(choice)
+
+
+def test_who_left_is_replaced_by_as_many_as_bring_what_it_brought() -> None:
+    choice = StandbyChoice(groups_per_update=GROUPS, most=3)
+    slow, fast = [bytes([number]) for number in range(4)], b"fast"
+    choice.offered(dict.fromkeys(slow, 1.0))
+    for second in range(64):
+        choice.delivered(fast, second / 2)
+        for peer in slow:
+            choice.delivered(peer, float(second))
+    while len(choice.peers) < 3:
+        choice.updated(64.0, waited=0.0, waiting=10 * GROUPS)
+    choice.left(fast)
+    assert len(choice.peers) == 1, "it was as fast as two of them"
+
+
+def test_nobody_is_called_for_one_that_stood_by_or_was_a_newcomer_or_is_not_known() -> None:
+    choice = rested(4)
+    resting = choice.peers
+    choice.left(b"never seen")
+    for second in range(3):
+        choice.delivered(b"new", 61.0 + second)
+    choice.left(b"new")
+    assert choice.peers == resting
+    choice.left(resting[0])
+    assert choice.peers == resting[1:], "the one that left no longer stands by, and nobody was called for it"
+
+
+def test_a_link_that_fails_again_and_again_calls_one_until_it_has_delivered_again() -> None:
+    choice = rested(4)
+    flapping = working(choice)[0]
+    choice.left(flapping)
+    assert len(choice.peers) == 3
+    for second in range(3):
+        choice.left(flapping)
+        choice.delivered(flapping, 65.0 + second)
+    choice.left(flapping)
+    assert len(choice.peers) == 3
+    for second in range(4):
+        choice.delivered(flapping, 70.0 + second)
+    choice.left(flapping)
+    assert len(choice.peers) == 2
+
+
+def test_the_attempt_after_a_replacement_waits_no_longer_than_the_first() -> None:
+    choice = rested(4)
+    choice.left(working(choice)[0])
+    for number in range(8):
+        assert len(choice.peers) == 3, number
+        for peer in working(choice):
+            choice.delivered(peer, 65.0 + number)
+        choice.updated(65.0 + number, waited=0.0, waiting=10 * GROUPS)
+    assert len(choice.peers) == 4
+
+
 @pytest.mark.parametrize(("waits", "work_again"), [(Activity.WAIT_REPLAY, False), (Activity.WAIT_GROUPS, True)])
 def test_a_learner_that_waits_for_its_own_checks_calls_nobody(waits: Activity, *, work_again: bool) -> None:
     choice = watched()
