@@ -224,7 +224,7 @@ class Volunteer:
             self._free_engine()
             self._report(Wait("replaying groups that the learner rejected"))
             self.refused.replay()
-        if self.refused.is_over:
+        if self.refused.is_over and not self._agent.done:
             self._free_engine()
             self._agent.stop()
 

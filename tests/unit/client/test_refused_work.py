@@ -90,6 +90,13 @@ def test_a_learner_that_its_own_replay_contradicts_is_left_with_proof(rig: Volun
     assert [each.replay for each in proof.refusals].count("right") == 3
 
 
+def test_the_engine_is_freed_once_when_it_stops(rig: VolunteerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[None] = []
+    monkeypatch.setattr(rig.small_run.sampler, "sleep", lambda: freed.append(None))
+    worked(rig, Replayed.RIGHT)
+    assert len(freed) <= 4, "before each of three replays, and at the end"
+
+
 def test_a_machine_that_computes_wrong_numbers_is_told_that_and_blames_nobody(rig: VolunteerRig) -> None:
     worked(rig, Replayed.WRONG)
     error = stopped(rig)
