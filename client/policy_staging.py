@@ -1,4 +1,4 @@
-"""Hot swap of policies: a thread reads and checks the next one while the sampler goes on with the last.
+"""Staging of the next policy: a thread reads and checks it while the sampler goes on with the last one (hot swap).
 
 Reading and checking take as long as a few batches of a large model. The sampling thread only has to copy the weights,
 between two batches: a group declares one policy and is replayed with that one.
@@ -14,7 +14,7 @@ from p2prl.models.sampler_port import Sampler, StagedWeights
 from p2prl.net.storage.held_weights import open_weights
 
 
-class HotSwap:
+class PolicyStaging:
     """Stages one policy at a time."""
 
     def __init__(self, *, background: bool) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.delivery import REDELIVER_S, Delivery
-from p2prl.client.policy_staging import HotSwap
+from p2prl.client.policy_staging import PolicyStaging
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.refused_work import RefusedWork, ReplayRefused
 from p2prl.client.sampler import FinishedGroup, SlotSampler
@@ -88,7 +88,7 @@ class Volunteer:
         """Whether the slots have a start."""
         self._numbered_from = 0  # lower slots were sampled before the last skip
         self._run_end = RunEnd()
-        self._hot_swap = HotSwap(background=config.background)
+        self._staging = PolicyStaging(background=config.background)
         self._delivery = Delivery(
             self._spool,
             author=identity.public_key,
@@ -168,7 +168,7 @@ class Volunteer:
 
     def close(self) -> None:
         """Wait for the staging thread and close the spool; everything is already on disk."""
-        self._hot_swap.close()
+        self._staging.close()
         self._spool.close()
         if self.preparation.prepared is not None:
             self.preparation.prepared.work.close()
@@ -189,7 +189,7 @@ class Volunteer:
             return Wait("fetching the run's files" if manifest else "looking for the run")
         waiting, now = None if self._is_freed else self._agent.waiting, self._clock.now()
         return self._agent.next_action(
-            staged=waiting is None or self._hot_swap.ready(waiting, prepared.sampler),
+            staged=waiting is None or self._staging.ready(waiting, prepared.sampler),
             outstanding=self._delivery.backlog(now),
             learner_in_reach=self._delivery.learner_in_reach(now),
             busy=prepared.sampler.in_flight / prepared.work.group_size,
@@ -293,7 +293,7 @@ class Volunteer:
         sampler = self.preparation.prepared.sampler
         staged = None
         try:
-            staged = self._hot_swap.take(policy, sampler)
+            staged = self._staging.take(policy, sampler)
             sampler.swap(staged)
         except FileNotFoundError:
             self._agent.policy_lost(policy)

@@ -10,6 +10,9 @@ from collections import OrderedDict
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.signed_group import SignedGroup
 
+AUDITED_SHARE = 0.25
+"""Share of groups that a validator replays unless its owner says otherwise."""
+
 
 def is_selected(group: Digest, secret: bytes, rate: float) -> bool:
     """Whether to replay a group, given the validator's secret and the share (0..1) it audits."""

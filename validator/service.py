@@ -31,7 +31,7 @@ from p2prl.protocol.signed_group import GROUP_KINDS, SignedGroup, assemble_group
 from p2prl.swarm import signals
 from p2prl.validator.disputes import Disputes
 from p2prl.validator.own_ledger import GoodGroup, OwnLedger
-from p2prl.validator.replay_queue import ReplayQueue, is_selected
+from p2prl.validator.replay_queue import AUDITED_SHARE, ReplayQueue, is_selected
 from p2prl.validator.replay_weights import ReplayWeights
 from p2prl.validator.reward_checks import RewardChecks
 from p2prl.validator.verdicts import Judge, judge
@@ -47,7 +47,7 @@ _POLL_S = 0.3
 class ValidatorConfig:
     """Settings of a validator."""
 
-    rate: float = 0.25
+    rate: float = AUDITED_SHARE
     """Share of groups replayed, 0..1."""
 
 

@@ -11,6 +11,7 @@ import typer
 from p2prl.cli.commands.join_devices import named_device
 from p2prl.cli.commands.worker_start import requested, start_worker
 from p2prl.cli.options import AsJson, Base, Device, Lan, Link, Threads, WorkerOptions, takes_records
+from p2prl.validator.replay_queue import AUDITED_SHARE
 
 if TYPE_CHECKING:
     from p2prl.validator.verdicts import Judge
@@ -33,7 +34,9 @@ def make_validate(replace_judge: Callable[[Judge], Judge] | None = None) -> Call
         options: WorkerOptions,
         device: Device = "auto",
         threads: Threads = 0,
-        rate: Annotated[float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")] = 0.25,
+        rate: Annotated[
+            float, typer.Option("--rate", min=0.0, max=1.0, help="Share of groups to replay.")
+        ] = AUDITED_SHARE,
         own_ledger: OwnLedger = False,
         base: Base = "",
         lan: Lan = False,

@@ -25,9 +25,9 @@ from p2prl.tasks.data.packed_data import MAX_ROW_BYTES, Row
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.answer_limits import ANSWER_MEMORY_MB, ANSWER_S
 from p2prl.tasks.sandbox.answer_queue import AnswerQueue, Job, split
-from p2prl.tasks.sandbox.author_limits import SHORTEST_LIMIT_S, OverrunLedger
 from p2prl.tasks.sandbox.batch import ROW, TOO_LONG, Batch, ScoredAnswer
 from p2prl.tasks.sandbox.fork_server import ForkServer, ForkServerSettings
+from p2prl.tasks.sandbox.overrun_ledger import SHORTEST_LIMIT_S, OverrunLedger
 from p2prl.tasks.sandbox.scorer_lane import Lane
 from p2prl.tasks.task import MAX_SCORED_CHARS
 

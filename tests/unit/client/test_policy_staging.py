@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from p2prl.client import policy_staging
-from p2prl.client.policy_staging import HotSwap
+from p2prl.client.policy_staging import PolicyStaging
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_policy_is_staged_once(staged: list[object], background: bool) -> None:
-    swap, (first, second) = cast(Any, HotSwap(background=background)), (object(), object())
+    swap, (first, second) = cast(Any, PolicyStaging(background=background)), (object(), object())
     swap.ready(first, None)
     assert swap.take(first, None) == ("staged", first)
     assert staged == [first]
@@ -35,7 +35,7 @@ def test_a_policy_is_staged_once(staged: list[object], background: bool) -> None
 
 
 def test_it_is_ready_when_it_is_staged_and_another_may_follow(staged: list[object]) -> None:
-    swap, (first, second) = cast(Any, HotSwap(background=False)), (object(), object())
+    swap, (first, second) = cast(Any, PolicyStaging(background=False)), (object(), object())
     assert swap.ready(first, None)
     assert swap.ready(first, None)
     assert swap.ready(second, None)
@@ -47,7 +47,7 @@ def test_a_failure_comes_up_when_the_policy_is_taken(monkeypatch: pytest.MonkeyP
         raise FileNotFoundError
 
     monkeypatch.setattr(policy_staging, "_stage", fails)
-    swap, policy = cast(Any, HotSwap(background=False)), object()
+    swap, policy = cast(Any, PolicyStaging(background=False)), object()
     assert swap.ready(policy, None)
     with pytest.raises(FileNotFoundError):
         swap.take(policy, None)

@@ -119,7 +119,7 @@ def test_sampling_continues_while_the_next_policy_is_staged(rig: VolunteerRig, m
     rig.turns(4)
     assert len(rig.groups()) >= sampled + 8
     assert {group.version for group in rig.groups()} == {0}
-    rig.volunteer._hot_swap._executor.submit(done.set)  # type: ignore[union-attr]
+    rig.volunteer._staging._executor.submit(done.set)  # type: ignore[union-attr]
     may_go_on.set()
     assert done.wait(30)
     rig.turns(3)

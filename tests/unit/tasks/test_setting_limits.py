@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.sandbox.author_limits import SHORTEST_LIMIT_S
+from p2prl.tasks.sandbox.overrun_ledger import SHORTEST_LIMIT_S
 from p2prl.tasks.sandbox.pool import PoolConfig
 from p2prl.tasks.task_spec import SmallModel
 

@@ -11,7 +11,7 @@ import pytest
 
 from p2prl.confinement.layers import LANDLOCK, SECCOMP
 from p2prl.errors import ConfigError
-from p2prl.tasks.sandbox.author_limits import SHORTEST_LIMIT_S
+from p2prl.tasks.sandbox.overrun_ledger import SHORTEST_LIMIT_S
 from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
 from p2prl.tasks.scorers.build import build_scorer
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec

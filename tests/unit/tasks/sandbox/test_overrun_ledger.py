@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2prl.errors import ConfigError
-from p2prl.tasks.sandbox.author_limits import MAX_ACCOUNTS, MEMORY_S, OWN_ACCOUNT, SHORTEST_LIMIT_S, OverrunLedger
+from p2prl.tasks.sandbox.overrun_ledger import MAX_ACCOUNTS, MEMORY_S, OWN_ACCOUNT, SHORTEST_LIMIT_S, OverrunLedger
 
 
 def test_each_overrun_halves_the_limit_down_to_the_shortest() -> None:
