@@ -65,6 +65,14 @@ class UpdateRequiredError(P2PRLError):
     exit_code = UPDATE_REQUIRED
 
 
+LEARNER_ELSEWHERE_REMEDY = (
+    "Go on there, and do not start this folder again; this machine may follow that one into a new folder: p2prl learn"
+    " NEW_FOLDER --standby. If no other machine should run it, compare both folders before you start either: volunteers"
+    " leave a run that signs two histories."
+)
+"""For a learner whose key another machine uses."""
+
+
 class IdentityError(P2PRLError):
     """The key file is missing, unreadable, too widely readable, or not a key."""
 

@@ -30,6 +30,8 @@ class Kind(IntEnum):
     MEETING_REQUEST = 16
     MEETING = 17
     PADDING = 18
+    FOLLOW_QUERY = 19
+    FOLLOW_PIECE = 20
 
     RUN_MANIFEST = 32
     POLICY_MANIFEST = 33

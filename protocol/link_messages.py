@@ -1,8 +1,8 @@
 """Link messages: the structs that two linked peers exchange. The connection authenticates them.
 
 Greeting (`Hello`, `LinkRates`), meetings (`MeetingRequest`, `Meeting`), gossip (`Offer`, `Want`, `Push`), chunk relay
-(`BlobQuery` to `ChunkCancel`) and ledger synchronization (`LedgerQuery`, `LedgerPage`); `Padding` pays for answers.
-`frames` packs them into bytes.
+(`BlobQuery` to `ChunkCancel`), ledger synchronization (`LedgerQuery`, `LedgerPage`), and the copy of a standby learner
+(`FollowQuery`, `FollowPiece`); `Padding` pays for answers. `frames` packs them into bytes.
 """
 
 from __future__ import annotations
@@ -151,6 +151,29 @@ class Meeting(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Both dial at once. True: the receiver then speaks first, as if it alone had dialed. False: the other does."""
 
 
+class FollowQuery(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Request of a standby learner for one piece of the learner's copy of the run (`FollowPiece`)."""
+
+    permit: bytes
+    """`follow_permit`: the run's key allows the sender to follow."""
+    held: int
+    """Number of the copy that the sender has on disk, whole; 0 for none. What it holds, the learner may publish."""
+    copy: int
+    """Number of the copy asked for; 0 for the head of the newest."""
+    file: int
+    """Place of the file in the copy's list; −1 for the list itself."""
+    piece: int
+
+
+class FollowPiece(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Answer to a `FollowQuery` of the same numbers. The head of the newest copy has file and piece −1."""
+
+    copy: int
+    file: int
+    piece: int
+    data: bytes
+
+
 class Padding(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Bytes that mean nothing: a stranger is answered with at most `MAX_AMPLIFICATION` times what it sends."""
 
@@ -183,5 +206,7 @@ LINK_MESSAGES: dict[Kind, type[Wire]] = {
     Kind.MEETING_REQUEST: MeetingRequest,
     Kind.MEETING: Meeting,
     Kind.PADDING: Padding,
+    Kind.FOLLOW_QUERY: FollowQuery,
+    Kind.FOLLOW_PIECE: FollowPiece,
 }
 """The struct of each link message."""

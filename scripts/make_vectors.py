@@ -37,6 +37,8 @@ from p2prl.protocol.link_messages import (
     ChunkGrant,
     ChunkRefused,
     ChunkRequest,
+    FollowPiece,
+    FollowQuery,
     GrantDeclined,
     Have,
     Hello,
@@ -161,6 +163,8 @@ def link_messages(run: Digest, name: Digest) -> tuple[Wire, ...]:
         MeetingRequest(VOLUNTEER.public_key),
         Meeting(VOLUNTEER.public_key, "/ip4/44.131.7.1/tcp/4001", True),
         Padding(bytes(3)),
+        FollowQuery(bytes(72), 1, 2, -1, 0),
+        FollowPiece(2, 0, 1, b"piece"),
     )
 
 

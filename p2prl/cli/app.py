@@ -94,6 +94,11 @@ COMMANDS = {
         "Forecast whether machines keep a learner at work: a fleet's before a run, or a run's own volunteers.",
     ),
     "learn": Listed(OPERATE, "learn:learn", "Train a run, and print its join link."),
+    "promote": Listed(
+        OPERATE,
+        "promote:promote",
+        "Make a standby learner's folder the run's own, once the learner's machine is gone for good.",
+    ),
     "demo": Listed(OPERATE, "demo:demo", "Run a whole swarm on this machine."),
     "sim": Listed(OPERATE, "sim:sim", "Simulate a swarm in one process on virtual time."),
     "bench": Listed(OPERATE, "bench:bench_app", "Benchmarks that anyone can rerun."),

@@ -58,7 +58,12 @@ _EXAMPLES = {
         "p2prl plan --fleet fleet.toml --model 3b --staleness 128 --budget 2.0",
         "p2prl plan runs/my-run",
     ),
-    "p2prl learn": ("p2prl learn runs/my-run", "p2prl learn runs/my-run --updates 0 --track tensorboard"),
+    "p2prl promote": ("p2prl promote runs/my-run",),
+    "p2prl learn": (
+        "p2prl learn runs/my-run",
+        "p2prl learn runs/my-run --updates 0 --track tensorboard",
+        "p2prl learn second/my-run --standby",
+    ),
     "p2prl rollouts": (
         "p2prl rollouts runs/my-run",
         "p2prl rollouts runs/my-run --worst -n 20",

@@ -10,6 +10,7 @@ from time import perf_counter
 from p2prl.clock import Clock
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.evaluation.evaluations import Evaluations, EvaluationTools
+from p2prl.learner.following.followed import Followed
 from p2prl.learner.intake.admission import Admission, DecodedGroups
 from p2prl.learner.intake.dynamic_sampling import DynamicSampling
 from p2prl.learner.intake.group_checks import GroupChecks
@@ -135,7 +136,9 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         sampling=DynamicSampling(config.most_left_out, masks_truncated=parts.loss.masks_truncated),
     )
     sender = SigningSender(parts.identity, parts.run, storage.journal, clock)
-    replay_stage, training_stage, publish_stage = _stages(parts.threads, sender)
+    replay_stage, training_stage, publish_stage, copy_stage = _stages(parts.threads, sender)
+    followed = Followed(storage, clock, copy_stage, parts.on_notice)
+    sender.hold_by(followed)
     training = _training(parts, storage, buffer, TrainingStage(training_stage))
     pacing = _pacing(parts, storage, buffer, step=training.step)
     choice = StandbyChoice(groups_per_update=config.groups_per_update, most=MAX_ON_STANDBY)
@@ -167,7 +170,9 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         stage=replay_stage,
         evaluations=_evaluations(parts, storage, replayer),
     )
-    inbox = Inbox(intake, storage.journal.ledger, sender, parts.on_notice, standby.offered, standby.link_lost)
+    inbox = Inbox(intake, storage.journal, sender, parts.on_notice, standby.offered, standby.link_lost, followed)
+    publisher = _publisher(parts, storage, sender, publish_stage)
+    followed.wait_while(lambda: publisher.busy)
     return Learner(
         storage=storage,
         sender=sender,
@@ -176,7 +181,8 @@ def assemble_learner(parts: LearnerParts) -> Learner:
         training=training,
         pacing=pacing,
         standby=standby,
-        publisher=_publisher(parts, storage, sender, publish_stage),
+        publisher=publisher,
+        followed=followed,
         shutdown=Shutdown(inbox, checks, sender, storage.journal.groups, clock, parts.on_notice),
     )
 
@@ -246,8 +252,8 @@ def _evaluations(parts: LearnerParts, storage: LearnerStorage, replayer: Replaye
     )
 
 
-def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage, Stage]:
-    """The stages of replay, of training and of publishing.
+def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage, Stage, Stage]:
+    """The stages of replay, of training, of publishing, and of copies for a standby learner.
 
     Training gets all of torch's threads and replay half: replay costs a fraction of an update and waits for groups most
     of the time, so reserving cores for it would leave them idle, and half keeps it from taking more than its share
@@ -255,12 +261,17 @@ def _stages(threads: int, sender: SigningSender) -> tuple[Stage, Stage, Stage]:
     libraries have one setting for the whole process.
     """
     if not threads:
-        return InlineStage(), InlineStage(), InlineStage()
-    shares = {"p2prl-publishing": 1, "p2prl-replay": max(1, threads // 2), "p2prl-training": threads}
-    publishing, replay, training = (
+        return InlineStage(), InlineStage(), InlineStage(), InlineStage()
+    shares = {
+        "p2prl-following": 1,
+        "p2prl-publishing": 1,
+        "p2prl-replay": max(1, threads // 2),
+        "p2prl-training": threads,
+    }
+    following, publishing, replay, training = (
         ThreadStage(name, on_start=partial(use_threads, share), on_done=sender.wake) for name, share in shares.items()
     )
-    return replay, training, publishing
+    return replay, training, publishing, following
 
 
 def _backlog(parts: LearnerParts, standings: PeerStandings) -> ReplayBacklog:

@@ -32,6 +32,16 @@ class LearnerPaths:
         return self.checkpoints / f"step-{step:08d}"
 
     @property
+    def following(self) -> Path:
+        """The copy that a standby learner fetches, and whether one keeps step."""
+        return self.run / "following"
+
+    @property
+    def standby(self) -> Path:
+        """On the machine of a standby learner: what it follows with, and the copies that it holds."""
+        return self.run / "standby"
+
+    @property
     def metrics(self) -> Path:
         """One JSON object per update."""
         return self.run / "metrics.jsonl"

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from p2prl.errors import ProcessLostError
+from p2prl.learner.following.followed import Followed
 from p2prl.learner.intake.group_checks import GroupChecks
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.verified_group import VerifiedGroup
@@ -23,6 +24,7 @@ from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.training_stage import Activity, Work, share_at_work, share_without_groups
 from p2prl.learner.timing.update_schedule import Action, Pacing
 from p2prl.learner.update import Training
+from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.swarm import signals
 
@@ -48,6 +50,7 @@ class Learner:
         standby: StandbyOrders,
         publisher: PolicyPublisher,
         shutdown: Shutdown,
+        followed: Followed,
     ) -> None:
         self._storage = storage
         self._sender = sender
@@ -58,6 +61,7 @@ class Learner:
         self._standby = standby
         self._publisher = publisher
         self._shutdown = shutdown
+        self._followed = followed
         self._stopping = False
 
     @property
@@ -108,12 +112,14 @@ class Learner:
 
     def introduce(self, network: NetworkPort) -> None:
         """Announce every policy a volunteer may still need to a new network process. Called at each of its starts."""
-        for raw in self._storage.policies_to_announce(self.step, sweep=not self._publisher.busy):
-            network.send(signals.Publish(raw))
-        for raw in self._publisher.heads.current():
-            network.send(signals.Publish(raw))
-        network.send(signals.SetLedgerHeight(self._storage.journal.ledger.height))
-        network.send(signals.Publish(self._sender.sign_ledger_head(step=self.step, finished=self.finished)))
+        policies = self._storage.policies_to_announce(self.step, sweep=not self._publisher.busy)
+        messages: list[control.ToNetwork] = [
+            signals.Publish(raw) for raw in (*policies, *self._publisher.heads.current())
+        ]
+        messages.append(signals.SetLedgerHeight(self._storage.journal.ledger.height))
+        messages.append(signals.Publish(self._sender.sign_ledger_head(step=self.step, finished=self.finished)))
+        for message in self._sender.passed(messages):
+            network.send(message)
 
     def attach(self, network: NetworkPort) -> None:
         """Send through this network from now on."""
@@ -132,8 +138,10 @@ class Learner:
             self._finish_stages()
             self._training.stage.run(self._training.checkpoint())
             self._training.stage.finish(wait=True)
+            self._await_standby()
             if not self._stopping:
                 self._shutdown.announce_end(step=self.step, is_stopped=lambda: self._stopping)
+            self._await_standby()
         except (KeyboardInterrupt, ProcessLostError):
             network.close()
             raise  # at once: the threads end with the process, and the journal resumes their jobs
@@ -181,6 +189,7 @@ class Learner:
     def close(self) -> None:
         """End the threads and close the files; everything is already on disk."""
         self._checks.close()
+        self._followed.close()
         self._publisher.close()
         self._training.close()
         self._storage.close()
@@ -207,6 +216,11 @@ class Learner:
         if self._checks.finish(step=self.step, wait=True):
             self._send_head()
 
+    def _await_standby(self) -> None:
+        """Let messages that wait for a standby learner leave, until it is left behind; at a stop they are on disk."""
+        while self._followed.holds_messages and not self._stopping:
+            self._read(_IDLE_POLL_S)
+
     def _send_head(self) -> None:
         self._sender.send_ledger_head(step=self.step, finished=False)
 
@@ -227,7 +241,7 @@ class Learner:
 
     def _step(self) -> None:
         figures = self._inbox.figures | self._checks.figures | self._publisher.figures
-        figures |= self._pacing.figures | self._standby.figures
+        figures |= self._pacing.figures | self._standby.figures | self._followed.figures
         self._training.stage.run(self._training.update(figures, on_updated=self._updated))
 
     def _updated(self, batch: list[VerifiedGroup], seconds: float, shares: Mapping[str, float]) -> None:

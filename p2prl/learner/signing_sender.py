@@ -1,9 +1,16 @@
-"""Sign message bodies with the learner's key and send them through the attached network process."""
+"""Sign message bodies with the learner's key and send them through the attached network process.
+
+While a standby learner keeps step, everything signed waits until that holds what it says (`p2prl.learner.following`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 from p2prl.clock import Clock
 from p2prl.learner.journal.journal import Journal
+from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
@@ -11,6 +18,14 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
+
+
+class Holding(Protocol):
+    """Holds messages back."""
+
+    def passes(self, message: control.ToNetwork) -> bool:
+        """Whether a message may be sent now; else it is held."""
+        ...
 
 
 class SigningSender:
@@ -22,6 +37,11 @@ class SigningSender:
         self._journal = journal
         self._clock = clock
         self._network: NetworkPort | None = None
+        self._holding: Holding | None = None
+
+    def hold_by(self, holding: Holding) -> None:
+        """Ask before each message whether it has to wait for a standby learner."""
+        self._holding = holding
 
     def attach(self, network: NetworkPort) -> None:
         """Send through this network from now on."""
@@ -44,11 +64,15 @@ class SigningSender:
 
     def send(self, envelope: bytes) -> None:
         """Publish an envelope that was signed before."""
-        self.network.send(signals.Publish(envelope))
+        self._post(signals.Publish(envelope))
+
+    def passed(self, messages: Iterable[control.ToNetwork]) -> list[control.ToNetwork]:
+        """Those of these that may be sent now; the others are held."""
+        return [message for message in messages if self._holding is None or self._holding.passes(message)]
 
     def send_ledger_head(self, *, step: int, finished: bool) -> None:
         """Publish the ledger's height, head and the run's step."""
-        self.network.send(signals.SetLedgerHeight(self._journal.ledger.height))
+        self._post(signals.SetLedgerHeight(self._journal.ledger.height))
         self.send(self.sign_ledger_head(step=step, finished=finished))
 
     def sign_ledger_head(self, *, step: int, finished: bool) -> bytes:
@@ -58,3 +82,7 @@ class SigningSender:
         with self._journal.transaction():
             ledger.keep_head(head)
         return head
+
+    def _post(self, message: control.ToNetwork) -> None:
+        for each in self.passed([message]):
+            self.network.send(each)

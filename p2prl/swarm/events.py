@@ -144,6 +144,8 @@ class Equivocation:
 
     first: bytes
     second: bytes
+    is_own: bool = False
+    """Whether this node is the learner: then another machine has its key."""
 
 
 @dataclass(frozen=True, slots=True)

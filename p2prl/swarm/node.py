@@ -36,7 +36,7 @@ from p2prl.swarm.events import ClockOff, Command, Event, WireMismatch
 from p2prl.swarm.message_limits import traffic_of
 from p2prl.swarm.node_before_manifest import AwaitingManifest
 from p2prl.swarm.node_config import NodeConfig
-from p2prl.swarm.node_core import NodeCore
+from p2prl.swarm.node_core import NodeCore, is_of_following
 from p2prl.swarm.node_in_run import Running
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.dial_rules import DialRules, Network
@@ -119,6 +119,8 @@ class Node:
                 core.ask_ledger(height)
             case signals.SendLedger(peer=peer, from_height=height, entries=entries):
                 core.send_ledger(PeerId(peer), height, entries, now)
+            case signals.AskFollow() | signals.SendFollow():
+                core.order_follow(order)
             case _ if self._running is not None:  # before, it is ignored
                 self._running.order(order, now)
         return None
@@ -325,7 +327,7 @@ class Node:
             case LedgerPage(from_height=height, entries=entries):
                 if core.ledger.on_page(source, height, entries):
                     core.events.append(signals.LedgerArrived(height, entries))
-            case _ if not (_is_of_group(core, message, source, now) or _is_of_meeting(core, message, source, now)):
+            case _ if not any(part(core, message, source, now) for part in _PARTS):
                 core.relay.receive(message, source, now)  # ignores messages that are not its own, and padding
 
     def _on_hello(self, message: Hello, source: PeerId, now: float) -> None:
@@ -382,3 +384,7 @@ def _is_of_group(core: NodeCore, message: Wire, source: PeerId, now: float) -> b
         case ChunkRefused(retry_ms=retry_ms):
             return groups.on_refused(source, place_of(message), retry_ms, now)
     return False
+
+
+_PARTS = (_is_of_group, _is_of_meeting, is_of_following)
+"""What handles a message that is not the node's own; the relay takes what is left."""

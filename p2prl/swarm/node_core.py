@@ -12,7 +12,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import open_envelope
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
-from p2prl.protocol.link_messages import Chunk, Padding
+from p2prl.protocol.link_messages import Chunk, FollowPiece, FollowQuery, Padding
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
 from p2prl.swarm import signals
@@ -28,6 +28,7 @@ from p2prl.swarm.events import (
     PeersChanged,
     Send,
 )
+from p2prl.swarm.following import AskedPieces, FollowGate
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.gossip.head_witnesses import FinalHead, HeadWitnesses
 from p2prl.swarm.gossip.ledger_sync import LedgerSync
@@ -90,6 +91,10 @@ class NodeCore:
         self.gossip = Gossip(config.role, rng, config.gossip)
         self.ledger = LedgerSync(rng)
         self.entry = MessageLimits()
+        self.followers = FollowGate(
+            run=run, learner=identity.public_key, upload_bytes_s=config.relay.upload_bytes_s, entry=self.entry
+        )
+        self.asked_pieces = AskedPieces()
         self.answers = AnswerBudget(self._asker, config.relay.upload_bytes_s)
         self.final_head = FinalHead()
         self.witnesses = HeadWitnesses()
@@ -229,6 +234,28 @@ class NodeCore:
         if size_bytes:
             self.answers.take(peer, size_bytes, now)
 
+    def on_follow_query(self, query: FollowQuery, peer: PeerId, now: float) -> None:
+        """Report what a standby learner asks for. Raises `RemoteProtocolError` for one without the owner's permit."""
+        if self.config.role is not Role.LEARNER:
+            return
+        if self.followers.admits(query, peer, self.connections.subnets.of(peer), now):
+            self.events.append(signals.FollowWanted(peer, query.held, query.copy, query.file, query.piece))
+
+    def on_follow_piece(self, piece: FollowPiece, peer: PeerId) -> None:
+        """Report an answer of the learner that was asked for; any other is ignored."""
+        if self.is_learner(peer) and self.asked_pieces.takes(piece):
+            self.events.append(signals.FollowArrived(piece.copy, piece.file, piece.piece, piece.data))
+
+    def order_follow(self, order: signals.FollowOrder) -> None:
+        """Ask the learner for a piece, if it is linked; or answer a follower."""
+        match order:
+            case signals.AskFollow(permit=permit, held=held, copy=copy, file=file, piece=piece):
+                if self.local.learner is not None:
+                    query = FollowQuery(permit, held, copy, file, piece)
+                    self.send(self.local.learner, self.asked_pieces.ask(query))
+            case signals.SendFollow(peer=peer, copy=copy, file=file, piece=piece, data=data):
+                self.send(PeerId(peer), FollowPiece(copy, file, piece, data))
+
     def send(self, peer: PeerId, message: Wire) -> None:
         """Send a control message to a peer."""
         self.gossip.outbox.append((peer, message))
@@ -277,3 +304,15 @@ class NodeCore:
         for send in sends:
             if send.bulk:
                 self._bulk.setdefault(send.peer, deque()).append(is_part)
+
+
+def is_of_following(core: NodeCore, message: Wire, source: PeerId, now: float) -> bool:
+    """Handle a question or an answer of a standby learner; False for every other message."""
+    match message:
+        case FollowQuery():
+            core.on_follow_query(message, source, now)
+        case FollowPiece():
+            core.on_follow_piece(message, source)
+        case _:
+            return False
+    return True

@@ -64,6 +64,26 @@ class SendLedger(Signal, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
+class AskFollow(Signal, frozen=True, array_like=True, tag=True):
+    """As a standby learner, ask the linked learner for one piece of its copy of the run (`FollowQuery`)."""
+
+    permit: bytes
+    held: int
+    copy: int
+    file: int
+    piece: int
+
+
+class SendFollow(Signal, frozen=True, array_like=True, tag=True):
+    """Answer a `FollowWanted`."""
+
+    peer: str
+    copy: int
+    file: int
+    piece: int
+    data: bytes
+
+
 class RunAccepted(Signal, frozen=True, array_like=True, tag=True):
     """The user has been told what the run needs: download it, within this much disk.
 
@@ -99,7 +119,12 @@ class VersionRebuilt(Signal, frozen=True, array_like=True, tag=True):
 RunOrder = RunAccepted | FetchPolicy | StartFrom | VersionRebuilt
 """Orders about a run whose manifest is known; ignored before."""
 
-NodeOrder = Publish | HoldGroup | FetchGroup | ReleaseGroup | SetLedgerHeight | AskLedger | SendLedger | RunOrder
+FollowOrder = AskFollow | SendFollow
+"""Orders of a standby learner, and of the learner that it follows."""
+
+NodeOrder = (
+    Publish | HoldGroup | FetchGroup | ReleaseGroup | SetLedgerHeight | AskLedger | SendLedger | FollowOrder | RunOrder
+)
 
 
 # --- reports that reach the role as they are ----------------------------------------------------------------------
@@ -143,6 +168,25 @@ class LedgerArrived(Report, frozen=True, array_like=True, tag=True):
     entries: tuple[bytes, ...]
 
 
+class FollowWanted(Report, frozen=True, array_like=True, tag=True):
+    """A standby learner with the owner's permit asks for a piece; answer with `SendFollow`."""
+
+    peer: str
+    held: int
+    copy: int
+    file: int
+    piece: int
+
+
+class FollowArrived(Report, frozen=True, array_like=True, tag=True):
+    """A piece that this standby learner asked the learner for."""
+
+    copy: int
+    file: int
+    piece: int
+    data: bytes
+
+
 class StandbyOffers(Report, frozen=True, array_like=True, tag=True):
     """Peers that agree to stand by, according to the directory; all of them, whenever one changes."""
 
@@ -157,5 +201,13 @@ class LinkLost(Report, frozen=True, array_like=True, tag=True):
 
 
 NodeReport = (
-    VersionAnnounced | GroupBodyWanted | PublishRefused | LedgerWanted | LedgerArrived | StandbyOffers | LinkLost
+    VersionAnnounced
+    | GroupBodyWanted
+    | PublishRefused
+    | LedgerWanted
+    | LedgerArrived
+    | FollowWanted
+    | FollowArrived
+    | StandbyOffers
+    | LinkLost
 )

@@ -25,6 +25,8 @@ from p2prl.protocol.link_messages import (
     ChunkGrant,
     ChunkRefused,
     ChunkRequest,
+    FollowPiece,
+    FollowQuery,
     GrantDeclined,
     Have,
     Hello,
@@ -79,6 +81,8 @@ link_messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(Meeting, names, st.text(max_size=40), st.booleans()),
     st.builds(LedgerQuery, number),
     st.builds(LedgerPage, number, st.lists(st.binary(max_size=50), max_size=4).map(tuple)),
+    st.builds(FollowQuery, st.binary(max_size=80), number, number, number, number),
+    st.builds(FollowPiece, number, number, number, st.binary(max_size=50)),
 )
 
 

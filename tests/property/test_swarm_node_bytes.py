@@ -19,6 +19,8 @@ from p2prl.protocol.link_messages import (
     ChunkGrant,
     ChunkRefused,
     ChunkRequest,
+    FollowPiece,
+    FollowQuery,
     GrantDeclined,
     Have,
     Hello,
@@ -91,6 +93,8 @@ messages: st.SearchStrategy[Wire] = st.one_of(
     st.builds(Meeting, names, st.sampled_from(["/ip4/44.131.7.1/tcp/4001", "/ip4/127.0.0.1/tcp/1"]), st.booleans()),
     st.builds(LedgerQuery, number),
     st.builds(LedgerPage, number, st.lists(st.binary(max_size=9), max_size=80).map(tuple)),
+    st.builds(FollowQuery, st.binary(max_size=80), number, number, number, number),
+    st.builds(FollowPiece, number, number, number, st.binary(max_size=9)),
 )
 steps = st.tuples(
     st.sampled_from("ABCD"),

@@ -34,6 +34,7 @@ from p2prl.config.worker_folder import write_status
 from p2prl.errors import ConfigError
 from p2prl.exit_codes import INTERRUPTED
 from p2prl.index.run_lister import RunLister, listed_until_end
+from p2prl.learner.following.promotion import refuse_standby
 from p2prl.net.process.bridge import NetworkPort
 from p2prl.net.process.control import Status
 from p2prl.net.process.handle import NetworkHandle
@@ -72,6 +73,12 @@ ListAt = Annotated[
         metavar="URL",
         help="List the run in public at this index while it runs; may be repeated. Default: run.toml's.",
     ),
+]
+
+
+Standby = Annotated[
+    bool,
+    typer.Option("--standby", help="Do not train: follow the run's learner from this machine, until p2prl promote."),
 ]
 
 
@@ -114,12 +121,18 @@ def make_learn(judges: Judges | None = None) -> Callable[..., None]:
             ),
         ] = "",
         list_at: ListAt = None,
+        standby: Standby = False,
         as_json: AsJson = False,
     ) -> None:
         """Train a run, and print its join link.
 
         Publishes policies, verifies groups and signs receipts. After a stop at any point it resumes at the exact step.
         """
+        if standby:
+            from p2prl.cli.commands.learn_standby import follow_learner
+
+            peers = (*checked_peers(tuple(via or ())), *further_peers(options.peers))
+            follow_learner(run, options, lan=lan, peers=peers, as_json=as_json)
         learn_command(
             run,
             options,
@@ -170,6 +183,7 @@ def learn_command(
     sampler = LocalSampler(sample)
     further = (*checked_peers(via), *further_peers(options.peers))
     opened = open_folder(directory)
+    refuse_standby(opened.paths)
     with_changes(opened.settings_table(), changes)  # refuses a file that is not TOML
     lock = opened.lock()
     crash_log.keep_in(directory)

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from p2prl.learner.following.followed import Followed
+from p2prl.learner.following.own_heads import check_own
 from p2prl.learner.intake.intake import Intake
+from p2prl.learner.journal.journal import Journal
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.net.process import control
-from p2prl.net.storage.ledger_table import LedgerTable
 from p2prl.protocol import ledger_chain, limits
 from p2prl.swarm import signals
 
@@ -20,14 +22,16 @@ class Inbox:
     def __init__(
         self,
         intake: Intake,
-        ledger: LedgerTable,
+        journal: Journal,
         sender: SigningSender,
         on_notice: Callable[[str], None],
         on_offers: Callable[[signals.StandbyOffers], None],
         on_lost: Callable[[str], None],
+        followed: Followed,
     ) -> None:
         self._intake = intake
-        self._ledger = ledger
+        self._journal = journal
+        self._followed = followed
         self._sender = sender
         self._on_notice = on_notice
         self._on_offers = on_offers
@@ -47,13 +51,17 @@ class Inbox:
         for message in self._sender.network.poll(timeout_s):
             match message:
                 case control.EnvelopeArrived(envelope=raw):
+                    check_own(raw, self._journal)
                     envelopes.append(raw)
                 case control.GroupFetched(envelope=header, path=path):
                     with contextlib.suppress(FileNotFoundError):  # it expired meanwhile, and is announced again
                         self._intake.receive_body(header, Path(path).read_bytes())
                 case signals.LedgerWanted(peer=peer, from_height=from_height):
-                    entries = self._ledger.entries(from_height, limits.MAX_LEDGER_ENTRIES_PER_REPLY)
+                    most = min(limits.MAX_LEDGER_ENTRIES_PER_REPLY, self._followed.ledger_height - from_height)
+                    entries = self._journal.ledger.entries(from_height, max(0, most))
                     self._sender.network.send(signals.SendLedger(peer, from_height, ledger_chain.page_of(entries)))
+                case signals.FollowWanted():
+                    self._followed.on_wanted(message)
                 case signals.StandbyOffers():
                     self._on_offers(message)
                 case signals.LinkLost(peer=peer):
@@ -64,3 +72,6 @@ class Inbox:
                     pass
         if envelopes and self._intake.receive(envelopes):
             self._sender.send_ledger_head(step=step, finished=finished)
+        self._followed.turn(step=step)
+        for released in self._followed.take_released():
+            self._sender.network.send(released)

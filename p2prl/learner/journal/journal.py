@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from p2prl.databases import open_database
+from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.learner.journal import groups, peers, verdicts
 from p2prl.learner.journal.groups import BatchTable, GroupTable, PolicyTable
@@ -48,6 +49,25 @@ class Journal:
     def close(self) -> None:
         """Close the database; everything is already on disk."""
         self._db.close()
+
+    @property
+    def changes(self) -> int:
+        """Rows written since the start: a number that grows with every change."""
+        return self._db.total_changes
+
+    def copy_to(self, path: Path) -> None:
+        """Write a consistent copy as one file, page by page, so that unchanged parts stay at their place.
+
+        Raises `MachineError`."""
+        try:
+            path.unlink(missing_ok=True)
+            target = sqlite3.connect(path)
+            try:
+                self._db.backup(target)
+            finally:
+                target.close()
+        except (OSError, sqlite3.Error) as error:
+            raise write_error(error, f"the copy of the journal {path}") from error
 
     def transaction(self) -> AbstractContextManager[None]:
         """Write all or nothing, with one flush to disk for everything inside."""

@@ -15,6 +15,13 @@ from p2prl.protocol.digests import DIGEST_BYTES
 from p2prl.protocol.wire_codec import encode
 from p2prl.swarm import events, signals
 
+LEARNER_ELSEWHERE = control.Failed(
+    "IdentityError",
+    "another machine runs this learner: this one stops, so that nothing is signed twice",
+    errors.LEARNER_ELSEWHERE_REMEDY,
+)
+"""For a learner whose key another machine has: a copy of its folder, or its promoted standby learner."""
+
 
 class NetworkPort(Protocol):
     """A role's side of the network: `p2prl.net.process.handle.NetworkHandle`, or the simulator's stand-in."""
@@ -110,6 +117,8 @@ def message_of(
             )
         case events.PeerBanned(peer=peer, reason=reason):
             return control.Warned(f"ignoring peer {peer[-8:]}: {reason}", "")
+        case events.Equivocation(is_own=True):
+            return LEARNER_ELSEWHERE
         case events.Equivocation():
             return control.Failed(
                 "RemoteProtocolError",

@@ -327,7 +327,8 @@ class NetworkProcess:
         return foremost(self._transport.addresses, limits.MAX_ADDRESSES)
 
     def _on_key_shared(self, is_later: bool) -> None:
-        self._report(KEY_TAKEN if is_later else KEY_SHARED)
+        taken = bridge.LEARNER_ELSEWHERE if self._is_learner else KEY_TAKEN
+        self._report(taken if is_later else KEY_SHARED)
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.WireMismatch):

@@ -23,7 +23,7 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.RECEIPTS: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD, Role.SEEDER}),
     Kind.VERDICT: frozenset({Role.LEARNER, Role.VALIDATOR, Role.BOARD}),
     Kind.VERDICT_CHECKS: frozenset({Role.VALIDATOR, Role.BOARD}),
-    Kind.LEDGER_HEAD: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD, Role.SEEDER}),
+    Kind.LEDGER_HEAD: frozenset(Role),
     Kind.COUNTERSIGNATURE: frozenset(Role),
     Kind.POLICY_HEAD: frozenset(Role),
     Kind.PEER_RECORD: frozenset(),
@@ -35,8 +35,9 @@ AUDIENCE: dict[Kind, frozenset[Role]] = {
     Kind.STANDBY: frozenset({Role.VOLUNTEER, Role.SEEDER}),
 }
 """Roles a message kind is meant for. Peer records live in the directory, run manifests are asked for by digest, and an
-introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger. Seeders pass
-receipts and standbys on: some homes reach nobody but a seeder, which carries their groups to the learner."""
+introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger. A learner gets
+heads of its own run that another machine has signed. Seeders pass receipts and standbys on: some homes reach nobody
+but a seeder, which carries their groups to the learner."""
 
 PUSHED_BY_AUTHOR: dict[Kind, frozenset[Role]] = {
     **AUDIENCE,

@@ -277,7 +277,8 @@ class PolicySync:
             self.events.append(LearnerSilent(head.head.version, now - head.sent_ms / 1000))
 
     def _report(self, error: EquivocationError) -> RemoteProtocolError:
-        self.events.append(Equivocation(error.first, error.second))
+        is_own = self._config.role is Role.LEARNER
+        self.events.append(Equivocation(error.first, error.second, is_own))
         return RemoteProtocolError(str(error))
 
     # --- progress ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 
 from p2prl.client.delivery import Delivery
 from p2prl.client.spool import Spool, SpoolConfig
+from p2prl.learner.following.followed import Followed
 from p2prl.learner.intake.admission import DecodedGroups
 from p2prl.learner.intake.inbox import Inbox
 from p2prl.learner.intake.intake import Intake
@@ -26,6 +27,7 @@ from p2prl.learner.journal.groups import GroupState, StoredGroup
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
+from p2prl.learner.timing.stages import InlineStage
 from p2prl.net.process import control
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol import limits
@@ -120,8 +122,9 @@ class LearnerIntake:
             clock=Clock(),
             verdicts=VerdictIntake(self.storage.journal, sender, Clock()),
         )
+        followed = Followed(self.storage, Clock(), InlineStage(), lambda _: None)
         self.inbox = Inbox(
-            self.intake, self.storage.journal.ledger, sender, lambda _: None, lambda _: None, lambda _: None
+            self.intake, self.storage.journal, sender, lambda _: None, lambda _: None, lambda _: None, followed
         )
 
     def read(self) -> None:

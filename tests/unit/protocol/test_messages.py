@@ -30,6 +30,7 @@ USED = {
     "POLICY_HEAD": 40, "INTRODUCTION": 41, "GROUP_HEADER": 42,
     "DELEGATION": 43, "REVOCATION": 44, "VERDICT_CHECKS": 45,
     "COUNTERSIGNATURE": 46, "MEMBERSHIP": 47, "STANDBY": 48,
+    "FOLLOW_QUERY": 19, "FOLLOW_PIECE": 20,
 }  # fmt: skip
 """Every number ever used. A line is never edited: a retired kind moves to `TOMBSTONES` and stays here."""
 

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from p2prl.protocol import frames, limits, wire_version
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
+from p2prl.protocol.follow_permit import PERMIT_BYTES
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, StorageReceipt
 from p2prl.protocol.link_messages import (
@@ -31,6 +32,8 @@ from p2prl.protocol.link_messages import (
     ChunkGrant,
     ChunkRefused,
     ChunkRequest,
+    FollowPiece,
+    FollowQuery,
     GrantDeclined,
     Have,
     Hello,
@@ -174,6 +177,8 @@ QUESTIONS: Mapping[Kind, Question] = MappingProxyType(
         Kind.MEETING_REQUEST: lambda target, _: (MeetingRequest(target.other.public_key),),
         Kind.MEETING: lambda target, _: (Meeting(target.other.public_key, "/ip4/44.131.7.1/tcp/4001", True),),
         Kind.PADDING: lambda _, turn: (Padding(bytes(turn)),),
+        Kind.FOLLOW_QUERY: lambda _, turn: (FollowQuery(bytes(PERMIT_BYTES), 0, turn, 0, 0),),
+        Kind.FOLLOW_PIECE: lambda _, turn: (FollowPiece(turn, 0, 0, b"piece"),),
     }
 )
 """The question of each kind that is answered with most."""
