@@ -19,6 +19,7 @@ from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, peer_id_of, verify_raw
 from p2prl.protocol.join_link import JoinLink, parse_link
 from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.web_address import web_address
 from p2prl.protocol.wire_codec import Wire, decode, encode
 
 MAX_LISTING_BYTES = 4_096
@@ -34,6 +35,9 @@ MAX_LINK_CHARS = 1_200
 
 MAX_TEXT_BYTES = 600
 """Goal, content note or base model in a listing, in UTF-8: a paragraph on a card. The manifest has all of it."""
+
+MAX_BOARD_CHARS = 200
+"""Address of a run's board in a listing."""
 
 MAX_LIFE_S = 900.0
 """From the signing of a listing to its end: a learner that was killed is listed no longer than this."""
@@ -81,6 +85,8 @@ class Listing(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
     sent_ms: int
     """When this was signed; of two listings of a run the newer one holds."""
     expires_ms: int
+    board: str = ""
+    """Web address at which the run's board serves its ledger, as `web_address` spells it; empty for none."""
 
     def check(self) -> None:
         """Raise `RemoteProtocolError` for the first field that no honest learner would sign."""
@@ -101,6 +107,10 @@ class Listing(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
         _require(0 <= self.since_ms < 1 << 53 and 0 <= self.sent_ms < 1 << 53, "impossible time")
         life_ms = self.expires_ms - self.sent_ms
         _require(0 < life_ms <= MAX_LIFE_S * 1000, f"it must expire within {MAX_LIFE_S:.0f} s")
+        _require(
+            not self.board or (len(self.board) <= MAX_BOARD_CHARS and web_address(self.board) == self.board),
+            f"board must be http(s)://HOST[:PORT][/PATH] in its one spelling, of at most {MAX_BOARD_CHARS} characters",
+        )
 
 
 class SignedListing(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -26,10 +26,13 @@ from typing import Any
 from p2prl.clock import SystemClock
 from p2prl.index.index_state import IndexState
 from p2prl.index.listing_table import HERE
+from p2prl.index.people_totals import Contribution, RunPart
+from p2prl.protocol.digests import digest
 from p2prl.protocol.listing import MAX_TEXT_BYTES, State
 from p2prl.scoreboard.web.service import BoardServer
 from p2prl_lab.simulated_board import simulated_source
 from p2prl_lab.testing.listed_runs import ListedRun, many_runs
+from p2prl_lab.testing.sample_ledgers import identity
 from p2prl_lab.testing.served_index import served_index
 
 WIDTHS = (390, 1280)
@@ -41,7 +44,20 @@ MOST_BYTES = 120_000
 _COMPLAINTS = ("error", "warning")
 """Kinds of console messages that a visitor's browser should not show."""
 
-INDEX_PAGES = ("/", "/?q=longest", "/?q=nobody", "/?show=48")
+SOMEBODY = identity("ann").peer_id
+
+INDEX_PAGES = (
+    "/",
+    "/?q=longest",
+    "/?q=nobody",
+    "/?show=48",
+    "/people",
+    "/people?q=nobody",
+    f"/people/{SOMEBODY}",
+    "/people/nobody",
+)
+
+_FIRST_MS, _LAST_MS = 1_790_000_000_000, 1_791_000_000_000
 
 _STATES: tuple[tuple[str, State, int | None], ...] = (
     ("needy", "running", 5),
@@ -72,14 +88,45 @@ def served() -> Iterator[str]:
 
 def shown_index() -> IndexState:
     """An index with a run of every kind, one of the longest words, and more than fit one page."""
-    state, now, word = IndexState(SystemClock()), time.time(), "w" * MAX_TEXT_BYTES
+    owners = frozenset({identity("learner").peer_id})
+    state, now, word = IndexState(SystemClock(), owners=owners), time.time(), "w" * MAX_TEXT_BYTES
     runs = [(ListedRun(name, name), name_state, missing) for name, name_state, missing in _STATES]
     longest = (("goal", word), ("content_policy", word), ("base_model", word))
     runs.append((ListedRun("longest" + "-" * 57, "longest", longest), "running", 1))
     runs += [(run, "running", 2) for run in many_runs(30)]
     for run, run_state, missing in runs:
         state.offer(run.signed(now=now, state=run_state, missing=missing), run.manifest_raw, HERE)
+    for part in shown_parts():
+        state.people.note(part)
     return state
+
+
+def shown_parts() -> list[RunPart]:
+    """Runs that count with more people than fit one page, one that does not, and one that contradicts itself."""
+    given = Contribution(tokens=1_234_567, rechecked_tokens=5_000, groups=890, first_ms=_FIRST_MS, last_ms=_LAST_MS)
+    everybody = {identity(f"person {number}").public_key: given for number in range(40)}
+    longest, ann = "longest" + "-" * 57, identity("ann").public_key
+    return [
+        RunPart(
+            run=digest("p2prl/shown-run", name.encode()),
+            name=name,
+            owner=identity(owner).peer_id,
+            parameters=12_000_000,
+            height=9,
+            is_finished=owner == "learner",
+            incident=incident,
+            people={**everybody, ann: given._replace(tokens=number * given.tokens)},
+        )
+        for number, (name, owner, incident) in enumerate(
+            [
+                ("sums", "learner", ""),
+                (longest, "learner", ""),
+                ("of others", "somebody", ""),
+                ("forked", "learner", "two"),
+            ],
+            1,
+        )
+    ]
 
 
 def visit(browser: Any, axe: str, url: str, width: int, scheme: str) -> dict[str, Any]:

@@ -79,6 +79,7 @@ _EXAMPLES = {
     "p2prl index serve": (
         "p2prl index serve --listen 0.0.0.0:8100",
         "p2prl index serve --public --mirror https://runs.example.org",
+        "p2prl index serve --public --count 12D3KooW…",
     ),
     "p2prl runs": ("p2prl runs --index https://runs.example.org", "p2prl runs --json"),
     "p2prl runs block": ("p2prl runs block LINK",),

@@ -1,10 +1,10 @@
-"""The table `[network]` of run.toml: where the learner listens, what its join link names first, and who lists it."""
+"""The table `[network]` of run.toml: where the learner listens, what its join link names first, and its listing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2prl.config.index_addresses import index_url
+from p2prl.config.index_addresses import board_url, index_url
 from p2prl.errors import ConfigError
 from p2prl.net.listen_addresses import DEFAULT_LISTEN
 from p2prl.net.transports import multiaddrs
@@ -25,10 +25,13 @@ class ListenConfig:
     list: tuple[str, ...] = ()
     """Indexes at which the run is listed in public while its learner runs, as `https://runs.example.org`; none: it is
     listed nowhere."""
+    board: str = ""
+    """Web address of the run's board, named in its listings, as `https://board.example.org`; empty: none is named."""
 
     def __post_init__(self) -> None:
         for url in self.list:
             index_url(url)
+        board_url(self.board)
         for address in self.announce:
             fault = "holds a peer id" if "/p2p/" in address else ""
             if not fault:

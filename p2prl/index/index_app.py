@@ -15,6 +15,7 @@ from p2prl.index.index_documents import IndexHealthDocument, ListedDocument, Run
 from p2prl.index.index_page import DEFAULT_CARDS, MAX_CARDS, render_index
 from p2prl.index.index_state import IndexState
 from p2prl.index.listing_table import ListingRefusedError, ManifestWantedError, Refusal
+from p2prl.index.people_routes import add_people
 from p2prl.index.submission import MAX_SUBMISSION_BYTES, OCTETS, parse_submission
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.listing import run_id
@@ -54,6 +55,7 @@ def index_app(state: IndexState, *, is_public: bool) -> FastAPI:
     add_error_handlers(app, lambda _: Response("No such page.\n", status_code=404, media_type="text/plain"))
     _add_reading(app, state)
     _add_listing(app, state)
+    add_people(app, state.people)
     return app
 
 
@@ -84,7 +86,10 @@ def _add_reading(app: FastAPI, state: IndexState) -> None:
     @app.get("/healthz", response_model=IndexHealthDocument)
     def health(request: Request) -> Response:
         return json_response(
-            request, IndexHealthDocument(status="ok", runs=len(state.rows()), mirrors=dict(state.mirrors))
+            request,
+            IndexHealthDocument(
+                status="ok", runs=len(state.rows()), mirrors=dict(state.mirrors), ledgers=dict(state.people.ledgers)
+            ),
         )
 
 

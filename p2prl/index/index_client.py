@@ -58,7 +58,7 @@ class _Error(msgspec.Struct):
     error: str
 
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a stranger's JSON raises: the last where it is nested deeper than Python's calls may be."""
 
 
@@ -83,7 +83,7 @@ class IndexClient:
         body = self._get("/api/v1/runs", MAX_ANSWER_BYTES)
         try:
             document = msgspec.json.decode(body, type=_Runs)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise UnreachableError(f"{self.url} answers, and is no index of runs: {error}"[:300]) from error
         found: dict[bytes, Found] = {}
         for each in document.runs[:MOST_LISTED]:
@@ -125,7 +125,7 @@ class IndexClient:
 def _reason(body: bytes, status: int) -> str:
     try:
         return msgspec.json.decode(body, type=_Error).error[:300]
-    except _UNREADABLE:
+    except UNREADABLE:
         return f"status {status}"
 
 

@@ -48,6 +48,8 @@ class ListedRunDocument:
     join_link: str
     crowd: int
     """Listings that share the network it was sent from."""
+    board: str
+    """Web address of its board; empty where it names none."""
     record_base64: str
     """The signed listing."""
 
@@ -77,6 +79,8 @@ class IndexHealthDocument:
     runs: int
     mirrors: dict[str, str]
     """Mirrored indexes, and `ok` or why the newest look at them failed."""
+    ledgers: dict[str, str]
+    """By run: `ok`, or why its ledger is not whole here."""
 
 
 def runs_document(rows: tuple[Row, ...]) -> RunsDocument:
@@ -106,5 +110,6 @@ def listed_run(row: Row) -> ListedRunDocument:
         expires=time_text(listing.expires_ms),
         join_link=listing.link,
         crowd=row.crowd,
+        board=listing.board,
         record_base64=base64.b64encode(opened.raw).decode(),
     )

@@ -47,7 +47,7 @@ def render_index(rows: Sequence[Row], *, origin: str, query: str = "", show: int
         if _matches(document := listed_run(row), query)
     ]
     cards.sort(key=lambda card: (ranks.get(card.run.run, len(ranks)), card.run.run))
-    return _environment.get_template("runs.html").render(
+    return environment.get_template("runs.html").render(
         cards=cards[:show],
         found=len(cards),
         total=len(rows),
@@ -69,11 +69,11 @@ def _matches(run: ListedRunDocument, query: str) -> bool:
     return all(word in text for word in query.casefold().split())
 
 
-_environment = Environment(
+environment = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_environment.filters.update({**FILTERS, "size": size_text})
+environment.filters.update({**FILTERS, "size": size_text})

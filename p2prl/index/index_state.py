@@ -1,4 +1,4 @@
-"""State of an index server: the table of listings behind a lock, and its answer while they are unchanged."""
+"""State of an index server: the table of listings behind a lock, its answer while they are unchanged, and people."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import msgspec
 from p2prl.clock import Clock
 from p2prl.index.index_documents import runs_document
 from p2prl.index.listing_table import Kept, ListingTable, Row, TableLimits
+from p2prl.index.people_state import PeopleState
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.identity import PeerId
 from p2prl.swarm.peers.subnets import Subnet
 
 
 class IndexState:
     """The table, for threads that handle requests and one that mirrors."""
 
-    def __init__(self, clock: Clock, limits: TableLimits | None = None) -> None:
+    def __init__(
+        self, clock: Clock, limits: TableLimits | None = None, *, owners: frozenset[PeerId] = frozenset()
+    ) -> None:
+        """`owners` are those whose runs count in the sums over people."""
         self._clock = clock
         self._lock = threading.Lock()
         self._table = ListingTable(limits)
         self._answer: tuple[int, bytes] = (-1, b"")
+        self.people = PeopleState(clock, owners)
         self.mirrors: dict[str, str] = {}
         """Mirrored indexes, and `ok` or why the newest look at them failed."""
 

@@ -34,7 +34,14 @@ _MOST_ADDRESSES = 4
 
 
 def listing_of(
-    manifest: RunManifest, link: JoinLink, *, state: State, volunteers: int, missing: int | None, now: float
+    manifest: RunManifest,
+    link: JoinLink,
+    *,
+    state: State,
+    volunteers: int,
+    missing: int | None,
+    now: float,
+    board: str = "",
 ) -> Listing:
     """The listing of a run at `now`, seconds since the epoch; it expires after `USUAL_LIFE_S`. Its link has the first
     addresses of `link`, as many as fit."""
@@ -56,6 +63,7 @@ def listing_of(
         since_ms=manifest.created_ms,
         sent_ms=sent_ms,
         expires_ms=sent_ms + int(USUAL_LIFE_S * 1000),
+        board=board,
     )
     for addresses in range(_MOST_ADDRESSES, -1, -1):
         short = str(JoinLink(link.name, link.run, link.bootstrap[:addresses]))

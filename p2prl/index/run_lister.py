@@ -26,8 +26,8 @@ _SOON = 6
 PUBLIC_TEXT = (
     "Public from now on, at {urls}: this run's name, goal, content note, base model and size, what it takes of a "
     "volunteer, how many there are and how many it misses, its learner's key, and the join link, which names this "
-    "learner's address. Anybody may copy them. The listing ends with this learner; without --list and list under "
-    "[network] nothing is listed."
+    "learner's address{board}. Anybody may copy them. The listing ends with this learner; without --list and list "
+    "under [network] nothing is listed."
 )
 
 
@@ -48,13 +48,17 @@ def missing_volunteers(metrics: Mapping[str, object]) -> int | None:
 class RunLister:
     """Keeps a run listed at some indexes. Its methods are for the learner's thread; none but `end` waits.
 
-    Thirteen attributes, because it holds what the learner says until its own thread sends it."""
+    Fourteen attributes, because it holds what the learner says until its own thread sends it."""
 
-    def __init__(self, folder: Folder, urls: Sequence[str], clock: Clock, *, tell: Callable[[str], None]) -> None:
-        """`tell` gets a sentence when an index refuses the listing or cannot be reached, and when it takes it again."""
+    def __init__(
+        self, folder: Folder, urls: Sequence[str], clock: Clock, *, board: str = "", tell: Callable[[str], None]
+    ) -> None:
+        """`board` is the address of the run's board, if it is to be named. `tell` gets a sentence when an index refuses
+        the listing or cannot be reached, and when it takes it again."""
         self._folder = folder
         self._clients = [IndexClient(url) for url in urls]
         self._clock = clock
+        self._board = board
         self._tell = tell
         self._faults: dict[str, str | None] = dict.fromkeys(urls)
         self._lock = threading.Lock()
@@ -69,7 +73,8 @@ class RunLister:
         """The learner is up, under this join link."""
         if not self._clients:
             return
-        self._tell(PUBLIC_TEXT.format(urls=", ".join(client.url for client in self._clients)))
+        board = f", and its board's address, {self._board}" if self._board else ""
+        self._tell(PUBLIC_TEXT.format(urls=", ".join(client.url for client in self._clients), board=board))
         self._link = link
         self._thread.start()
 
@@ -110,6 +115,7 @@ class RunLister:
                 volunteers=0 if state == "ended" else min(MAX_VOLUNTEERS, max(self._linked, self._counted)),
                 missing=self._missing,
                 now=self._clock.now(),
+                board=self._board,
             )
             raw = sign_listing(self._folder.identity, listing)
             for client in self._clients:

@@ -37,7 +37,7 @@ def with_one_port(listen: Sequence[str]) -> tuple[str, ...]:
     """
     if sum(address.endswith("/tcp/0") for address in listen) < 2:
         return tuple(listen)
-    return with_port(listen, _free_port())
+    return with_port(listen, free_port())
 
 
 def with_port(listen: Sequence[str], port: int) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def has_ipv6() -> bool:
     return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A TCP port that is free on IPv4, and on IPv6 where there is one."""
     for _ in range(_PORT_TRIES):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -22,9 +22,11 @@ import pytest
 from p2prl.config.new_run import open_run
 from p2prl.index.index_client import IndexClient
 from p2prl.index.run_facts import listing_of
+from p2prl.net.listen_addresses import free_port
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.listing import Listing
+from p2prl.scoreboard.ledger.known_run import open_run_manifest
 from p2prl_lab.testing.address_scan import (
     Document,
     Place,
@@ -90,11 +92,12 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
     run, swarm = make_run(tmp_path / "runs"), SwarmProcesses(tmp_path / "terminals", forks=True)
     homes = {name: tmp_path / name for name in ("home", "home6", "validator", "seeder", "board", "index")}
     with swarm.running():
-        index = page_url(swarm.start("index", "index", "serve", "--listen", "127.0.0.1:0", home=homes["index"]))
-        learner = swarm.start("learner", "learn", str(run), "--updates", "0", "--list", index, *at(LEARNER, "::1"))
+        index, port = index_that_counts(swarm, run, homes["index"]), str(free_port())
+        listed = ("--updates", "0", "--list", index, "--board", f"http://127.0.0.1:{port}")
+        learner = swarm.start("learner", "learn", str(run), *listed, *at(LEARNER, "::1"))
         link = wait_until(lambda: (run / "link").exists() and (run / "link").read_text(), seconds=150, what="a link")
         link4, link6 = over(link, 4), over(link, 6)
-        folder_board = swarm.start("folder-board", "board", str(run), "--port", "0")
+        folder_board = swarm.start("folder-board", "board", str(run), "--port", port)
         home = swarm.start("home", "join", link4, *UNHURRIED, *at(HOME), home=homes["home"])
         home6 = swarm.start("home6", "join", link6, *UNHURRIED, *at("::1"), home=homes["home6"])
         validator = swarm.start("validator", "validate", link4, "--rate", "1", *at(VALIDATOR), home=homes["validator"])
@@ -118,6 +121,7 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
         assert ports(home6).isdisjoint(ports(learner))
         certificate = tmp_path / "certificate.png"
         environment = swarm.environment(homes["home"])
+        wait_until(lambda: counted_at(index) >= {ids["home"], ids["home6"]}, seconds=120, what="people at the index")
         listing = only_listing(index)
         listings = listing_documents(index, swarm, environment)
         documents = [
@@ -146,8 +150,7 @@ def test_no_page_link_log_or_picture_joins_a_contributor_to_its_address(tmp_path
     assert strange_places(documents, allowed) == []
     assert_listed_as_documented(run, listing, {PeerId(seeder_id)})
     assert any(listing.link in document.text for document in listings), "the scan sees the listing"
-    assert named_by(listings, ids.values()) == [], "a contributor has no part in a listing, with an address or without"
-    assert not homes["index"].exists(), "an index writes nothing"
+    assert_people_alone_are_named_and_kept(listings, ids.values(), homes["index"], run)
     for role in (home, home6, validator, seeder):
         said = role.log.replace("\n ", "")
         assert said.index("can see this machine's IP address") < said.index("finding the run"), role.name
@@ -218,6 +221,32 @@ def only_listing(index: str) -> Listing:
     return listings[0]
 
 
+def assert_people_alone_are_named_and_kept(
+    listings: list[Document], peers: Iterable[str], home: Path, run: Path
+) -> None:
+    """Contributors stand in an index's documents of people and in no listing; it keeps the run's ledger alone."""
+    of_people = [each for each in listings if "/people" in each.name]
+    assert named_by(of_people, peers), "the scan sees the people of an index"
+    of_listings = [each for each in listings if "/people" not in each.name]
+    assert named_by(of_listings, peers) == [], "a contributor has no part in a listing"
+    kept = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
+    assert {path.parent.as_posix() for path in kept} == {"index"}
+    known = open_run_manifest((run / "run.manifest").read_bytes())
+    assert {path.name.partition(".")[0] for path in kept} == {known.run.hex()}
+
+
+def index_that_counts(swarm: SwarmProcesses, run: Path, home: Path) -> str:
+    """The address of an index that counts this run's owner."""
+    counted = ("--count", open_run(run).identity.peer_id)
+    return page_url(swarm.start("index", "index", "serve", "--listen", "127.0.0.1:0", *counted, home=home))
+
+
+def counted_at(index: str) -> set[str]:
+    """The people with credit at an index."""
+    with urllib.request.urlopen(f"{index}/api/v1/people", timeout=20) as answer:
+        return {person["id"] for person in json.load(answer)["people"]}
+
+
 def assert_listed_as_documented(run: Path, listing: Listing, public: set[PeerId]) -> None:
     """docs/run-a-swarm.md: facts of the manifest, the link as the learner has it now, three numbers and a state."""
     folder = open_run(run)
@@ -228,6 +257,7 @@ def assert_listed_as_documented(run: Path, listing: Listing, public: set[PeerId]
         volunteers=listing.volunteers,
         missing=listing.missing,
         now=listing.sent_ms / 1000,
+        board=listing.board,
     )
     assert msgspec.structs.replace(told, sent_ms=listing.sent_ms, expires_ms=listing.expires_ms) == listing
     assert folder.identity.peer_id in named_in(listing.link)

@@ -115,14 +115,18 @@ def board_documents(url: str, most: int = 400) -> list[Document]:
 
 
 def index_documents(url: str, visitor: str) -> list[Document]:
-    """The page and every API answer of an index, headers and signed listings included, for somebody whom a proxy names
+    """The pages and every API answer of an index, headers and signed listings included, for somebody whom a proxy names
     as `visitor`."""
     listed = _get(f"{url}/api/v1/runs", visitor)
     runs: list[dict[str, Any]] = json.loads(listed.data)["runs"]
     schema = json.loads(_get(f"{url}/api/v1/openapi.json", visitor).data)
-    paths = ["/", "/?q=nobody", "/nowhere", "/api/v1/openapi.json"]
+    people: list[dict[str, Any]] = json.loads(_get(f"{url}/api/v1/people", visitor).data)["people"]
+    paths = ["/", "/?q=nobody", "/people", "/people?q=nobody", "/nowhere", "/api/v1/openapi.json"]
+    paths += [f"/people/{person['id']}" for person in people]
+    named = {"{run}": [run["run"] for run in runs], "{person_id}": [person["id"] for person in people]}
     for path in (path for path, methods in schema["paths"].items() if "get" in methods):
-        paths += [path.replace("{run}", run["run"]) for run in runs] if "{run}" in path else [path]
+        field = next((each for each in named if each in path), "")
+        paths += [path.replace(field, value) for value in named[field]] if field else [path]
     records = [Document(f"{run['name']}'s listing", base64.b64decode(run["record_base64"])) for run in runs]
     return [listed, *(_get(url + path, visitor) for path in paths), *records]
 

@@ -14,7 +14,14 @@ import msgspec
 from p2prl.protocol.digests import digest
 from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.listing import MAX_LIFE_S, MAX_LISTING_BYTES, MAX_TEXT_BYTES, Listing, SignedListing
+from p2prl.protocol.listing import (
+    MAX_BOARD_CHARS,
+    MAX_LIFE_S,
+    MAX_LISTING_BYTES,
+    MAX_TEXT_BYTES,
+    Listing,
+    SignedListing,
+)
 from p2prl.protocol.wire_codec import encode
 from p2prl_lab.testing.listed_runs import ListedRun
 from p2prl_lab.testing.sample_ledgers import identity
@@ -57,6 +64,11 @@ def hostile_listings(victim: ListedRun, *, now: float) -> dict[str, HostileListi
         run = ListedRun(name, "vandal", (("goal", text),))
         return HostileListing(signed_anyway(run.learner, run.listing(now=now, goal=text)), run.manifest_raw, run)
 
+    def board(address: str) -> HostileListing:
+        return HostileListing(
+            signed_anyway(bait.learner, bait.listing(now=now, board=address)), bait.manifest_raw, bait
+        )
+
     true = bait.listing(now=now)
     stolen = victim.signed(by=thief, now=late)
     raw = victim.signed(now=late)
@@ -88,5 +100,9 @@ def hostile_listings(victim: ListedRun, *, now: float) -> dict[str, HostileListi
         "characters that nobody sees": marked("unseen", "good\u200b\u2066goal"),
         "lines of its own": marked("lines", "a goal\n\nroot: p2prl join evil"),
         "a text without an end": marked("endless", "x" * (MAX_TEXT_BYTES + 1)),
+        "a board at no web address": board("file:///etc/passwd"),
+        "a board whose address names a user": board("http://127.0.0.1:80@board.example"),
+        "a board in another spelling": board("HTTP://Board.example:80/"),
+        "a board whose address does not end": board("http://board.example/" + "x" * MAX_BOARD_CHARS),
         "more bytes than a listing has": HostileListing(bytes(MAX_LISTING_BYTES + 1), bait.manifest_raw, bait),
     }

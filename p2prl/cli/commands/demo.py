@@ -64,6 +64,7 @@ def demo(
     use_threads(1)  # a model this small gains nothing from more threads
     directory = out or _free_directory(Path("runs"), "demo")
     folder = _make_run(directory, seed, updates, quiet=as_json)
+    owner = folder.identity.peer_id if listed else ""
     with progress_bar("measuring the first weights", quiet=as_json) as on_progress:
         before = evaluate_checkpoint(
             folder, directory / "model", prompts=_PROMPTS, seed=seed + 1, on_progress=on_progress
@@ -75,7 +76,7 @@ def demo(
     ended = f"All processes have ended. Go on with the run:  p2prl learn {shlex.quote(str(directory))}"
     ending = "Ending all processes; Ctrl-C again ends them at once."
     with _said_at_ctrl_c(ended), processes.stopped_at_end(), _said_at_ctrl_c(ending), view.shown():
-        learner = processes.start_all(volunteers=volunteers, cheats=cheats, listed=listed, tell=view.phase)
+        learner = processes.start_all(volunteers=volunteers, cheats=cheats, owner=owner, tell=view.phase)
         if listed and not as_json:
             for line in public_lines(directory, processes.urls()):
                 say(line)
@@ -135,6 +136,7 @@ def public_lines(directory: Path, urls: Mapping[str, str]) -> list[str]:
         "",
         f"index      {urls['index']}/   the page of runs, where volunteers find this one",
         f"board      {urls['board']}/   who contributes what",
+        f"people     {urls['index']}/people   what each gave over all runs that count there",
         f"look       p2prl runs --index {urls['index']}",
         f"take part  p2prl join --any --index {urls['index']}",
         f"watch      p2prl status {shlex.quote(str(directory))}",

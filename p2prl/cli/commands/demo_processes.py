@@ -22,7 +22,7 @@ from p2prl.config.worker_folder import read_status
 from p2prl.errors import MachineError, UnreachableError
 from p2prl.exit_codes import RUN_FINISHED
 from p2prl.index.run_finder import RunFinder
-from p2prl.net.listen_addresses import LOOPBACK_LISTEN
+from p2prl.net.listen_addresses import LOOPBACK_LISTEN, free_port
 from p2prl.plain_text import cleaned, counted
 
 _ERROR = "p2prl: "
@@ -95,19 +95,22 @@ class DemoProcesses:
     """Whether the user asked a second time for the end."""
 
     def start_all(
-        self, *, volunteers: int, cheats: int, listed: bool = False, tell: Callable[[str], None] = lambda _: None
+        self, *, volunteers: int, cheats: int, owner: str = "", tell: Callable[[str], None] = lambda _: None
     ) -> RoleProcess:
         """Start the learner, and the others when it has written its join link. Returns the learner.
 
-        `listed` starts an index first, where the learner lists its run and the volunteers find it. `tell` gets each
-        step as it begins.
+        With an `owner`, the peer id of the run's, an index is started first: the learner lists its run and board
+        there, the volunteers find it, and its ledger counts. `tell` gets each step as it begins.
         """
-        index = ""
+        index, listed, board_port = "", bool(owner), "0"
+        listing: tuple[str, ...] = ()
         if listed:
             tell("starting the index")
-            index = self._url_of(self._start("index", "p2prl", "index", "serve", "--listen", "127.0.0.1:0", stays=True))
+            serve = ("index", "serve", "--listen", "127.0.0.1:0", "--count", owner)
+            index = self._url_of(self._start("index", "p2prl", *serve, own_home=True, stays=True))
+            board_port = str(free_port())  # the listing names the board before it is up
+            listing = ("--list", index, "--board", f"http://127.0.0.1:{board_port}")
         tell("starting the learner")
-        listing = ("--list", index) if listed else ()
         learner = self._start("learner", "p2prl", "learn", str(self.folder), *_LISTEN, *listing)
         link = self._await_link(learner)
         found_by: tuple[str, ...] = (link,)
@@ -122,7 +125,7 @@ class DemoProcesses:
         for number in range(1, cheats + 1):
             self._start(f"cheat-{number}", _CHEAT_PROGRAM, link, *_WORKER, own_home=True)
         self._start("validator", "p2prl", "validate", link, *_WORKER, own_home=True)
-        self._start("board", "p2prl", "board", str(self.folder), "--port", "0", stays=True)
+        self._start("board", "p2prl", "board", str(self.folder), "--port", board_port, stays=True)
         return learner
 
     def urls(self) -> dict[str, str]:

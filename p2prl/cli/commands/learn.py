@@ -26,7 +26,7 @@ from p2prl.cli.views.learner_view import WAITING, update_line, update_panel, wai
 from p2prl.cli.views.link_qr import show_qr
 from p2prl.clock import SystemClock
 from p2prl.config.host_launch import HostLaunch
-from p2prl.config.index_addresses import index_url
+from p2prl.config.index_addresses import board_url, index_url
 from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.toml_tables import with_changes
@@ -72,6 +72,15 @@ ListAt = Annotated[
         "--list",
         metavar="URL",
         help="List the run in public at this index while it runs; may be repeated. Default: run.toml's.",
+    ),
+]
+Board = Annotated[
+    str | None,
+    typer.Option(
+        "--board",
+        metavar="URL",
+        help="Name this board of the run in its listing, so that indexes count by it who gave what. Default: "
+        "run.toml's.",
     ),
 ]
 
@@ -121,6 +130,7 @@ def make_learn(judges: Judges | None = None) -> Callable[..., None]:
             ),
         ] = "",
         list_at: ListAt = None,
+        board: Board = None,
         standby: Standby = False,
         as_json: AsJson = False,
     ) -> None:
@@ -145,6 +155,7 @@ def make_learn(judges: Judges | None = None) -> Callable[..., None]:
             via=tuple(via or ()),
             sample=sample,
             list_at=tuple(map(index_url, list_at or ())),
+            board=None if board is None else board_url(board),
             as_json=as_json,
             judges=judges,
         )
@@ -168,11 +179,12 @@ def learn_command(
     via: tuple[str, ...] = (),
     sample: str = "",
     list_at: tuple[str, ...] = (),
+    board: str | None = None,
     as_json: bool = False,
     judges: Judges | None = None,
 ) -> None:
-    """Train the run in `directory`; `changes`, `updates`, `plan` and `replayers` override run.toml's, 0 updates for no
-    end.
+    """Train the run in `directory`; `changes`, `updates`, `plan`, `replayers` and `board` override run.toml's, 0
+    updates for no end.
 
     `sample` is the device of a volunteer beside the learner; empty for none. `list_at` are indexes beside run.toml's.
     """
@@ -199,7 +211,7 @@ def learn_command(
         folder = open_run(directory, changes)
         folder = with_host_plan(_overridden(folder, updates=updates, plan=plan, replayers=replayers), say)
         say(check_disk(folder.manifest, folder.paths.blobs, replayers=folder.settings.learner.replayers))
-        lister = _lister(folder, list_at)
+        lister = _lister(folder, list_at, board)
         with tracker(track, folder) as track_metrics:
             report = _Report(view, folder, track=(track_metrics, lister.on_metrics))
             view.phase("loading the model and the journal")
@@ -243,10 +255,11 @@ def _follow_if_launched() -> None:
         sys.exit(follow_learner(launch))
 
 
-def _lister(folder: RunFolder, list_at: tuple[str, ...]) -> RunLister:
+def _lister(folder: RunFolder, list_at: tuple[str, ...], board: str | None) -> RunLister:
     """Lists the run at the indexes of run.toml and of the command line."""
+    named = board_url(folder.settings.network.board) if board is None else board
     urls = tuple(dict.fromkeys((*map(index_url, folder.settings.network.list), *list_at)))
-    return RunLister(folder, urls, SystemClock(), tell=say)
+    return RunLister(folder, urls, SystemClock(), board=named, tell=say)
 
 
 def chosen_plan(ranks: int | None, plan: str | None) -> str | None:

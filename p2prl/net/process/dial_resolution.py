@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Iterable
 
 from p2prl.errors import TransportError
-from p2prl.swarm.peers.dial_rules import DialRules
+from p2prl.swarm.peers.dial_rules import IP, DialRules
 
 _TIMEOUT_S = 5.0
 
@@ -32,8 +33,14 @@ async def resolved(address: str, rules: DialRules) -> str:
             )
     except (OSError, UnicodeError) as error:
         raise TransportError(f"{host[:80]} does not resolve: {error}") from error
-    ips = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
-    # All of them: a name with one private address is not a peer's.
+    ip = allowed_ips(host, (str(entry[4][0]) for entry in found), rules)[0]
+    return "/".join(("", f"ip{ip.version}", str(ip), *(part for part in rest if part)))
+
+
+def allowed_ips(host: str, found: Iterable[str], rules: DialRules) -> list[IP]:
+    """The IP addresses that a look-up of a name has found. Raises `TransportError` unless a stranger may name them all:
+    a name with one private address is not a public server's."""
+    ips = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
     if not ips or not all(rules.allows_ip(ip) for ip in ips):
         raise TransportError(f"{host[:80]} leads to an address that only its own network may dial")
-    return "/".join(("", f"ip{ips[0].version}", str(ips[0]), *(part for part in rest if part)))
+    return ips

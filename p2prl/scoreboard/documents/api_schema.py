@@ -58,6 +58,8 @@ class LedgerHeadDocument:
     """Digest of the newest entry, hex: equal heads mean equal boards."""
     signed_height: int | None
     """Highest height for which this board has the learner's signature; null when it has none."""
+    signed_head_base64: str
+    """That signature: the envelope of the learner's head; empty when it has none."""
     ignored_lines: dict[str, int]
     """Ignored ledger lines, by rule."""
     waiting_verdicts: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import asdict
 from functools import lru_cache, reduce
 
@@ -99,6 +100,7 @@ def head_document(snapshot: Snapshot) -> LedgerHeadDocument:
         height=board.height,
         head=board.head.hex(),
         signed_height=snapshot.signed_height,
+        signed_head_base64=base64.b64encode(snapshot.signed_head).decode(),
         ignored_lines=dict(board.ignored),
         waiting_verdicts=board.waiting_verdicts,
         incident=snapshot.incident,

@@ -174,10 +174,10 @@ def _row_matches(board: BoardState, by: str, key: bytes, words: list[str]) -> bo
     """Whether a search finds a row: by the owner's key, or by that of one of its machines."""
     machines = board.machines if by == "people" else board.validator_machines
     keys = {key, *machines.get(key, ())}
-    return any(_matches(each, words) for each in keys)
+    return any(key_matches(each, words) for each in keys)
 
 
-def _matches(public_key: bytes, words: list[str]) -> bool:
+def key_matches(public_key: bytes, words: list[str]) -> bool:
     """Whether every word is in the display name, or begins or ends the peer id (the page shows its end)."""
     name, peer_id = _searchable(public_key)
     return all(word in name or peer_id.startswith(word) or peer_id.endswith(word) for word in words)

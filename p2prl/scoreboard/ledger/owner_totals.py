@@ -170,11 +170,13 @@ def _chained(chain: bytes, receipt: CountedReceipt, group: bytes) -> bytes:
 def _added(before: Person | None, receipt: CountedReceipt) -> Person:
     """A contributor's totals with one more receipt."""
     if before is None:
-        before = Person(first_step=receipt.step, last_step=receipt.step, last_ms=receipt.sent_ms)
+        sent_ms = receipt.sent_ms
+        before = Person(first_step=receipt.step, last_step=receipt.step, first_ms=sent_ms, last_ms=sent_ms)
     person = replace(
         before,
         first_step=min(before.first_step, receipt.step),
         last_step=max(before.last_step, receipt.step),
+        first_ms=min(before.first_ms, receipt.sent_ms),
         last_ms=max(before.last_ms, receipt.sent_ms),
     )
     reason = _REASONS[receipt.reason]

@@ -27,8 +27,10 @@ class Person:
     """Learner step of the first receipt."""
     last_step: int
     """Learner step of the newest receipt."""
+    first_ms: int
+    """When the learner signed the first receipt, milliseconds since the epoch."""
     last_ms: int
-    """When the learner signed the newest receipt, milliseconds since the epoch."""
+    """When it signed the newest."""
     verified_groups: int = 0
     """Groups the learner checked and accepted."""
     sampled_groups: int = 0
@@ -70,6 +72,7 @@ class Person:
         return Person(
             first_step=min(self.first_step, other.first_step),
             last_step=max(self.last_step, other.last_step),
+            first_ms=min(self.first_ms, other.first_ms),
             last_ms=max(self.last_ms, other.last_ms),
             verified_groups=self.verified_groups + other.verified_groups,
             sampled_groups=self.sampled_groups + other.sampled_groups,

@@ -71,6 +71,11 @@ class VerifiedLedger:
         """Height from which to ask for entries."""
         return self._stored.height
 
+    @property
+    def signed_height(self) -> int:
+        """Greatest height of a signed head known, whether the chain has reached it or not."""
+        return max(self._heads, default=0)
+
     def state(self) -> BoardState | None:
         """The totals so far; None for a chain without them."""
         return self._fold.state()

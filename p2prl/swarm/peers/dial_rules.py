@@ -137,9 +137,11 @@ def _ip_of(address: str) -> IP | None:
 
 
 def _is_port(text: str) -> bool:
-    if not (text.isascii() and text.isdigit() and len(text) <= 5):
-        return False
-    port = int(text)
+    return text.isascii() and text.isdigit() and len(text) <= 5 and is_dialable_port(int(text))
+
+
+def is_dialable_port(port: int) -> bool:
+    """Whether a stranger may name this port: none of a service that answers to anybody who connects."""
     return port in _PORTS_BELOW or (_LEAST_PORT <= port < 1 << 16 and port not in _SERVICE_PORTS)
 
 

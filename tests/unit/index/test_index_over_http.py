@@ -108,16 +108,18 @@ def test_a_learner_says_what_becomes_public_lists_its_run_and_marks_its_end(serv
         if text.startswith("Listed at"):
             told.set()
 
-    lister = RunLister(folder_of(RUN, tmp_path), (url,), SystemClock(), tell=tell)
+    board = "https://board.example.org"
+    lister = RunLister(folder_of(RUN, tmp_path), (url,), SystemClock(), board=board, tell=tell)
     assert state.rows() == ()
     lister.note(link=str(RUN.link), volunteers=2)
     lister.on_metrics({"plan/predicted_utilisation": 0.5, "plan/volunteers": 4})
     lister.begin(str(RUN.link))
     assert told.wait(20)
     assert said[0].startswith("Public from now on")
-    assert "learner's address" in said[0]
+    assert f"learner's address, and its board's address, {board}." in said[0]
     listing = state.rows()[0].kept.opened.listing
     assert (listing.state, listing.volunteers, listing.missing, listing.link) == ("running", 4, 4, str(RUN.link))
+    assert listing.board == board
     lister.end(finished=False)
     assert state.rows()[0].kept.opened.listing.state == "paused"
 

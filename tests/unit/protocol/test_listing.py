@@ -17,6 +17,7 @@ from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import verify_raw
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.listing import (
+    MAX_BOARD_CHARS,
     MAX_LIFE_S,
     MAX_LISTING_BYTES,
     MAX_MANIFEST_BYTES,
@@ -197,6 +198,18 @@ def test_a_need_may_be_estimated_otherwise_by_a_fifth_and_no_less(what: str) -> 
         checked_manifest(RUN.opened(**{what: int(true * 0.79)}), RUN.manifest_raw)
 
 
+def test_a_listing_without_a_board_is_read_as_one_that_names_none() -> None:
+    with_board = RUN.opened(board="https://board.example.org/run-1").listing
+    assert with_board.board == "https://board.example.org/run-1"
+    body = msgspec.msgpack.decode(encode(RUN.listing()))
+    assert decode(msgspec.msgpack.encode(body[:-1]), Listing, limit_bytes=MAX_LISTING_BYTES) == RUN.listing()
+    longest = "http://b.example/" + "x" * (MAX_BOARD_CHARS - len("http://b.example/"))
+    assert RUN.opened(board=longest).listing.board == longest
+    for wrong in (longest + "x", "https://board.example.org/", "board.example.org", "https://board.example.org?x=1"):
+        with pytest.raises(RemoteProtocolError, match="one spelling, of at most 200 characters"):
+            RUN.signed(board=wrong)
+
+
 def test_long_texts_are_cut_alike_on_both_sides() -> None:
     assert cut("x" * MAX_TEXT_BYTES) == "x" * MAX_TEXT_BYTES
     for wide in ("x", "é", "\u6f22", "\U0001f600"):
@@ -216,5 +229,5 @@ def test_a_run_has_one_name_as_text() -> None:
 def test_every_claim_is_covered_by_a_check() -> None:
     checked = {"name", "goal", "content", "base_model", "parameters", "memory_bytes", "disk_bytes", "group_bytes"}
     checked |= {"link", "since_ms"}  # held against the manifest
-    own = {"state", "volunteers", "missing", "sent_ms", "expires_ms"}  # the learner's word alone
+    own = {"state", "volunteers", "missing", "sent_ms", "expires_ms", "board"}  # the learner's word alone
     assert checked | own == set(Listing.__struct_fields__)

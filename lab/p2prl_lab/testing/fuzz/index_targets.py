@@ -18,7 +18,9 @@ from p2prl_lab.testing.fuzz import mutations
 from p2prl_lab.testing.fuzz.target import PROTOCOL_ERRORS, Target
 from p2prl_lab.testing.hostile_listings import hostile_listings, signed_body
 from p2prl_lab.testing.index_documents import runs_json
+from p2prl_lab.testing.ledger_boards import AnsweringWeb, entries_json, head_json
 from p2prl_lab.testing.listed_runs import NOW, ListedRun, many_runs
+from p2prl_lab.testing.sample_ledgers import sample_run
 
 _RUN = ListedRun()
 _STALE = (*PROTOCOL_ERRORS, StaleWorkError)
@@ -78,6 +80,21 @@ def index_targets() -> Iterator[Target]:
         decode=_refused,
         examples=(b'{"error": "too long", "remedy": "send less"}', b"{}"),
         changes=(mutations.of_bytes, mutations.of_json),
+    )
+    writer = sample_run(0, steps=1)
+    yield Target(
+        name="board: head",
+        decode=lambda data: AnsweringWeb(lambda _: data).board.signed_head(),
+        examples=(head_json(writer.signed_head()), head_json(b"")),
+        changes=(mutations.of_bytes, mutations.of_json),
+        allowed=(UnreachableError,),
+    )
+    yield Target(
+        name="board: entries",
+        decode=lambda data: AnsweringWeb(lambda _: data).board.entries(0, 64),
+        examples=(entries_json(writer.entries), entries_json([])),
+        changes=(mutations.of_bytes, mutations.of_json),
+        allowed=(UnreachableError,),
     )
 
 
