@@ -34,7 +34,12 @@ class WasmEnvironment:
         """The module's opening. `ModuleFaultError` where it has none: the slots of such seeds hold no work."""
         if not 0 <= seed < 1 << 63:
             raise LocalProtocolError("a prompt seed is outside 0..2^63 - 1")
-        episode = self.program.episode(seed)
+        try:
+            episode = self.program.episode(seed)
+        except ModuleFaultError as fault:
+            raise ModuleFaultError(
+                f"the environment {self.name} has no opening for the seed {seed}: {fault}"
+            ) from fault
         self._keep((seed, ()), episode)
         return episode.opening
 
