@@ -97,6 +97,9 @@ MAX_RUN_FILES = 16
 MAX_RUN_FILE_BYTES = 32 * 1024 * 1024
 """One such file; the largest published tokenizer.json files are near 20 MB."""
 
+MAX_MODULE_BYTES = 1024 * 1024
+"""An environment that a run brings, one WebAssembly module: word lists fit; its code has limits of its own."""
+
 MAX_TASKS = 64
 """Tasks in a mix."""
 

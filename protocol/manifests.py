@@ -16,6 +16,7 @@ from p2prl.protocol import limits
 from p2prl.protocol.digests import DIGEST_BYTES, Digest, chunk_digest, digest
 from p2prl.protocol.hash_tree import TreeBuilder, bound_top, leaf_of, top_by_proof, top_of
 from p2prl.protocol.lora_spec import LoraSpec
+from p2prl.protocol.run_file_names import RUN_FILE_NAMES, task_of_module
 from p2prl.protocol.wire_codec import Wire, encode
 
 _PACKED_HEADER_BYTES = 16
@@ -26,18 +27,6 @@ NO_BASE = -1
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Types in which weights may be sent, and the bytes of one weight."""
-
-RUN_FILE_NAMES = frozenset(
-    {
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "golden.json",
-    }
-)
-"""Files that a run may ship. All are data; none may hold code or templates that a volunteer would execute."""
 
 MIN_TASK_WEIGHT, MAX_TASK_WEIGHT = 1e-6, 1e6
 """Bounds on a task's weight in the mix. They keep sums exact enough that every machine draws the same task."""
@@ -139,7 +128,7 @@ def chunk_bytes_for(size_bytes: int, *, pieces: int = 256) -> int:
 
 
 class RunFile(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A configuration or tokenizer file that every volunteer needs."""
+    """A configuration or tokenizer file, or an environment's module, that every volunteer needs."""
 
     name: str
     blob: BlobRef
@@ -251,6 +240,12 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         return self.parameters * DTYPE_BYTES[self.dtype]
 
     @property
+    def modules(self) -> dict[str, RunFile]:
+        """Environments that the run brings, by the name of their task, which is no data task."""
+        tasks = {share.task for share in self.tasks} - {data.task for data in self.data_sets}
+        return {task: file for file in self.files if (task := task_of_module(file.name)) in tasks}
+
+    @property
     def engine_dtype(self) -> str:
         """Type in which every engine computes."""
         return self.compute_dtype or self.dtype
@@ -274,12 +269,16 @@ class RunManifest(Wire, frozen=True, array_like=True, forbid_unknown_fields=True
         _require(self.engine_dtype in DTYPE_BYTES, "compute_dtype must be empty, float32, bfloat16 or float16")
         _require(self.weight_bytes <= limits.MAX_WEIGHT_BYTES, "parameters of this dtype are too many to send")
         names = [file.name for file in self.files]
+        modules = {file.name for file in self.modules.values()}
         _require(
-            len(names) <= limits.MAX_RUN_FILES and len(set(names)) == len(names) and RUN_FILE_NAMES.issuperset(names),
-            "files must be distinct known configuration files",
+            len(names) <= limits.MAX_RUN_FILES
+            and len(set(names)) == len(names)
+            and not {*names} - RUN_FILE_NAMES - modules,
+            "files must be distinct known configuration files, or modules of tasks",
         )
         for file in self.files:
-            file.blob.check(max_bytes=limits.MAX_RUN_FILE_BYTES)
+            most = limits.MAX_MODULE_BYTES if file.name in modules else limits.MAX_RUN_FILE_BYTES
+            file.blob.check(max_bytes=most)
         _require(0 < len(self.tasks) <= limits.MAX_TASKS, "tasks must name at least one task")
         for share in self.tasks:
             _require(0 < len(share.task) <= limits.MAX_NAME_CHARS, "a task has no usable name")

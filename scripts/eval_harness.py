@@ -92,7 +92,7 @@ def write_tasks(folder: Path, run: RunFolder, model: Path, *, prompts: int) -> l
         data = folder_data(run)
         loaded = load_pretrained(str(model), dtype="float32")
         codec = TextCodec(loaded.tokenizer, loaded.model)
-        work = GroupWork(run.manifest, run.run, codec, data.tasks, data.start_scorers())
+        work = GroupWork(run.manifest, run.run, codec, data.tasks, data.start_scorers(), environments=data.environments)
         resources.callback(work.close)
         sets = evaluation_sets(work, run.manifest, run.run, prompts=prompts, samples=0)
     for each in sets:

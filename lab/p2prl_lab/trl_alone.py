@@ -55,7 +55,7 @@ def train(run: Path, updates: int, seed: int, lines: Any) -> None:
     loaded = load_pretrained(str(run / "model"), device=choose_device("cpu"), dtype=manifest.engine_dtype)
     data = folder_data(folder)
     codec = TextCodec(loaded.tokenizer, loaded.model)
-    work = GroupWork(manifest, folder.run, codec, data.tasks, data.start_scorers(None))
+    work = GroupWork(manifest, folder.run, codec, data.tasks, data.start_scorers(None), environments=data.environments)
     groups, sampling = settings.learner.groups_per_update, manifest.sampling
     prompts = _prompts(work, groups * updates, seed)
 

@@ -25,6 +25,7 @@ from p2prl.tasks.scorers.row_sources import is_generated, source_name
 from p2prl.tasks.scorers.scorer_options import scoring_from_options
 from p2prl.tasks.scorers.spec import Scoring, scoring_spec
 from p2prl.tasks.scorers.spec_options import SCORER_OPTIONS
+from p2prl.tasks.wasm.self_test import EnvironmentPlan, plan_environment
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WEIGHT = re.compile(r"(.+)@([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)", re.DOTALL)
@@ -59,7 +60,7 @@ def data_plans(options: DataOptions) -> tuple[DataPlan, ...]:
         raise ConfigError(
             f"--eval-split is {share}; it must be from 0 to below 1", remedy="For example: --eval-split 0.02"
         )
-    files = _data_files(options.data)
+    files = _named_files("--data", options.data)
     held_out = _by_name("--eval", options.held_out, files)
     prompts = _by_name("--prompt-column", options.prompt_columns, files)
     templates = _by_name("--prompt", options.prompts, files)
@@ -123,19 +124,41 @@ def _refuse_without_data(options: DataOptions) -> None:
             raise ConfigError(f"{option} is about a data set, and there is none", remedy="Add one: --data FILE")
 
 
-def _data_files(texts: Sequence[str]) -> dict[str, tuple[Path, float]]:
-    """File and weight of each data set by name."""
+def environment_plans(texts: Sequence[str]) -> tuple[EnvironmentPlan, ...]:
+    """Environments of a new run, `[NAME=]FILE[@WEIGHT]` each. `ConfigError` for a file that cannot be one."""
+    return tuple(
+        plan_environment(name, weight, _module_file(path))
+        for name, (path, weight) in sorted(_named_files("--environment", texts).items())
+    )
+
+
+def _module_file(path: Path) -> bytes:
+    """A file's content. Its text may be some times longer than its module."""
+    most = 8 * limits.MAX_MODULE_BYTES
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise ConfigError(f"--environment {path}: {error.strerror}", remedy="Check the path.") from error
+    if len(content) > most:
+        raise ConfigError(f"{path} has more than {most:,} bytes", remedy="Give a WebAssembly module, or its text.")
+    return content
+
+
+def _named_files(option: str, texts: Sequence[str]) -> dict[str, tuple[Path, float]]:
+    """File and weight of each data set or environment by name."""
     files: dict[str, tuple[Path, float]] = {}
     for text in texts:
         name, rest = _split_name(text)
-        file, weight = (rest, 1.0) if not is_generated(rest) and _exists(rest) else _weighted("--data", rest)
-        path = _source_path("--data", file)
+        file, weight = (rest, 1.0) if not is_generated(rest) and _exists(rest) else _weighted(option, rest)
+        path = _source_path(option, file)
         if is_generated(file) or is_hub_data(file):
             name = name or (source_name(file) if is_generated(file) else hub_name(file))[: limits.MAX_NAME_CHARS]
         name = name or _name_from(path)
         if name in files:
+            what = "data sets" if option == "--data" else "environments"
             raise ConfigError(
-                f"two data sets have the name {name!r}", remedy="Name them: --data NAME=FILE --data OTHER=FILE"
+                f"two {what} have the name {name!r}", remedy=f"Name them: {option} NAME=FILE {option} OTHER=FILE"
             )
         files[name] = (path, weight)
     return files
@@ -174,7 +197,7 @@ def _name_from(path: Path) -> str:
     """A data set's name from that of its file."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip(".-_")[: limits.MAX_NAME_CHARS]
     if not name:
-        raise ConfigError(f"the data set {path} has no name", remedy=f"Name it: --data NAME={path}")
+        raise ConfigError(f"the file {path} gives no name", remedy=f"Name it: NAME={path}")
     return name
 
 
@@ -183,7 +206,7 @@ def _weighted(option: str, text: str) -> tuple[str, float]:
     if match is not None and MIN_TASK_WEIGHT <= float(match[2]) <= MAX_TASK_WEIGHT:
         return match[1], float(match[2])
     name, _, _ = text.rpartition("@")
-    if match is not None or (option == "--data" and name and _exists(name)):
+    if match is not None or (option != "--task" and name and _exists(name)):
         raise ConfigError(
             f"{option} {text[-60:]!r}: the weight must be from {MIN_TASK_WEIGHT:g} to {MAX_TASK_WEIGHT:g}",
             remedy=f"For example: {option} {name}@2.5",

@@ -140,7 +140,7 @@ def _probe(
     device = choose_device("auto")
     codec = TextCodec(loaded.tokenizer, loaded.model)
     reward_model = open_reward_model(new.folder, device, on_notice=lambda _: None)
-    work = GroupWork(manifest, new.folder.run, codec, data.tasks, scorer, reward_model)
+    work = GroupWork(manifest, new.folder.run, codec, data.tasks, scorer, reward_model, data.environments)
     layout = layout_of(loaded.model, manifest.dtype)
     policy = PolicyModel(loaded.model.to(device, TORCH_DTYPES[manifest.engine_dtype]), layout)
     stage = f"probing the model on {_device_name(device)}"

@@ -17,7 +17,7 @@ from p2prl.config.learner_replayers import replayer_devices
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.reward_model_files import reward_model_bytes
-from p2prl.config.run_data import folder_data
+from p2prl.config.run_data import folder_data, seeded_tasks
 from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
@@ -26,7 +26,6 @@ from p2prl.models.hardware.device import free_memory
 from p2prl.models.run_files.checks import read_tokenizer
 from p2prl.models.weights.lora import ADAPTER_FOLDER, WEIGHTS_FILE
 from p2prl.protocol.manifests import DTYPE_BYTES
-from p2prl.tasks.task_registry import task_by_name
 
 _REPLAYER_BYTES = 500_000_000
 """Of a replayer's process with torch in it, besides weights and a batch: 480 MB were measured."""
@@ -113,9 +112,9 @@ def _adapter_parameters(folder: RunFolder) -> int:
 def _longest_prompt(folder: RunFolder, tokenizer: Any) -> int:
     """Tokens of the longest prompt: measured for procedural tasks, known for rows of data."""
     manifest = folder.manifest
-    rows = {data.task for data in manifest.data_sets}
-    procedural = [task_by_name(share.task).task for share in manifest.tasks if share.task not in rows]
-    longest = [data.training.prompts.longest for data in folder_data(folder).tasks.values()]
+    held = folder_data(folder)
+    procedural = seeded_tasks(manifest, held.environments)
+    longest = [data.training.prompts.longest for data in held.tasks.values()]
     if procedural:
         before, after = manifest.prompt_frame
         lengths = survey_prompts(

@@ -25,6 +25,7 @@ from p2prl.config.model_size_settings import fitted_settings
 from p2prl.config.prompt_lengths import survey_prompts
 from p2prl.config.prompt_record import write_prompt_record
 from p2prl.config.reward_model_files import try_reward
+from p2prl.config.run_data import seeded_tasks
 from p2prl.config.run_folder import Folder, new_folder, open_folder, refuse_folder_in_use
 from p2prl.config.run_prompts import RunPrompts, make_prompts
 from p2prl.config.toml_tables import parse, with_changes
@@ -218,7 +219,7 @@ def _fill(
         turn_frame=prompts.turn_frame,
         now=time.time(),
     )
-    _tell_all(tell, [*_check_manifest(manifest, loaded, prompts), *prompts.notices])
+    _tell_all(tell, [*_check_manifest(manifest, plan, loaded, prompts), *prompts.notices])
     _check_files(manifest, files)
     raw = seal(identity, manifest, run=NO_RUN, now=time.time())
     (new / "run.manifest").write_bytes(raw)
@@ -260,7 +261,7 @@ def _run_files(
     tell: Callable[[str], None],
 ) -> dict[str, bytes]:
     """The files of the run, golden groups included."""
-    files = export_run_files(loaded)
+    files = export_run_files(loaded) | plan.modules
     return files | golden_files(
         files,
         layout_of(loaded.model, plan.dtype),
@@ -299,7 +300,7 @@ def _with_card(plan: RunPlan, loaded: LoadedModel) -> RunPlan:
     return replace(plan, license=plan.license or model_license(directory), base_model=plan.base_model or name)
 
 
-def _check_manifest(manifest: RunManifest, loaded: LoadedModel, prompts: RunPrompts) -> list[str]:
+def _check_manifest(manifest: RunManifest, plan: RunPlan, loaded: LoadedModel, prompts: RunPrompts) -> list[str]:
     """Refuse a run that no volunteer could join, or with procedural prompts that do not fit; notices about them."""
     try:
         manifest.check()
@@ -307,8 +308,7 @@ def _check_manifest(manifest: RunManifest, loaded: LoadedModel, prompts: RunProm
         raise ConfigError(
             f"this run cannot be made: {error}", remedy="Choose another value; nothing was made."
         ) from error
-    rows = {data.task for data in manifest.data_sets}
-    procedural = [task_by_name(share.task).task for share in manifest.tasks if share.task not in rows]
+    procedural = seeded_tasks(manifest, plan.brought)
     if not procedural:
         return []
     context = TextCodec(loaded.tokenizer, loaded.model).context

@@ -22,7 +22,8 @@ REWARD_MODEL_FOLDER = "reward_model"
 
 def try_reward(plan: RunPlan, on_progress: Callable[[str, float], None]) -> None:
     """`ConfigError` for a reward that a planned run cannot have, and for a reward model that cannot be used."""
-    RunReward(plan.reward, [share.task for share in plan.shares], data_tasks=[data.task for data in plan.data])
+    names, rows = [share.task for share in plan.shares], [data.task for data in plan.data]
+    RunReward(plan.reward, names, data_tasks=rows, environments=plan.brought)
     if plan.reward_model is not None:
         on_progress("trying the reward model", 0.0)
         RewardModel(plan.reward_model, torch.device("cpu"))

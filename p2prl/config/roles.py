@@ -87,7 +87,7 @@ def prepare_sampling(
     model = _read_model(manifest, files, launch_tokenizer)
     data = downloaded_data(manifest, files, scores=False, runs_scorer=False)
     with ExitStack() as unfinished:
-        work = GroupWork(manifest, run, model.codec(), data.tasks)
+        work = GroupWork(manifest, run, model.codec(), data.tasks, environments=data.environments)
         unfinished.callback(work.close)
         work.check_prompts()
         sampler = build_tested_sampler(
@@ -127,7 +127,8 @@ def prepare_replay(
     scores = scores and not reward_model_of(manifest.reward)
     data = downloaded_data(manifest, files, scores=scores, runs_scorer=runs_scorer)
     with ExitStack() as unfinished:
-        work = GroupWork(manifest, run, model.codec(), data.tasks, data.start_scorers(launch=launch_scorers))
+        scorers = data.start_scorers(launch=launch_scorers)
+        work = GroupWork(manifest, run, model.codec(), data.tasks, scorers, environments=data.environments)
         unfinished.callback(work.close)
         work.check_prompts()
         policy = PolicyModel(model.build(device=device, dtype=manifest.engine_dtype), model.layout)
@@ -182,7 +183,8 @@ def build_learner(
     data = folder_data(folder)
     codec = TextCodec(replaying.tokenizer, replaying.model)
     reward_model = open_reward_model(folder, device, on_notice)
-    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice), reward_model)
+    scorers = data.start_scorers(on_notice)
+    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, scorers, reward_model, data.environments)
     policy = PolicyModel(replaying.model, layout)
     evaluation = _evaluation_tools(folder, policy, work)
     scorer: Scorer = TransformersScorer(policy)

@@ -36,6 +36,7 @@ def open_rollouts(
     with ExitStack() as resources:
         codec = model.codec()
         reward_model = open_reward_model(folder, choose_device("cpu"), on_notice)
-        work = GroupWork(manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice), reward_model)
+        scorers = data.start_scorers(on_notice)
+        work = GroupWork(manifest, folder.run, codec, data.tasks, scorers, reward_model, data.environments)
         resources.callback(work.close)
         yield RolloutReader(kept, work, codec, loss=folder.loss_config())

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from p2prl.config.run_folder import Folder
 from p2prl.confinement.children import Launch
-from p2prl.errors import ConfigError, IntegrityError
+from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.kinds import Role
-from p2prl.protocol.manifests import RunManifest
+from p2prl.protocol.manifests import BlobRef, RunManifest, blob_of
 from p2prl.protocol.run_blobs import answers_name, code_name, data_blobs, is_third_party, prompts_name
 from p2prl.quantity_text import size_text
 from p2prl.tasks.data.data_plan import (
@@ -23,7 +23,12 @@ from p2prl.tasks.data.data_plan import (
     SCORER_FILE,
 )
 from p2prl.tasks.data.packed_data import DataSplit, PackedPrompts, PackedRows, TaskData, file_blob
+from p2prl.tasks.environment import Environment, EnvironmentTask
 from p2prl.tasks.sandbox.pool import PoolConfig, Protection, ScorerPool, TaskScoring
+from p2prl.tasks.task import Task
+from p2prl.tasks.task_registry import task_by_name
+from p2prl.tasks.wasm.runtime import Program
+from p2prl.tasks.wasm.wasm_environment import WasmEnvironment
 
 _TOLD_BYTES = 500_000_000
 """Data whose check takes longer than a second or two is announced."""
@@ -31,12 +36,14 @@ _TOLD_BYTES = 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """The data of a run's data tasks, and how it is scored here."""
+    """The data of a run's data tasks and how it is scored here, and the environments that the run brings."""
 
     tasks: dict[str, TaskData] = field(default_factory=dict)
     """Data by the name of the task."""
     scoring: dict[str, TaskScoring] = field(default_factory=dict)
     """Scoring of those tasks that this machine scores."""
+    environments: dict[str, Environment] = field(default_factory=dict)
+    """Environments that are modules among the run's files, by the name of the task."""
 
     require_layers: bool = False
     """Refuse third-party scorers where this system cannot confine them: their author is not this machine's owner."""
@@ -83,7 +90,7 @@ def downloaded_data(manifest: RunManifest, files: Mapping[str, Path], *, scores:
     `scores` is for a validator: it scores every task whose scorers are built in, and with `runs_scorer` those that run
     third-party code. `IntegrityError` for data that is not what the manifest says.
     """
-    run = RunData(require_layers=True)
+    run = RunData(environments=environments_of(manifest, files), require_layers=True)
     for data in manifest.data_sets:
         scored = scores and (runs_scorer or not is_third_party(data))
         rows = PackedRows(files[answers_name(data.task)], rows=data.rows) if scored else None
@@ -94,10 +101,32 @@ def downloaded_data(manifest: RunManifest, files: Mapping[str, Path], *, scores:
     return run
 
 
+def environments_of(manifest: RunManifest, files: Mapping[str, Path]) -> dict[str, Environment]:
+    """The environments that a run brings, compiled. `files` are named as in the manifest.
+
+    `RemoteProtocolError` for a module that cannot be one, `ConfigError` where this machine runs none.
+    """
+    found: dict[str, Environment] = {}
+    for task, file in manifest.modules.items():
+        try:
+            found[task] = WasmEnvironment(task, Program(files[file.name].read_bytes()))
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"the environment {task} cannot be used: {error}") from error
+    return found
+
+
+def seeded_tasks(manifest: RunManifest, environments: Mapping[str, Environment]) -> list[Task]:
+    """The tasks of a run whose prompts follow from seeds: installed ones, and `environments` that it brings."""
+    rows = {data.task for data in manifest.data_sets}
+    brought = {name: EnvironmentTask(environment) for name, environment in environments.items()}
+    names = [share.task for share in manifest.tasks if share.task not in rows]
+    return [brought[name] if name in brought else task_by_name(name).task for name in names]
+
+
 def folder_data(folder: Folder) -> RunData:
     """Data of a run folder, held-out rows included. `ConfigError` when a file is missing or damaged, and for other
     held-out rows than the manifest names: figures of different rows would stand side by side."""
-    run = RunData()
+    run = RunData(environments=_folder_environments(folder))
     for data in folder.manifest.data_sets:
         place = data_folder(folder, data.task)
         try:
@@ -112,13 +141,30 @@ def folder_data(folder: Folder) -> RunData:
     return run
 
 
+def _folder_environments(folder: Folder) -> dict[str, Environment]:
+    place = folder.directory / "files"
+    files = {file.name: place / file.name for file in folder.manifest.modules.values()}
+    try:
+        for file in folder.manifest.modules.values():
+            _refuse_other(
+                files[file.name], blob_of(files[file.name].read_bytes(), file.blob.chunk_bytes), file.blob.root
+            )
+        return environments_of(folder.manifest, files)
+    except (OSError, IntegrityError, RemoteProtocolError) as error:
+        raise _unusable(error, place) from error
+
+
 def _held_out(place: Path, root: bytes) -> DataSplit:
     """Held-out rows with the digest `root`. `IntegrityError` for other ones."""
     path = place / HELD_OUT_ROWS_FILE
-    if file_blob(path).root != root:
-        raise IntegrityError(f"{path} is not the file that the run's manifest names")
+    _refuse_other(path, file_blob(path), root)
     rows = PackedRows(path)
     return DataSplit(PackedPrompts(place / HELD_OUT_PROMPTS_FILE, rows=len(rows)), rows)
+
+
+def _refuse_other(path: Path, found: BlobRef, root: bytes) -> None:
+    if found.root != root:
+        raise IntegrityError(f"{path} is not the file that the run's manifest names")
 
 
 def serve_data(folder: Folder, blobs: DiskBlobStore, on_notice: Callable[[str], None]) -> None:

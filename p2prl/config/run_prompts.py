@@ -75,19 +75,20 @@ def make_prompts(
     )
     ending = _stop_at_ending(loaded, renderer)
     codec = TextCodec(loaded.tokenizer, loaded.model)
-    frame = renderer.frame() if plan.procedural else ("", "")
+    seeded = (*plan.procedural, *plan.environments)
+    frame = renderer.frame() if seeded else ("", "")
     turn_frame = ("", "")
-    if any(task_by_name(share.task).environment for share in plan.procedural):
+    if plan.environments or any(task_by_name(share.task).environment for share in plan.procedural):
         turn_frame = renderer.turn_frame(loaded.tokenizer.convert_ids_to_tokens(sorted(codec.stop_ids)))
     room = PromptRoom(context=codec.context, max_new_tokens=plan.max_new_tokens)
     data_sets, notices = _pack(plan.data, folder / DATA_FOLDER, renderer, room, on_progress)
-    notices += ending
+    notices = (*(each.notice for each in plan.environments), *notices, *ending)
     if plan.preferences is not None:
         packer = PreferencePacker(loaded, renderer, drop_long=plan.drops_long_preferences)
         notices += (packer.pack(plan.preferences, folder / PREFERENCES_FOLDER, on_progress),)
     if plan.reward_model is not None:
         notices += (copy_reward_model(plan.reward_model, folder, on_progress),)
-    if plan.procedural and template is not None and frame == ("", ""):
+    if seeded and template is not None and frame == ("", ""):
         notices += ("The chat template rewrites prompts, so that procedural tasks go without it.",)
 
     def encode_framed(texts: Sequence[str]) -> list[tuple[int, ...]]:

@@ -23,9 +23,12 @@ from p2prl.protocol.manifests import (
 )
 from p2prl.protocol.reward_text import reward_model_of
 from p2prl.protocol.rollout_group import largest_group_bytes
+from p2prl.protocol.run_file_names import module_name
 from p2prl.tasks.data.data_plan import DataPlan
+from p2prl.tasks.environment import Environment
 from p2prl.tasks.scorers.spec import parse_spec
 from p2prl.tasks.task_registry import TASKS, task_by_name
+from p2prl.tasks.wasm.self_test import EnvironmentPlan
 
 if TYPE_CHECKING:
     from p2prl.models.weights.layout import WeightLayout
@@ -55,6 +58,8 @@ class RunPlan:
     """Procedural tasks with their weights, instead of `task`."""
     data: tuple[DataPlan, ...] = ()
     """Data tasks."""
+    environments: tuple[EnvironmentPlan, ...] = ()
+    """Environments that the run brings."""
     preferences: Path | None = None
     """A file of preferences, or a pattern or name as `--data` takes them."""
     drops_long_preferences: bool = False
@@ -97,13 +102,24 @@ class RunPlan:
 
     @property
     def procedural(self) -> tuple[TaskShare, ...]:
-        """The procedural tasks of the mix with their weights."""
+        """The installed procedural tasks of the mix with their weights."""
         return self.mix or ((TaskShare(self.task, 1.0),) if self.task else ())
 
     @property
     def shares(self) -> tuple[TaskShare, ...]:
         """All tasks of the mix with their weights."""
-        return (*self.procedural, *(TaskShare(data.task, data.weight) for data in self.data))
+        brought = (TaskShare(each.task, each.weight) for each in self.environments)
+        return (*self.procedural, *brought, *(TaskShare(data.task, data.weight) for data in self.data))
+
+    @property
+    def brought(self) -> dict[str, Environment]:
+        """The environments that the run brings, by the name of the task."""
+        return {each.task: each.environment for each in self.environments}
+
+    @property
+    def modules(self) -> dict[str, bytes]:
+        """Their run files by name."""
+        return {module_name(each.task): each.module for each in self.environments}
 
     def __post_init__(self) -> None:
         own = OWN_LICENSE if self.license is None else self.license
@@ -143,12 +159,14 @@ class RunPlan:
         """`ConfigError` for a mix that no run can have."""
         for share in self.procedural:
             task_by_name(share.task)
-        for data in self.data:
-            if data.task in TASKS.names():
+        own = [each.task for each in self.environments] + [data.task for data in self.data]
+        for name in own:
+            if name in TASKS.names():
                 raise ConfigError(
-                    f"{data.task!r} is the name of a task that is installed",
-                    remedy=f"Give the data another name: --data NAME={data.path}",
+                    f"{name!r} is the name of a task that is installed",
+                    remedy="Give it another one: --data NAME=FILE, --environment NAME=FILE.",
                 )
+        for data in self.data:
             penalty = parse_spec(data.scoring).length_penalty if data.scoring else None
             if penalty is not None and not penalty.of(self.max_new_tokens):
                 first = penalty.max_tokens - penalty.cache_tokens + 1
@@ -158,7 +176,9 @@ class RunPlan:
                 )
         count = len(self.shares)
         if not 1 <= count <= limits.MAX_TASKS:
-            raise ConfigError(f"the run has {count} tasks", remedy=f"Give 1 to {limits.MAX_TASKS}: --data, --task.")
+            raise ConfigError(
+                f"the run has {count} tasks", remedy=f"Give 1 to {limits.MAX_TASKS}: --data, --environment, --task."
+            )
         if self.model is None and not self.task:
             raise ConfigError(
                 "there is no model for these tasks",
@@ -245,8 +265,10 @@ def _base_model(plan: RunPlan) -> str:
 def _content_policy(plan: RunPlan) -> str:
     """Nature of the prompts, for volunteers to read."""
     made = "made by a public program from public seeds"
+    brought = "made from public seeds by an environment that the learner's owner chose"
     names = ", ".join(data.task for data in plan.data)
     rows = f"rows of {'data sets' if len(plan.data) > 1 else 'a data set'} that the learner's owner chose ({names})"
-    origin = " or ".join(part for part, there in ((rows, plan.data), (made, plan.procedural)) if there)
+    parts = ((rows, plan.data), (brought, plan.environments), (made, plan.procedural))
+    origin = " or ".join(part for part, there in parts if there)
     text = f"Prompts are {origin}; completions are answers to them."
     return text if len(text) <= limits.MAX_TEXT_CHARS else text.replace(f" ({names})", "")

@@ -2,8 +2,8 @@
 
 The model speaks first, to the opening; then environment and model take turns until the environment has nothing more to
 say. Every peer computes the messages again from the seed and the model's turns, so an environment must be a pure
-function of both, as a task is of its seed (`p2prl/tasks/task.py`). It is installed code: a run names it, and never
-brings it.
+function of both, as a task is of its seed (`p2prl/tasks/task.py`). It is installed code, which a run names and never
+brings, or a WebAssembly module, which a run brings and which can reach nothing (`p2prl/tasks/wasm`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tasks by the names that run manifests use: those of p2prl, then those of installed packages.
 
-A manifest selects a task by name and never brings code: a worker whose owner has not installed the task's package
-cannot take part in the run.
+A manifest selects one of them by name and never brings its code: a worker whose owner has not installed the task's
+package cannot take part in the run.
 """
 
 from __future__ import annotations

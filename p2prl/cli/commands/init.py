@@ -26,7 +26,7 @@ def init(options: InitOptions) -> None:
     """Create a run: model, tasks, key and signed manifest."""
     with TemporaryDirectory(prefix="p2prl-init-") as folder:
         prepared = prepare_preset(options, Path(folder))
-        _make_run(prepared, is_untried=prepared.is_own_model or bool(options.data))
+        _make_run(prepared, is_untried=prepared.is_own_model or bool(options.data or options.environments))
 
 
 def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
@@ -97,7 +97,7 @@ def prepare_preset(options: InitOptions, folder: Path) -> Prepared:
     rows and model.
     """
     preset = preset_by_name(options.preset)
-    if not preset.makes_model or options.tasks:
+    if not preset.makes_model or options.tasks or options.environments:
         return Prepared(options, _nothing, options.model is not None)
     refuse_folder_in_use(options.root / options.name)
     filled = replace(options, max_new_tokens=options.max_new_tokens or preset.max_new_tokens)

@@ -62,6 +62,15 @@ class InitOptions:
         float,
         typer.Option("--eval-split", help="Share of the rows to hold out where there is no --eval, such as 0.02."),
     ] = 0.0
+    environments: Annotated[
+        list[str],
+        typer.Option(
+            "--environment",
+            metavar="[NAME=]FILE[@WEIGHT]",
+            help="A task of several turns that travels with the run: a WebAssembly module or its text (docs/tasks.md). "
+            "Repeatable. Default: none.",
+        ),
+    ] = field(default_factory=list)
     scorers: Annotated[
         list[str],
         typer.Option(
@@ -129,7 +138,7 @@ class InitOptions:
         typer.Option(
             "--task",
             help="Task with its weight in the mix, NAME[@WEIGHT]: chain4, countdown, guess, walk12 or an "
-            "installed one. May be repeated. Default: the preset's; none with --data.",
+            "installed one. May be repeated. Default: the preset's; none with --data or --environment.",
         ),
     ] = field(default_factory=list)
     goal: Annotated[

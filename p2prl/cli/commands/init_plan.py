@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p2prl.cli.commands.init_options import InitOptions
-from p2prl.config.data_options import DataOptions, data_plans, task_shares
+from p2prl.config.data_options import DataOptions, data_plans, environment_plans, task_shares
 from p2prl.config.presets import preset_by_name
 from p2prl.errors import ConfigError
 from p2prl.learner.new_run_plan import RunPlan
@@ -19,6 +19,7 @@ from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import require_files
 from p2prl.tasks.scorers.spec import parse_spec
 from p2prl.tasks.task_registry import task_by_name
+from p2prl.tasks.wasm.self_test import EnvironmentPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -52,17 +53,22 @@ def run_plan(options: InitOptions) -> tuple[RunPlan, str]:
     shares = task_shares(options.tasks)
     chosen = preset_by_name(options.preset, task=shares[0].task if shares else None)
     data = data_plans(_data_options(options))
-    alone = not data and len(shares) < 2
-    longest = [_DATA_NEW_TOKENS] if data else [] if shares else [chosen.max_new_tokens]
+    environments = environment_plans(options.environments)
+    own = bool(data or environments)
+    alone = not own and len(shares) < 2
+    longest = [_DATA_NEW_TOKENS] if own else [] if shares else [chosen.max_new_tokens]
     longest += [task_by_name(share.task).max_new_tokens for share in shares]
     plan = RunPlan(
         name=options.name,
-        goal=_goal(options, chosen.goal, shares or (TaskShare(chosen.task, 1.0),) if not data else shares, data),
+        goal=_goal(
+            options, chosen.goal, shares if own else shares or (TaskShare(chosen.task, 1.0),), environments, data
+        ),
         task=chosen.task if alone else "",
         model=options.model,
         lora_rank=options.lora_rank,
         mix=() if alone else shares,
         data=data,
+        environments=environments,
         preferences=Path(options.preferences).expanduser() if options.preferences else None,
         drops_long_preferences=options.drop_long,
         chat_template=_template(options.chat_template),
@@ -125,13 +131,20 @@ def _data_options(options: InitOptions) -> DataOptions:
     )
 
 
-def _goal(options: InitOptions, preset_goal: str, shares: Sequence[TaskShare], data: Sequence[DataPlan]) -> str:
+def _goal(
+    options: InitOptions,
+    preset_goal: str,
+    shares: Sequence[TaskShare],
+    environments: Sequence[EnvironmentPlan],
+    data: Sequence[DataPlan],
+) -> str:
     """The sentence for volunteers: the user's, the preset's for its own model, else what tasks and scorers say."""
     if options.goal is not None:
         return options.goal
-    if not data and options.model is None:
+    if not data and not environments and options.model is None:
         return preset_goal
     parts = [share.task for share in shares]
+    parts += [f"the environment {plan.task}" for plan in environments]
     parts += [f"the data set {plan.task} (scored by {_scorers(plan)})" for plan in data]
     goal = f"train the model on {', '.join(parts)}"
     return goal if len(goal) <= limits.MAX_TEXT_CHARS else f"train the model on {len(parts)} tasks"

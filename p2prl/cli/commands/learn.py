@@ -83,8 +83,6 @@ Board = Annotated[
         "run.toml's.",
     ),
 ]
-
-
 Standby = Annotated[
     bool,
     typer.Option("--standby", help="Do not train: follow the run's learner from this machine, until p2prl promote."),

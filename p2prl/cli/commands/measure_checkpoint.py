@@ -128,6 +128,7 @@ def _tools(
     policy.load(weights)
     data = folder_data(folder)
     codec = TextCodec(loaded.tokenizer, loaded.model)
-    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, data.start_scorers(on_notice))
+    scorers = data.start_scorers(on_notice)
+    work = GroupWork(folder.manifest, folder.run, codec, data.tasks, scorers, environments=data.environments)
     resources.callback(work.close)
     return TransformersSampler(policy), work

@@ -28,6 +28,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import RunManifest
 from p2prl.quantity_text import size_text
 from p2prl.scoreboard.ledger.mirror import MirroringPort
+from p2prl.tasks.wasm.runtime import library
 
 if TYPE_CHECKING:
     from p2prl.config.requirements import Requirements
@@ -99,6 +100,8 @@ def introduce_run(
     needs = requirements_of(manifest, role, runs_code=runs_code)
     plan, refusal = None, None
     try:
+        if manifest.modules and role is not Role.SEEDER:
+            library()
         check_memory(needs, limits, on_cpu=on_cpu, available_bytes=available_memory())
         plan = plan_disk(needs, role, limits, directory, has_base=has_base, mirrors=mirrors)
     except (ConfigError, MachineError) as error:

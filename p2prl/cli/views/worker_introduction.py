@@ -16,6 +16,7 @@ from p2prl.protocol.reward_text import reward_model_of
 from p2prl.protocol.run_blobs import is_third_party
 from p2prl.quantity_text import size_text
 from p2prl.scoreboard.display_names import display_name
+from p2prl.tasks.wasm.runtime import FUEL, MEMORY_BYTES
 
 if TYPE_CHECKING:
     from p2prl.models.engines.engine_names import ChosenEngine
@@ -35,7 +36,8 @@ def volunteer_introduction(
     the worker folder, `limits` what the owner has set."""
     return [
         *_run_lines(manifest, needs, disk_bytes),
-        f"  You do    sample answers on {device}. Nobody sends code to your machine.",
+        f"  You do    sample answers on {device}. {_sent_code(manifest)}",
+        *_environment_lines(manifest),
         f"  Engine    {engine.name}, {engine.reason}",
         "  Sent      generated tokens, log-probs, timing, signed. No host name, no files.",
         _limits_line(limits, folder, on_card=device != "cpu"),
@@ -59,6 +61,7 @@ def validator_introduction(
     return [
         *_run_lines(manifest, needs, disk_bytes),
         f"  You do    replay {rate:.0%} of the volunteers' groups on {device} to check that their policy sampled them.",
+        *_environment_lines(manifest),
         *_scorer_lines(manifest, run_scorer=run_scorer),
         "  Sent      signed verdicts: which group, whose, passed or failed and by how much. No host name, no files.",
         *_identity_lines(identity, folder),
@@ -89,20 +92,35 @@ def _run_lines(manifest: RunManifest, needs: Requirements, disk_bytes: int) -> l
     ]
 
 
+def _sent_code(manifest: RunManifest) -> str:
+    return "No other code comes to your machine." if manifest.modules else "Nobody sends code to your machine."
+
+
+def _environment_lines(manifest: RunManifest) -> list[str]:
+    """What modules the run brings, and what they can do."""
+    if not manifest.modules:
+        return []
+    names = ", ".join(f"{task} ({size_text(file.blob.size_bytes)})" for task, file in sorted(manifest.modules.items()))
+    return [
+        f"  Programs  {names}: WebAssembly that the run brings and this machine interprets. It has no files,",
+        f"            network or clock, {size_text(MEMORY_BYTES)} of memory, and {FUEL:,} instructions for an answer.",
+    ]
+
+
 def _scorer_lines(manifest: RunManifest, *, run_scorer: bool) -> list[str]:
     """What code of others a validator runs, and which rewards it cannot check."""
     if reward_model_of(manifest.reward):
         return [
-            "            Nobody sends code to your machine.",
+            f"            {_sent_code(manifest)}",
             "  Rewards   come from a reward model that the learner alone has: you check tokens, and not rewards.",
         ]
     third_party = ", ".join(data.task for data in manifest.data_sets if is_third_party(data))
     if not third_party:
-        return ["            Nobody sends code to your machine."]
+        return [f"            {_sent_code(manifest)}"]
     if run_scorer:
         return [f"  Scorer    third-party code scores {third_party}: it runs here, in a sandbox, as --run-scorer asks"]
     return [
-        "            Nobody sends code to your machine.",
+        f"            {_sent_code(manifest)}",
         f"  Scorer    third-party code scores {third_party}: it does not run here, so those rewards are not checked.",
         "            --run-scorer checks them too, in a sandbox.",
     ]

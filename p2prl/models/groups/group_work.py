@@ -27,6 +27,7 @@ from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.work_slots import SEED_RULE, SlotKey, slot_work
 from p2prl.tasks.data.packed_data import Row, TaskData
+from p2prl.tasks.environment import Environment
 
 _TRIED_SLOTS = 8
 """Slots whose prompts are tried before work starts: a prompt takes a millisecond."""
@@ -87,21 +88,21 @@ class GroupWork:
         data: Mapping[str, TaskData] = _NO_DATA,
         answers: AnswerScorer | None = None,
         reward_model: ModelJudge | None = None,
+        environments: Mapping[str, Environment] = MappingProxyType({}),
     ) -> None:
         """`data` has the data of each data task by name; `answers` scores it, on machines that do. `reward_model` is
-        the run's, on its learner's machine.
+        the run's, on its learner's machine. `environments` are those that the run brings, by the name of the task.
 
         `ConfigError` when this machine lacks a task or a reward of the run. `close` it where answers are scored.
         """
-        self._manifest = manifest
-        self._run = run
+        self._manifest, self._run = manifest, run
         self._codec = codec
         self._data = data
-        if set(data) != {held.task for held in manifest.data_sets}:
-            raise LocalProtocolError("the data is not that of the run's data tasks")
+        if set(data) != {held.task for held in manifest.data_sets} or set(environments) != set(manifest.modules):
+            raise LocalProtocolError("the data and environments are not those of the run's data tasks and files")
         try:
             names = [share.task for share in manifest.tasks]
-            reward = RunReward(manifest.reward, names, data_tasks=data, model=reward_model)
+            reward = RunReward(manifest.reward, names, data_tasks=data, model=reward_model, environments=environments)
         except ConfigError as error:
             raise ConfigError(
                 f"this machine cannot work for the run: {error}",

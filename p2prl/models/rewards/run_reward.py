@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from p2prl.algorithms.process_rewards import completion_rewards, refine_steps
 from p2prl.algorithms.reward_spec import parse_reward
 from p2prl.errors import ConfigError
+from p2prl.tasks.environment import Environment, EnvironmentTask
 from p2prl.tasks.process_scorer import Judgement, ProcessScorer
 from p2prl.tasks.task import Score, Task
 from p2prl.tasks.task_registry import scorer_by_task, task_by_name
@@ -79,9 +81,10 @@ class RunReward:
         *,
         data_tasks: Iterable[str] = (),
         model: ModelJudge | None = None,
+        environments: Mapping[str, Environment] = MappingProxyType({}),
     ) -> None:
         """`text` is the manifest's `reward`, `tasks` the names of its tasks, `data_tasks` those of rows of data;
-        `model` is its reward model, on the learner's machine.
+        `model` is its reward model, on the learner's machine; `environments` are those that the run brings.
 
         `ConfigError` for an unknown reward or task, and for a task that lacks the scorer the reward needs: no data task
         has one.
@@ -89,7 +92,9 @@ class RunReward:
         rows = tuple(data_tasks)
         names = tuple(name for name in tasks if name not in rows)
         self._config = parse_reward(text)
-        self._tasks: dict[str, Task] = {name: task_by_name(name).task for name in names}
+        brought = {name: EnvironmentTask(each) for name, each in environments.items()}
+        self._tasks: dict[str, Task] = {name: brought.get(name) or task_by_name(name).task for name in names}
+        several = [name for name, task in self._tasks.items() if isinstance(task, EnvironmentTask)]
         self._model = model
         self._judges = self._config.outcome_weight > 0 or self.judges_steps
         if self._judges and rows and not self._config.model:
@@ -98,10 +103,15 @@ class RunReward:
                 remedy="Give --reward success; weigh several scorers in the task's own scoring. A reward model judges "
                 "them: --reward-model.",
             )
-        if self._config.model and (of_turns := [name for name in names if task_by_name(name).environment]):
+        if self._config.model and several:
             raise ConfigError(
-                f"a reward model reads answers of one turn, and those of {of_turns[0]} have several",
+                f"a reward model reads answers of one turn, and those of {several[0]} have several",
                 remedy="Leave out --reward-model, or give other tasks.",
+            )
+        if self._judges and brought and not self._config.model:
+            raise ConfigError(
+                f"the reward {text} judges steps, and nothing judges those of the environment {next(iter(brought))}",
+                remedy="Give --reward success; an environment may give any reward from 0 to 1.",
             )
         self._scorers: dict[str, ProcessScorer] = {}
         if self._config.model:

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from p2prl.errors import ConfigError
 from p2prl.models.base_model.pretrained import LoadedModel, quiet_transformers
 from p2prl.tasks.task_registry import task_by_name
+from p2prl.tasks.task_spec import SmallModel
 
 BOS, EOS, PAD = "<b>", "<e>", "<p>"
 
@@ -26,6 +27,11 @@ def tiny_model(task: str = "chain4", *, seed: int = 0) -> LoadedModel:
     shape = task_by_name(task).small_model
     if shape is None:
         raise ConfigError(f"task {task!r} has no small model", remedy="Choose a model with --model DIRECTORY.")
+    return shaped_model(shape, seed=seed)
+
+
+def shaped_model(shape: SmallModel, *, seed: int = 0) -> LoadedModel:
+    """A model of this shape, as `tiny_model` makes them."""
     quiet_transformers()
     tokenizer = character_tokenizer(shape.symbols)
     config = GPT2Config(

@@ -11,19 +11,21 @@ import msgspec
 import pytest
 
 from p2prl.config import run_data
-from p2prl.config.run_data import downloaded_data, folder_data, serve_data
+from p2prl.config.run_data import downloaded_data, environments_of, folder_data, seeded_tasks, serve_data
 from p2prl.config.run_folder import Folder
 from p2prl.confinement.layers import ALL_LAYERS, LANDLOCK, NAMESPACE, SECCOMP
-from p2prl.errors import ConfigError, IntegrityError
+from p2prl.errors import ConfigError, IntegrityError, RemoteProtocolError
 from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import DataSet, RunManifest, TaskShare, blob_of
+from p2prl.protocol.manifests import DataSet, RunFile, RunManifest, TaskShare, blob_of
 from p2prl.protocol.run_blobs import is_third_party
 from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.tasks.data.packed_data import file_blob, prompt_record, row_record
 from p2prl.tasks.sandbox.pool import PoolConfig, Protection
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
+from p2prl.tasks.wasm.runtime import from_text
 from tests.unit.models.data_run import pack
+from tests.unit.tasks.wasm.written_modules import module
 
 KEY = Identity(bytes(16))
 EXACT = scoring_spec(Scoring(rewards=(Reward(scorer="exact"),)))
@@ -93,6 +95,38 @@ def test_a_missing_file_is_named(run: RunOnDisk, file: str) -> None:
     with pytest.raises(ConfigError, match="data cannot be used") as caught:
         folder_data(run.folder)
     assert str(run.place("plain")) in caught.value.remedy
+
+
+def brought(run: RunOnDisk, content: bytes) -> RunManifest:
+    """The run with an environment that it brings."""
+    (run.folder.directory / "files").mkdir()
+    (run.folder.directory / "files" / "game.wasm").write_bytes(content)
+    files = (RunFile("game.wasm", blob_of(content, 4096)),)
+    return msgspec.structs.replace(run.manifest, files=files, tasks=(*run.manifest.tasks, TaskShare("game", 1.0)))
+
+
+def test_an_environment_is_compiled_where_it_is_needed(run: RunOnDisk) -> None:
+    pytest.importorskip("wasmtime", reason="needs the extra agents")
+    manifest = brought(run, module())
+    folder = Folder(run.folder.directory, KEY, manifest, b"")
+    here = folder_data(folder).environments["game"]
+    assert (here.name, here.opening(5)) == ("game", "hello")
+    names = [task.name for task in seeded_tasks(manifest, {"game": here})]
+    assert names == ["chain4", "game"]
+    place = folder.directory / "files" / "game.wasm"
+    place.write_bytes(module(step="(i64.const 5)"))
+    with pytest.raises(ConfigError, match=r"game\.wasm is not the file that the run's manifest names"):
+        folder_data(folder)
+    place.unlink()
+    with pytest.raises(ConfigError, match="data cannot be used"):
+        folder_data(folder)
+
+
+def test_a_module_that_is_no_environment_is_a_refused_run(run: RunOnDisk) -> None:
+    pytest.importorskip("wasmtime", reason="needs the extra agents")
+    manifest = brought(run, from_text(b'(module (import "env" "now" (func)))'))
+    with pytest.raises(RemoteProtocolError, match=r"the environment game cannot be used: it imports env\.now"):
+        environments_of(manifest, {"game.wasm": run.folder.directory / "files" / "game.wasm"})
 
 
 def test_other_held_out_rows_are_refused(run: RunOnDisk) -> None:

@@ -19,7 +19,6 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.link_messages import Chunk, Have
 from p2prl.protocol.manifests import (
     NO_BASE,
-    RUN_FILE_NAMES,
     BlobRef,
     DataSet,
     Patch,
@@ -34,6 +33,7 @@ from p2prl.protocol.manifests import (
     layout_digest,
     tree_of,
 )
+from p2prl.protocol.run_file_names import RUN_FILE_NAMES
 from p2prl.protocol.wire_codec import decode, encode
 from p2prl.sim.bare_manifest import run_manifest_of
 

@@ -13,7 +13,7 @@ from p2prl.learner.intake import slot_accounts
 from p2prl.models.replay_statistics import baselines as noise_baselines
 from p2prl.models.replay_statistics import judge as replay_statistics
 from p2prl.models.replay_statistics import noise as replay_noise
-from p2prl.protocol import limits, manifests, policy_head, wire_version
+from p2prl.protocol import limits, manifests, policy_head, run_file_names, wire_version
 from p2prl.protocol.envelope import DOMAINS, SIGNED_MESSAGES, Envelope
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import LedgerEntry
@@ -163,5 +163,5 @@ def test_reasons_roles_states_and_audiences() -> None:
 
 def test_wire_version_and_run_files() -> None:
     assert f"Wire version **{wire_version.WIRE_VERSION}**" in TEXT
-    assert all(f"`{name}`" in TEXT for name in manifests.RUN_FILE_NAMES)
+    assert all(f"`{name}`" in TEXT for name in run_file_names.RUN_FILE_NAMES)
     assert all(kind.name in TEXT for kind in Kind)

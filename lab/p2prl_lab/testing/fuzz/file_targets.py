@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from p2prl.protocol.rollout_group import EngineClass
 from p2prl.scoreboard.ledger_dump import FORMAT, verify_dump
 from p2prl.tasks.data.packed_data import PackedPrompts, PackedRows, prompt_record, row_record
 from p2prl.tasks.data.packed_file import PackedWriter
+from p2prl.tasks.wasm.runtime import Program, from_text
 from p2prl_lab.testing.fuzz import mutations
 from p2prl_lab.testing.fuzz.target import PROTOCOL_ERRORS, Target
 from p2prl_lab.testing.fuzz.values import value_of
@@ -41,6 +43,8 @@ _JSON = (mutations.of_json, mutations.of_json, mutations.of_bytes)
 _WORDS = 600
 _LONGEST_READ = 4
 """Records of a packed file that are read."""
+
+_ENVIRONMENTS = Path(__file__).parents[4] / "examples" / "wasm"
 
 _TEXT = "The 12 cats\n\tsat – on 3.5 mats."
 _MODEL_SHARE = 0.05
@@ -64,9 +68,23 @@ def file_targets(world: VectorWorld, loaded: LoadedModel, folder: Path) -> Itera
         make=lambda rng: msgspec.json.encode(value_of(GoldenGroups, rng)),
         share=0.3,
     )
+    if find_spec("wasmtime") is not None:
+        yield _module()
     yield from _packed(folder)
     yield _dump(world, folder)
     yield _baselines()
+
+
+def _module() -> Target:
+    """An environment that a run brings. Mutants may spend all their fuel, which takes 40 ms."""
+
+    def decode(data: bytes) -> None:
+        episode = Program(data).episode(7)
+        episode.step("47*63")
+        episode.reward(episode.ended)
+
+    examples = tuple(from_text(path.read_bytes()) for path in sorted(_ENVIRONMENTS.glob("*.wat")))
+    return Target(name="module", decode=decode, examples=examples, share=0.05)
 
 
 def _weights(model: Any) -> Iterator[Target]:

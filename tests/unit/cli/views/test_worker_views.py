@@ -20,7 +20,7 @@ from p2prl.config.worker_folder import platform_home
 from p2prl.models.engines.engine_names import ChosenEngine
 from p2prl.plain_text import wrapped
 from p2prl.protocol.identity import Identity
-from p2prl.protocol.manifests import DataSet, RunManifest, blob_of
+from p2prl.protocol.manifests import DataSet, RunFile, RunManifest, TaskShare, blob_of
 from p2prl.scoreboard.display_names import display_name
 from p2prl.tasks.scorers.spec import Reward, Scoring, scoring_spec
 from p2prl.validator.service import Audit
@@ -170,6 +170,22 @@ def test_introductions_say_what_data_is_downloaded_and_whose_code_runs() -> None
     assert "scores own: it runs here, in a sandbox" in agreed
     built_in = msgspec.structs.replace(run, data_sets=(plain,))
     assert "Scorer" not in "\n".join(validator_introduction(built_in, data, DISK, IDENTITY, home, "cpu", 0.25))
+
+
+def test_introductions_name_the_programs_that_a_run_brings() -> None:
+    files = (RunFile("game.wasm", blob_of(b"x" * 899, 4096)),)
+    run = msgspec.structs.replace(manifest(), files=files, tasks=(TaskShare("game", 1.0),))
+    home = Path("/home/seat-1")
+    for lines in (
+        volunteer_introduction(run, NEEDS, DISK, IDENTITY, home, "cpu", ENGINE, {}),
+        validator_introduction(run, NEEDS, DISK, IDENTITY, home, "cpu", 0.25),
+    ):
+        text = "\n".join(lines)
+        assert "Programs  game (899 B): WebAssembly that the run brings" in text
+        assert "no files,\n            network or clock, 8.4 MB of memory, and 10,000,000 instructions" in text
+        assert "No other code comes to your machine." in text
+        assert "Nobody sends code" not in text
+    assert "Nobody sends code that runs on your machine" in "\n".join(seeder_introduction(run, NEEDS, DISK))
 
 
 def test_a_seeder_is_told_what_it_stores() -> None:

@@ -20,7 +20,7 @@ from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import WeightLayout, check_weights, copy_weights, flatten, layout_of
 from p2prl.protocol import limits
-from p2prl.protocol.manifests import RUN_FILE_NAMES
+from p2prl.protocol.run_file_names import RUN_FILE_NAMES
 
 CPU = torch.device("cpu")
 MODEL = tiny_model(seed=21)

@@ -27,7 +27,8 @@ from p2prl.models.self_test.self_test import SelfTest, SelfTestVerdict, self_tes
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import NUMPY_WORDS, TORCH_DTYPES, WeightLayout, layout_of
 from p2prl.protocol.limits import MAX_RUN_FILE_BYTES
-from p2prl.protocol.manifests import RUN_FILE_NAMES, TensorSpec
+from p2prl.protocol.manifests import TensorSpec
+from p2prl.protocol.run_file_names import RUN_FILE_NAMES
 
 TEMPERATURE = 0.8
 CPU = torch.device("cpu")
