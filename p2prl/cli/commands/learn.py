@@ -217,8 +217,7 @@ def learn_command(
             report.planned = learner.target_updates
             folder.record_planned_updates(learner.target_updates)
 
-            named = (*folder.settings.network.bootstrap, *via)
-            link = LearnerLink(folder, partial(_show_link, folder), via=named)
+            link = LearnerLink(folder, partial(_show_link, folder), via=(*folder.settings.network.bootstrap, *via))
 
             interrupts = Interrupts(learner.stop, learner.stop, finishing="Finishing this update, then saving.")
             with interrupts.handled():
