@@ -256,6 +256,11 @@ def _lister(folder: RunFolder, list_at: tuple[str, ...], board: str | None) -> R
     """Lists the run at the indexes of run.toml and of the command line."""
     named = board_url(folder.settings.network.board) if board is None else board
     urls = tuple(dict.fromkeys((*map(index_url, folder.settings.network.list), *list_at)))
+    if board and not urls:
+        raise ConfigError(
+            f"--board {board} is to stand in the run's listing, and the run is listed nowhere",
+            remedy="Name an index: --list https://…",
+        )
     return RunLister(folder, urls, SystemClock(), board=named, tell=say)
 
 

@@ -37,6 +37,11 @@ def learn(run: Path) -> None:
     learn_command(run, NetworkOptions(), updates=1, as_json=True)
 
 
+def test_a_board_without_an_index_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="listed nowhere"):
+        learn_command(make_run(tmp_path), NetworkOptions(), updates=1, board="https://board.example.org", as_json=True)
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "sentence"),
     [
