@@ -70,6 +70,12 @@ KEY_SHARED = control.Warned(
 )
 """For the process that started first, which goes on."""
 
+LEARNER_SHARED = control.Warned(
+    "another machine has started with this run's key; it stops by itself",
+    "Do not start that folder again. It may follow this learner into a new one: p2prl learn NEW_FOLDER --standby",
+)
+"""For a learner that started first, as one that was promoted while the old machine was away."""
+
 ALONE = control.Warned(
     "no peer has been linked for a minute: volunteers do not reach this learner, and what they sample grows old",
     "Check this machine's connection (p2prl doctor). Links come back by themselves.",
@@ -327,8 +333,10 @@ class NetworkProcess:
         return foremost(self._transport.addresses, limits.MAX_ADDRESSES)
 
     def _on_key_shared(self, is_later: bool) -> None:
-        taken = bridge.LEARNER_ELSEWHERE if self._is_learner else KEY_TAKEN
-        self._report(taken if is_later else KEY_SHARED)
+        if self._is_learner:
+            self._report(bridge.LEARNER_ELSEWHERE if is_later else LEARNER_SHARED)
+        else:
+            self._report(KEY_TAKEN if is_later else KEY_SHARED)
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.WireMismatch):

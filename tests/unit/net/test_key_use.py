@@ -6,8 +6,9 @@ import pytest
 
 from p2prl import errors
 from p2prl.net.process import control
+from p2prl.net.process.bridge import LEARNER_ELSEWHERE
 from p2prl.net.process.key_use import GRACE_S, KeyUse
-from p2prl.net.process.network_process import KEY_SHARED, KEY_TAKEN
+from p2prl.net.process.network_process import KEY_SHARED, KEY_TAKEN, LEARNER_SHARED
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
@@ -57,6 +58,12 @@ def test_garbage_under_our_name_is_ignored() -> None:
 @pytest.mark.parametrize("message", [KEY_SHARED, KEY_TAKEN])
 def test_both_are_told_what_to_do(message: control.Warned | control.Failed) -> None:
     assert "p2prl key delegate" in message.remedy
+
+
+@pytest.mark.parametrize("message", [LEARNER_SHARED, LEARNER_ELSEWHERE])
+def test_learners_are_told_to_follow_with_a_new_folder(message: control.Warned | control.Failed) -> None:
+    assert "p2prl learn NEW_FOLDER --standby" in message.remedy
+    assert "--home" not in message.remedy
 
 
 def test_the_later_one_ends_with_the_exit_code_of_keys() -> None:
