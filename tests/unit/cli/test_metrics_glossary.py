@@ -41,8 +41,8 @@ from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.join_link import JoinLink
 from p2prl.validator.service import Audit
 from tests.unit.config.test_reward_model_run import Counting
-from tests.unit.learner.scripted_swarm import ScriptedSwarm, make_learner
 from tests.unit.learner.small_run import SmallRun
+from tests.unit.learner.test_standby_learner import FollowedSwarm
 from tests.unit.learner.test_trainer import CONFIG, batches
 from tests.unit.models.data_run import DataRun
 
@@ -146,7 +146,7 @@ def test_every_metric_of_an_update_is_explained(tmp_path: Path) -> None:
     world = SmallRun(tmp_path)
     world.journal.close()
     config = EvaluationConfig(prompts=2, samples=1)
-    swarm = ScriptedSwarm(world, lambda: make_learner(world, evaluate=config))
+    swarm = FollowedSwarm(world, tmp_path / "standby", evaluate=config)
     swarm.finish()
     swarm.learner.close()
     world.blobs.close()
