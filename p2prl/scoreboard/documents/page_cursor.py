@@ -10,7 +10,7 @@ import re
 
 from p2prl.errors import ConfigError
 
-CURSOR_PATTERN = "^[0-9]{1,30}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
+CURSOR_PATTERN = "^[0-9]{1,28}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
 """A cursor: tokens, or what an index sums up, and peer id of the last row of a page."""
 
 ALL = "all"
