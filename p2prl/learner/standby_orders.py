@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from p2prl.clock import Clock
+from p2prl.errors import IdentityError
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.timing.standby import RENEW_S, STANDBY_S, StandbyChoice
-from p2prl.protocol.identity import peer_id_of
+from p2prl.protocol.identity import PeerId, public_key_of
 from p2prl.protocol.peer_messages import Standby
 from p2prl.swarm.signals import StandbyOffers
 
@@ -37,9 +39,8 @@ class StandbyOrders:
 
     def link_lost(self, peer: str) -> None:
         """Let others work in place of a volunteer that seems to have left."""
-        key = next((key for key in self._choice.measured if peer_id_of(key) == peer), None)
-        if key is not None:
-            self._choice.left(key)
+        with contextlib.suppress(IdentityError):  # another kind of key has delivered nothing
+            self._choice.left(public_key_of(PeerId(peer)))
 
     def updated(self, *, waited: float, waiting_groups: int) -> None:
         """Choose anew after an update."""

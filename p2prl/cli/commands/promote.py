@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import Annotated
 
 import typer
@@ -43,8 +44,16 @@ def promote(
                 " fraud and leave. Bring back the old machine, or its disk. The newest checkpoint under"
                 f" {folder.paths.standby} can begin a new run: p2prl init NAME --model CHECKPOINT.",
             )
-        say("Lost is what the learner computed after that and had told nobody; volunteers deliver its groups again.")
-        if not (yes or as_json or promotion.is_begun):
+        say(
+            "Lost is what the learner computed after that. As far as this machine has heard, nobody has seen any of it;"
+            " volunteers deliver its groups again."
+        )
+        if not (yes or promotion.is_begun):
+            if not sys.stdin.isatty():
+                raise ConfigError(
+                    "nobody is there to say whether the old machine's learner is stopped for good",
+                    remedy=f"Once it is: p2prl promote {shlex.quote(str(run))} --yes",
+                )
             typer.confirm("Is the old machine's learner stopped, for good?", abort=True, err=True)
         promote_folder(folder.paths, promotion)
     say(f"Promoted. Go on with:  p2prl learn {shlex.quote(str(run))}")

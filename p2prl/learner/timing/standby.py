@@ -86,11 +86,6 @@ class StandbyChoice:
         return tuple(self._on_standby)
 
     @property
-    def measured(self) -> tuple[bytes, ...]:
-        """Volunteers whose groups have been verified, on standby or not."""
-        return tuple(self._paces)
-
-    @property
     def figures(self) -> dict[str, float]:
         """Volunteers on standby, as a key of the metrics log; empty while there are none."""
         return {"plan/standby": len(self._on_standby)} if self._on_standby else {}

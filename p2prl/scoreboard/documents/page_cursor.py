@@ -11,7 +11,8 @@ import re
 from p2prl.errors import ConfigError
 
 CURSOR_PATTERN = "^[0-9]{1,28}-[1-9A-HJ-NP-Za-km-z]{40,64}$"
-"""A cursor: tokens, or what an index sums up, and peer id of the last row of a page."""
+"""A cursor: tokens and peer id of the last row of a page. An index has tokens times parameters, summed up over runs, in
+their place: by the limits of both no more than 28 digits."""
 
 ALL = "all"
 """The window that holds the whole run."""

@@ -34,6 +34,18 @@ LOCAL = PublicWeb(DialRules(is_local=True))
 RUN = ListedRun()
 
 
+class Told(dict[str, str]):
+    """What is said of ledgers, and whether anything was yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_told = threading.Event()
+
+    def __setitem__(self, key: str, value: str) -> None:
+        super().__setitem__(key, value)
+        self.was_told.set()
+
+
 def row_of(run: ListedRun, *, board: str = "https://board.example", source: str = "192.0.2.0/24") -> Row:
     opened = run.opened(board=board)
     return Row(Kept(opened, run.manifest_raw, Subnet(source), Subnet(source), NOW), 1)
@@ -166,16 +178,9 @@ def test_an_index_that_others_reach_asks_no_board_of_its_own_machine(
 ) -> None:
     state, made = following(RUN.learner.peer_id, web=PublicWeb())
     put(state, RUN, answering({HEAD: head_json(writer_of(RUN, 1).signed_head())}))
-    told = threading.Event()
-
-    class _Ledgers(dict[str, str]):
-        def __setitem__(self, key: str, value: str) -> None:
-            super().__setitem__(key, value)
-            told.set()
-
-    state.people.ledgers = _Ledgers()
+    told = state.people.ledgers = Told()
     made.choose()
-    assert told.wait(60)
+    assert told.was_told.wait(60)
     assert "only its own network may dial" in state.people.ledgers[run_id(RUN.run)]
     assert heard.parts[RUN.name].people == {}
 
@@ -276,17 +281,10 @@ def test_a_full_disk_stops_reading_and_what_is_counted_stays(
 ) -> None:
     web = ledger_board(writer_of(RUN, 5))
     state, made = following(RUN.learner.peer_id, limits=LedgerLimits(disk_bytes=1))
-    told = threading.Event()
-
-    class _Ledgers(dict[str, str]):
-        def __setitem__(self, key: str, value: str) -> None:
-            super().__setitem__(key, value)
-            told.set()
-
-    state.people.ledgers = _Ledgers()
+    told = state.people.ledgers = Told()
     put(state, RUN, answering({HEAD: web.get(f"https://x{HEAD}", 1 << 20)}))
     made.choose()
-    assert told.wait(60)
+    assert told.was_told.wait(60)
     assert state.people.ledgers[run_id(RUN.run)] == "this index has no room for more of its ledger"
     assert heard.parts[RUN.name].people == {}
 

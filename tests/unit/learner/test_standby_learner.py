@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from p2prl.cli.commands.promote import promote as promote_command
 from p2prl.errors import ConfigError, IdentityError, RemoteProtocolError
 from p2prl.learner.following import held_copies
 from p2prl.learner.following.copy_list import CopiedFile, CopyHead, CopyList, is_copied, read_list, write_list
 from p2prl.learner.following.follower import AGAIN_S, Follower
 from p2prl.learner.following.heard_heads import HeardHeads
 from p2prl.learner.following.held_copies import HeldCopies, HeldCopy, newest_held
-from p2prl.learner.following.promotion import plan_promotion, promote, refuse_standby
+from p2prl.learner.following.promotion import is_standby, plan_promotion, promote, refuse_standby
 from p2prl.learner.following.publication_gate import SILENT_S
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.timing.update_schedule import Action
@@ -247,6 +250,17 @@ def test_a_promotion_killed_at_every_step_goes_on(followed: FollowedSwarm, tmp_p
         refuse_standby(followed.paths)
         assert _contents(followed.paths.run, copy) == wanted
         assert not (followed.paths.run / "checkpoints" / "step-00000099" / "old").exists()
+
+
+def test_without_a_terminal_a_promotion_needs_a_yes(followed: FollowedSwarm, monkeypatch: Any) -> None:
+    folder = SimpleNamespace(paths=followed.paths, lock=nullcontext)
+    monkeypatch.setattr("p2prl.config.run_folder.open_folder", lambda _: folder)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(ConfigError, match="nobody is there to say"):
+        promote_command(run=followed.paths.run, yes=False, as_json=True)
+    assert is_standby(followed.paths)
+    promote_command(run=followed.paths.run, yes=True, as_json=True)
+    assert not is_standby(followed.paths)
 
 
 def test_a_learner_stops_at_a_head_that_it_did_not_sign(fresh: Callable[[str], SmallRun]) -> None:
