@@ -16,14 +16,23 @@ from p2prl.config.network_options import UploadCaps
 from p2prl.config.run_folder import open_folder
 from p2prl.config.standby_learner import FollowedState, StandbyLearner, standby_network
 from p2prl.config.worker_folder import write_status
+from p2prl.errors import ConfigError
 from p2prl.exit_codes import INTERRUPTED
 from p2prl.net.process.handle import NetworkHandle
+
+_NEEDED = ("run.manifest", "key.json", "run.toml")
+"""What the owner brings; without the file link, `--via` names a peer."""
 
 
 def follow_learner(
     directory: Path, options: NetworkOptions, *, lan: bool, peers: tuple[str, ...], as_json: bool
 ) -> NoReturn:
     """Follow the run's learner into `directory` until Ctrl-C; `peers` are dialed beside those of its link."""
+    if missing := [name for name in _NEEDED if not (directory / name).exists()]:
+        raise ConfigError(
+            f"{directory} lacks {', '.join(missing)} of the run that is to be followed",
+            remedy="Copy run.manifest, key.json (secret), run.toml and link there from the learner's run folder.",
+        )
     folder = open_folder(directory)
     caps = UploadCaps(upload_mbit=options.upload_mbit, monthly_gb=options.monthly_gb)
     reach = options.reach(lan=lan, rereads_file=True)

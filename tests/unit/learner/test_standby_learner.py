@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from p2prl.cli.commands.learn_standby import follow_learner
 from p2prl.cli.commands.promote import promote as promote_command
+from p2prl.cli.options import NetworkOptions
 from p2prl.errors import ConfigError, IdentityError, RemoteProtocolError
 from p2prl.learner.following import held_copies
 from p2prl.learner.following.copy_list import CopiedFile, CopyHead, CopyList, is_copied, read_list, write_list
@@ -250,6 +252,12 @@ def test_a_promotion_killed_at_every_step_goes_on(followed: FollowedSwarm, tmp_p
         refuse_standby(followed.paths)
         assert _contents(followed.paths.run, copy) == wanted
         assert not (followed.paths.run / "checkpoints" / "step-00000099" / "old").exists()
+
+
+def test_a_folder_to_follow_into_names_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(ConfigError, match=r"lacks run\.manifest, key\.json of the run"):
+        follow_learner(tmp_path, NetworkOptions(), lan=False, peers=(), as_json=False)
 
 
 def test_without_a_terminal_a_promotion_needs_a_yes(followed: FollowedSwarm, monkeypatch: Any) -> None:
