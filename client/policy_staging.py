@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from p2prl.client.agent import LocalPolicy
+from p2prl.client.next_action import LocalPolicy
 from p2prl.models.sampler_port import Sampler, StagedWeights
 from p2prl.net.storage.held_weights import open_weights
 

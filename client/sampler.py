@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from p2prl.client.agent import LocalPolicy
+from p2prl.client.next_action import LocalPolicy
 from p2prl.client.spool import Added, Spool
 from p2prl.clock import Clock
 from p2prl.errors import ConfigError, RemoteProtocolError

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.delivery import REDELIVER_S, Delivery
+from p2prl.client.next_action import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.policy_staging import PolicyStaging
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.refused_work import RefusedWork, ReplayRefused

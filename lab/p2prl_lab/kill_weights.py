@@ -42,7 +42,7 @@ from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, sea
 from p2prl.protocol.hash_tree import proof_among
 from p2prl.protocol.manifests import BlobRef, Patch, PolicyManifest, blob_of, tree_of
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl_lab.bench.patch.simulated_training import adam_versions
 
 WORDS = SEGMENT_WORDS + 300_000

@@ -43,7 +43,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import Event, PeersChanged
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig

@@ -26,7 +26,7 @@ from p2prl.net.transports import framing, streams
 from p2prl.protocol.frames import join, pack, unpack
 from p2prl.protocol.link_messages import Chunk
 from p2prl.protocol.manifests import BlobRef, blob_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.relay.chunk_relay import Relay
 from p2prl.swarm.relay.relay_config import RelayConfig
 

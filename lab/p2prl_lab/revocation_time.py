@@ -29,7 +29,7 @@ from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.gossip.statement_quota import MAX_IN_ALL, MAX_PER_LINK
 from p2prl.swarm.node_config import NodeConfig

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from p2prl.config.requirements import SPARSE_PATCHES, VERSIONS_KEPT, requirements_of
+from p2prl.config.requirements import SPARSE_PATCHES, requirements_of
 from p2prl.learner.publishing.patch_choice import BRIDGE_EVERY, SPANS
 from p2prl.patches.encode import encode_segment
 from p2prl.patches.kernel_choice import fastest_kernels
@@ -25,7 +25,8 @@ from p2prl.patches.words import BF16
 from p2prl.planning.measured_figures import MEASURED, MOST_UPLOAD_MBIT, OFFERED_SHARE, PATCH_RATIOS
 from p2prl.protocol.kinds import Role
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
+from p2prl.swarm.policies.retention import VERSIONS_KEPT
 from p2prl_lab.bench.patch.simulated_training import adam_training
 from p2prl_lab.bench.spread.home_links import HOME_LINKS
 

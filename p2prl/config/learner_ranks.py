@@ -17,9 +17,9 @@ from p2prl.learner.training.update_engine import EngineMaker, EngineSettings
 from p2prl.models.hardware.device import use_threads
 from p2prl.plain_text import counted
 from p2prl.ranks import commands
-from p2prl.ranks.hosts import HostRanks, follow_host
 from p2prl.ranks.processes import RankProcesses, meeting_folder
 from p2prl.ranks.sharded_engine import OtherRanks, ShardedEngine, check_states
+from p2prl.ranks.torchrun_hosts import HostRanks, follow_host
 
 
 def start_ranks(

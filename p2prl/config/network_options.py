@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2prl.config.owner_files import load_delegation, load_memberships, load_revocations
-from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder
 from p2prl.disk_full import replace_file, write_error
 from p2prl.errors import ConfigError
@@ -17,6 +16,7 @@ from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.swarm.node_config import NodeConfig
+from p2prl.swarm.policies.retention import VERSIONS_KEPT
 from p2prl.swarm.relay.relay_config import RelayConfig
 
 _MOST_CAP = 1e6

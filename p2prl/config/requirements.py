@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DTYPE_BYTES, RunManifest
 from p2prl.protocol.run_blobs import data_blobs
-from p2prl.swarm.policies.retention import most_written
-
-VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
-"""Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays
-groups that were sampled that many versions ago."""
+from p2prl.swarm.policies.retention import VERSIONS_KEPT, most_written
 
 SPARSE_PATCHES = 40
 """A patch takes at most one part in this many of the weights where at most 7 % of bf16 words change: those are written

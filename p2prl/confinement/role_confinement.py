@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from p2prl.confinement import linux, macos
-from p2prl.confinement.guard import Guard, start_guard
-from p2prl.confinement.guard import is_possible as guard_is_possible
+from p2prl.confinement.call_guard import Guard, start_guard
+from p2prl.confinement.call_guard import is_possible as guard_is_possible
 from p2prl.confinement.layers import limit, readable_paths, succeeds
 from p2prl.confinement.package_folders import check_packages
 from p2prl.confinement.role_files import compile_caches, network_access, open_access, role_access

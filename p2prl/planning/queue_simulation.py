@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from p2prl.client.agent import AgentConfig
+from p2prl.client.next_action import AgentConfig
 from p2prl.errors import require
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup

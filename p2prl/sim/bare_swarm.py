@@ -25,8 +25,8 @@ from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.costs import CostMeter, Tally, links_of
-from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions, parse_delay, slow_envelopes
+from p2prl.sim.machines import identity_of
 from p2prl.sim.pooled_blobs import BlobPool, PooledBlobs
 from p2prl.sim.swarm_config import SwarmConfig, SwarmResult, schedule_faults
 from p2prl.sim.virtual_network import VirtualNetwork

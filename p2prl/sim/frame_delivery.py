@@ -10,8 +10,8 @@ from functools import partial
 from blake3 import blake3
 
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.hosts import Host, Incarnation
 from p2prl.sim.link_conditions import ExtraDelay, LinkConditions, Partition, single_messages
+from p2prl.sim.machines import Host, Incarnation
 from p2prl.sim.virtual_time import START, VirtualLoop
 from p2prl.swarm.events import Send
 

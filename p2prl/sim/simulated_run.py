@@ -21,7 +21,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import RunManifest
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.shared_engine import SharedModel, SharedSampler
 from p2prl.sim.virtual_time import START
 from p2prl.tasks.task_registry import task_by_name

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from p2prl.algorithms.loss_registry import build_loss
-from p2prl.client.agent import AgentConfig, Sample
+from p2prl.client.next_action import AgentConfig, Sample
 from p2prl.client.service import Volunteer, VolunteerConfig
 from p2prl.learner.assembly import Judges, LearnerParts, assemble_learner
 from p2prl.learner.learner_config import LearnerConfig
@@ -33,8 +33,8 @@ from p2prl.net.storage.disk_blobs import DiskBlobStore
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.costs import CostMeter, Tally, links_of
-from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions, parse_delay, slow_envelopes
+from p2prl.sim.machines import identity_of
 from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.frame_delivery import Counters, FrameDelivery
-from p2prl.sim.hosts import Host, HostClock, Incarnation, MakeNode
 from p2prl.sim.link_conditions import ExtraDelay, LinkConditions, Partition
+from p2prl.sim.machines import Host, HostClock, Incarnation, MakeNode
 from p2prl.sim.virtual_directory import VirtualDirectory
 from p2prl.sim.virtual_time import START, Action, LoopClock, VirtualLoop
 from p2prl.swarm.events import Dial, Event, LookUp, Register, Send

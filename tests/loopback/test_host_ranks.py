@@ -16,14 +16,14 @@ from p2prl.errors import ProcessLostError
 from p2prl.learner.training.update_engine import EngineSettings
 from p2prl.models.base_model.local_base import load_policy
 from p2prl.ranks import commands
-from p2prl.ranks.hosts import HostRanks
 from p2prl.ranks.sharded_engine import ShardedEngine
+from p2prl.ranks.torchrun_hosts import HostRanks
 from tests.loopback.rank_rig import CPU, TWO_RANKS, assert_close, batch_of, pipeline, saved, single, trainer_of, weights
 from tests.unit.models.small_decoders import qwen2
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
 
-FOLLOW = "import sys; from p2prl.ranks.hosts import follow_host; sys.exit(follow_host(rank=1, ranks=2))"
+FOLLOW = "import sys; from p2prl.ranks.torchrun_hosts import follow_host; sys.exit(follow_host(rank=1, ranks=2))"
 
 
 def test_two_hosts_train_as_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

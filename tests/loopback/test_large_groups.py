@@ -25,7 +25,7 @@ from p2prl.protocol.manifests import Sampling
 from p2prl.protocol.rollout_group import Completion
 from p2prl.protocol.signed_group import read_group, seal_group
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.relay_config import RelayConfig

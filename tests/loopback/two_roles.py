@@ -24,7 +24,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.relay.relay_config import RelayConfig

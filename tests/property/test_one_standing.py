@@ -30,7 +30,7 @@ from p2prl.protocol.standing import HALF_LIFE_S, Standing
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger.plain_chain import PlainChain
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig

@@ -37,7 +37,7 @@ from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.peer_messages import Introduction
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node

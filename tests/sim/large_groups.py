@@ -16,7 +16,7 @@ from p2prl.protocol.manifests import Sampling
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.protocol.signed_group import SignedGroup, assemble_group, seal_group
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm import signals
 from p2prl.swarm.events import EnvelopeArrived, Event, GroupFetched

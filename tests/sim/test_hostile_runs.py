@@ -15,7 +15,7 @@ from p2prl.net.storage.chain_blobs import WorkerBlobs
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import BlobRef, blob_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START

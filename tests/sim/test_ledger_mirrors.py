@@ -20,7 +20,7 @@ from p2prl.scoreboard.ledger.mirror import MirroringPort
 from p2prl.scoreboard.ledger.signed_head import Witness
 from p2prl.scoreboard.ledger_dump import verify_dump, verify_source, write_dump
 from p2prl.scoreboard.ledger_recount import Recount
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START

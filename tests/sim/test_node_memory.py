@@ -34,7 +34,7 @@ from p2prl.protocol.link_messages import (
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import message_limits, shared_allowance
 from p2prl.swarm.events import Dial, Send
 from p2prl.swarm.gossip import forwarding, ledger_sync, verdict_gate

@@ -6,7 +6,7 @@ from p2prl.protocol import frames, limits
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Chunk, Offer, Push
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import PeerBanned
 from p2prl_lab.testing.protocol_swarm import group_of

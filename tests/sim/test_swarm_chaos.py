@@ -14,8 +14,8 @@ from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Have, Hello, Push
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.wire_version import WIRE_VERSION
-from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, PeerBanned, Send
 from p2prl.swarm.node import Node

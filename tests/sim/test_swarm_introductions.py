@@ -9,7 +9,7 @@ from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.peer_messages import Introduction
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, PeerBanned, Send
 from p2prl.swarm.node import Node

@@ -11,7 +11,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, RunFile, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import (

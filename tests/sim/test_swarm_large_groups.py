@@ -15,8 +15,8 @@ from p2prl.protocol.manifests import blob_of
 from p2prl.protocol.rollout_group import GroupHeader
 from p2prl.protocol.signed_group import seal_group
 from p2prl.protocol.wire_codec import encode
-from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm import signals
 from p2prl.swarm.events import Command, PeerBanned, Send

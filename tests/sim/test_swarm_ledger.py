@@ -8,7 +8,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.protocol.link_messages import Hello, LedgerPage, LedgerQuery, Padding
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm import signals
 from p2prl.swarm.events import Event, PeerBanned

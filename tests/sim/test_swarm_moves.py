@@ -12,7 +12,7 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.policy_head import PolicyHead
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import RunKnown
 from p2prl.swarm.peers.peer_memory import MAX_REMEMBERED, PeerMemory

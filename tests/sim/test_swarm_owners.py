@@ -11,7 +11,7 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.link_messages import Push
 from p2prl.protocol.membership_statements import OwnersStatement, sign_membership, sign_team_name
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import PeerBanned
 from p2prl.swarm.gossip.own_statements import PERIOD_S

@@ -12,8 +12,8 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Chunk, Push
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.policy_head import PolicyHead
-from p2prl.sim.hosts import identity_of
 from p2prl.sim.link_conditions import LinkConditions
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Command, Equivocation, LearnerSilent, PatchesReady, PeerBanned, Send, VersionReady
 from p2prl.swarm.node import Node

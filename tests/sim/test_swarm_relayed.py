@@ -21,7 +21,7 @@ from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState, Stor
 from p2prl.protocol.peer_messages import Standby
 from p2prl.scoreboard.ledger.mirror import MirroringPort
 from p2prl.sim import simulated_run
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.swarm import Swarm
 from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.sim.virtual_network import VirtualNetwork

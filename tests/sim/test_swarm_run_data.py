@@ -9,7 +9,7 @@ import msgspec
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import DataSet, RunFile, RunManifest, TaskShare, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import FileReady
 from p2prl.swarm.node_config import NodeConfig

@@ -20,7 +20,7 @@ from p2prl.protocol.ledger_messages import CheckOutcome, Receipts, VerdictChecks
 from p2prl.protocol.membership_statements import sign_membership, sign_team_name
 from p2prl.protocol.wire_codec import decode
 from p2prl.sim import simulated_run
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.node_config import NodeConfig

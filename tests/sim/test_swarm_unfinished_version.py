@@ -10,7 +10,7 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Have, Push
 from p2prl.protocol.manifests import Patch, blob_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm import signals
 from p2prl.swarm.events import RunKnown, VersionReady

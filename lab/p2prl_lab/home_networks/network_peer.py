@@ -33,7 +33,7 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import PolicyManifest, blob_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.testing.shaped_swarm import run_manifest

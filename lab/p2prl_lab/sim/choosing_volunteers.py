@@ -19,7 +19,7 @@ from p2prl.protocol.envelope import Opened, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import RolloutGroup
 from p2prl.protocol.work_slots import VERSIONS_PER_BEACON
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl_lab.sim.cheat import Cheat, PublishingPort
 from p2prl_lab.sim.known_version import KnownVersion, rewards_of

@@ -13,7 +13,7 @@ from p2prl.protocol.delegation import sign_delegation
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import BlobQuery, Hello, LedgerQuery, Padding, Want
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 from p2prl_lab.sim.cheat import Cheat
 

@@ -17,7 +17,7 @@ from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.delegation import sign_delegation
 from p2prl.protocol.envelope import Opened, seal
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.selecting_port import selecting
 from p2prl.sim.virtual_time import START
 from p2prl_lab.sim.cheat import Cheat, PublishingPort

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from p2prl.client.agent import AgentConfig
+from p2prl.client.next_action import AgentConfig
 from p2prl.client.own_groups import OwnGroups
 from p2prl.client.refusal_judgement import Replayed
 from p2prl.client.service import Volunteer, VolunteerConfig
@@ -26,7 +26,7 @@ from p2prl.net.process.run_preparation import Prepare, RunPreparation
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.rejection_reasons import RejectionReason
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.shared_engine import SharedSampler, SharedScorer
 from p2prl.sim.swarm import Swarm
 from p2prl.sim.swarm_config import SwarmConfig

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from p2prl.client.agent import AgentConfig
+from p2prl.client.next_action import AgentConfig
 from p2prl.client.service import VolunteerConfig
 from p2prl.learner.assembly import Judges
 from p2prl.models.base_model.pretrained import LoadedModel
@@ -15,7 +15,7 @@ from p2prl.net.process.bridge import NetworkPort
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.swarm import Swarm
 from p2prl.sim.swarm_config import SwarmConfig

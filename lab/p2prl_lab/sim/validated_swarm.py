@@ -20,7 +20,7 @@ from p2prl.protocol.ledger_messages import Receipt, Receipts
 from p2prl.protocol.manifests import RunManifest
 from p2prl.scoreboard.ledger.journal_reader import JournalReader
 from p2prl.scoreboard.ledger.ledger_fold import BoardState, LedgerFold
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.swarm import Swarm
 from p2prl.sim.swarm_config import SwarmConfig

@@ -19,7 +19,7 @@ from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 MBIT_BYTES = 125_000.0
 _CREATED_AT = 1_790_000_000.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from p2prl.bench.device_time import CPU, Spent, Stopwatch
-from p2prl.client.agent import Agent, AgentConfig, LocalPolicy, Sample
+from p2prl.client.next_action import Agent, AgentConfig, LocalPolicy, Sample
 from p2prl.errors import require
 from p2prl.models.sampler_port import GenerationRequest, Sampler, Ticket
 from p2prl.protocol.digests import Digest

@@ -46,7 +46,7 @@ from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.manifests import DTYPE_BYTES, PolicyManifest
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 
 if TYPE_CHECKING:

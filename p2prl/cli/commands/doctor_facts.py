@@ -23,7 +23,7 @@ from p2prl import __version__
 from p2prl.cli.commands.doctor_checks import KeyFile, MachineFacts
 from p2prl.config.named_link import named_link
 from p2prl.config.worker_folder import check_home
-from p2prl.confinement import guard, linux
+from p2prl.confinement import call_guard, linux
 from p2prl.errors import P2PRLError
 from p2prl.installation import this_installation
 from p2prl.net.transports.interface_addresses import has_public_address
@@ -179,7 +179,7 @@ def _confinement() -> str:
     if sys.platform == "darwin":
         return "sandbox profile"
     has_landlock = sys.platform == "linux" and linux.landlock_version() > 0
-    offered = (("Landlock", has_landlock), ("seccomp", _has_seccomp()), ("guarded sockets", guard.is_possible()))
+    offered = (("Landlock", has_landlock), ("seccomp", _has_seccomp()), ("guarded sockets", call_guard.is_possible()))
     return ", ".join(name for name, there in offered if there)
 
 

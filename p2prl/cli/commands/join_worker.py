@@ -82,7 +82,7 @@ def join_run(
         screen.meet(network)
         view.phase("importing the engine")
 
-        from p2prl.client.agent import AgentConfig
+        from p2prl.client.next_action import AgentConfig
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer, prepare_replay, prepare_sampling
         from p2prl.models.hardware.device import choose_device, use_threads

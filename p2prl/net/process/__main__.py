@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from p2prl.confinement.guard import Guard
+    from p2prl.confinement.call_guard import Guard
 
 
 def _confine(own: Path, sockets: Path) -> Guard | None:

@@ -17,7 +17,7 @@ from functools import partial
 import psutil
 
 from p2prl.clock import SystemClock
-from p2prl.confinement.guard import Guard, children_bytes
+from p2prl.confinement.call_guard import Guard, children_bytes
 from p2prl.errors import P2PRLError, UnreachableError
 from p2prl.installation import this_installation
 from p2prl.memory_limit import limit_memory

@@ -7,8 +7,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.gzip import GZipMiddleware
 
-from p2prl.scoreboard.web.host_check import LOOPBACK_NAMES, HostCheck
 from p2prl.scoreboard.web.http_middleware import ResponseRules
+from p2prl.scoreboard.web.loopback_only import LOOPBACK_NAMES, HostCheck
 from p2prl.scoreboard.web.page import STATIC
 
 _GZIP_FROM_BYTES = 1_000

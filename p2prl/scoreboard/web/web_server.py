@@ -9,8 +9,8 @@ from collections.abc import Callable
 import uvicorn
 from fastapi import FastAPI
 
-from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.listen_port import bind
+from p2prl.scoreboard.web.loopback_only import is_loopback
 from p2prl.scoreboard.web.visitor_limits import VisitorLimits, bounded_protocol
 
 VISITOR_LIMITS = VisitorLimits()

@@ -22,10 +22,10 @@ from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
+from p2prl.swarm.gossip.audiences import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore, ReceiptCache
 from p2prl.swarm.gossip.gossip_config import GossipConfig
-from p2prl.swarm.gossip.kind_rules import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.offers import Announcements, FreeCopies, Offers
 from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw

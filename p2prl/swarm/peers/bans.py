@@ -6,6 +6,10 @@ from collections import Counter
 
 from p2prl.protocol.identity import PeerId
 
+BAN_S = 600.0
+"""How long a peer that broke the rules is ignored and not dialed: long beside a restart with a mended build, short
+beside an evening, since an address may go to somebody else."""
+
 _FORGIVEN_FAULTS = 3
 """Malformed messages at which a peer is banned: one may come from an old build, three do not."""
 
@@ -13,9 +17,8 @@ _FORGIVEN_FAULTS = 3
 class Bans:
     """Counts faults and remembers bans, both within bounds."""
 
-    def __init__(self, *, ban_s: float, capacity: int) -> None:
+    def __init__(self, *, capacity: int) -> None:
         """`capacity` bounds the peers remembered: a flood of keys must not fill the memory."""
-        self._ban_s = ban_s
         self._capacity = capacity
         self._until: dict[PeerId, float] = {}
         self._faults: Counter[PeerId] = Counter()
@@ -23,7 +26,7 @@ class Bans:
     def ban(self, peer: PeerId, now: float) -> None:
         """Ban a peer from now on."""
         self._until.pop(peer, None)
-        self._until[peer] = now + self._ban_s
+        self._until[peer] = now + BAN_S
         if len(self._until) > self._capacity:
             del self._until[next(iter(self._until))]  # the ban that ends first
 

@@ -75,7 +75,7 @@ class Connections:
         self._local = local
         self._config = config
         self.links: dict[PeerId, PeerLink] = {}
-        self.bans = Bans(ban_s=config.ban_s, capacity=config.max_known)
+        self.bans = Bans(capacity=config.max_known)
         self.discovery = Discovery(local, self.links.keys(), self.bans, rng, config, now)
         self._next_hello = now + config.hello_s
         self.outbox: list[tuple[PeerId, Wire]] = []

@@ -46,8 +46,6 @@ class ConnectionsConfig:
     """A hello is repeated this often, as a sign of life and a clock reading."""
     silence_s: float = 35.0
     """A peer silent for longer is dropped."""
-    ban_s: float = 600.0
-    """How long a peer that broke the rules is ignored and not dialed."""
     local_run: bool = False
     """Whether the whole run is on this machine: strangers may then name loopback addresses. A node that listens on
     loopback addresses alone finds out by itself."""

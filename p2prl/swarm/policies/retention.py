@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from p2prl.protocol.digests import Digest
+from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import BlobRef
 from p2prl.swarm.disk_quota import DiskQuota
 from p2prl.swarm.gossip.forwarding import Gossip
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion, roots_of
 from p2prl.swarm.policies.routing import RoutePlanner
 from p2prl.swarm.relay.chunk_relay import Relay
+
+VERSIONS_KEPT = {Role.VOLUNTEER: 4, Role.VALIDATOR: 64, Role.SEEDER: 4}
+"""Newest policy versions a worker keeps on disk. A volunteer serves slower peers from them; a validator replays
+groups that were sampled that many versions ago."""
 
 
 class Retention:

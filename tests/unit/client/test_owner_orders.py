@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from p2prl.client.agent import Load, Sample, Wait
+from p2prl.client.next_action import Load, Sample, Wait
 from p2prl.client.progress import NO_STATUS
 from p2prl.controls.rules import Order
 from p2prl.net.process import control

@@ -17,7 +17,7 @@ from p2prl.net.process import control
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 
 NOW = 1_800_000_000.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from p2prl.client.agent import Wait
+from p2prl.client.next_action import Wait
 from p2prl.client.spool import Spool, SpoolConfig
 from p2prl.errors import IntegrityError
 from p2prl.models.sampler_port import StagedWeights, Weights

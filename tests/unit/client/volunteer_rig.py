@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from p2prl.client.agent import AgentConfig
+from p2prl.client.next_action import AgentConfig
 from p2prl.client.progress import Progress
 from p2prl.client.refused_work import ReplayRefused
 from p2prl.client.service import Volunteer, VolunteerConfig

@@ -10,7 +10,7 @@ import pytest
 from p2prl.config.learner_disk import check_disk, disk_text, needed_bytes
 from p2prl.errors import MachineError
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 MANIFEST = run_manifest_of(identity_of("learner"), weight_bytes=1_000_000)
 

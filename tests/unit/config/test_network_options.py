@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from p2prl.config.network_options import UploadCaps, peer_network
-from p2prl.config.requirements import VERSIONS_KEPT
 from p2prl.config.worker_folder import WorkerFolder, claim_worker_folder
 from p2prl.net.process.network_config import ReachOptions
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
+from p2prl.swarm.policies.retention import VERSIONS_KEPT
 
 LINK = JoinLink("unit", Digest(bytes(32)), ())
 

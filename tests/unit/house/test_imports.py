@@ -62,7 +62,7 @@ def test_circles_are_found() -> None:
 def test_every_room_is_read() -> None:
     edges = graph()
     assert "p2prl.protocol.limits" in edges["p2prl.protocol.envelope"]
-    assert "p2prl.client.agent" in edges["p2prl.client.service"]
+    assert "p2prl.client.next_action" in edges["p2prl.client.service"]
     assert "p2prl_lab.bench.trust.attacks" in edges["p2prl_lab.bench.trust.benchmark"]
     assert "p2prl.patches.numba_kernels" in edges["p2prl.patches.kernel_choice"], "lazy imports count"
 

@@ -123,7 +123,7 @@ def test_sdist_can_make_the_wheel_again(distributions: Path) -> None:
     sdist = next(distributions.glob("*.tar.gz"))
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {"protocol/kinds.py", "client/agent.py", "validator/service.py", "pyproject.toml", "LICENSE"} <= names
+    assert {"protocol/kinds.py", "client/next_action.py", "validator/service.py", "pyproject.toml", "LICENSE"} <= names
 
 
 ATTACKS = "lab/p2prl_lab/testing/hostile_"

@@ -41,7 +41,7 @@ from p2prl.protocol.rollout_group import Completion, GroupHeader, RolloutGroup
 from p2prl.protocol.signed_group import read_group, seal_group
 from p2prl.protocol.wire_codec import encode
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START

@@ -9,7 +9,7 @@ import pytest
 from p2prl.errors import ConfigError, TransportError, UnreachableError
 from p2prl.net.transports.bootstrap import dial_bootstrap
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 ME = identity_of("me").peer_id
 

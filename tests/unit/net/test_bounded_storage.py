@@ -16,7 +16,7 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import encode
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.run_size import SAMPLE_BYTES
 
 RUN = bytes(range(32))

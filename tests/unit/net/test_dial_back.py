@@ -23,7 +23,7 @@ from p2prl.net.transports.hivemind.dial_back import (
     asked_addresses,
 )
 from p2prl.net.transports.tcp_trial import speaks_libp2p
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules
 from tests.unit.net.autonat_oracle import parsed_answer, question
 

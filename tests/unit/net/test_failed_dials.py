@@ -12,7 +12,7 @@ from p2prl.net.transports.hivemind.daemon import Daemon
 from p2prl.net.transports.hivemind.directory import Directory
 from p2prl.net.transports.hivemind.transport import HivemindTransport
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 OTHER = identity_of("other").peer_id
 

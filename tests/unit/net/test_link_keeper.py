@@ -21,7 +21,7 @@ from p2prl.net.process.node_driver import NodeDriver
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers.dial_rules import DialRules, rules_for

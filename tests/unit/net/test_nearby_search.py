@@ -14,7 +14,7 @@ from p2prl.net.process.nearby_search import NearbySearch
 from p2prl.net.transports import local_network
 from p2prl.net.transports.local_network import Answer, start_mdns
 from p2prl.protocol.digests import Digest
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules
 from p2prl.swarm.peers.nearby_peers import SERVICE, announcement, name_of
 

@@ -23,7 +23,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Chunk, ChunkRequest, Hello, Meeting
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import EnvelopeArrived, Event, LookUp, Register, Send, VersionReady
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig

@@ -24,7 +24,7 @@ from p2prl.net.process.peer_list import (
     listed_peers,
     parse_list,
 )
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 PEER = identity_of("seeder").peer_id
 ADDRESS = f"/ip4/8.8.4.4/tcp/4001/p2p/{PEER}"

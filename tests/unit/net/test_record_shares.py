@@ -10,7 +10,7 @@ from p2prl.net.transports.hivemind.directory_records import HeldRecord, displace
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.protocol.wire_codec import encode
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.subnets import UNKNOWN, Subnet
 
 HERE, THERE = Subnet("here"), Subnet("there")

@@ -21,7 +21,7 @@ from p2prl.net.transports.hivemind.relay_slots import (
     reserve_message,
 )
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 ME, RELAY, OTHER = (identity_of(name).peer_id for name in ("me", "relay", "other"))
 HOME = f"/ip4/192.168.1.10/tcp/4001/p2p/{ME}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from p2prl.net.process import bridge, control
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.kinds import Role
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig

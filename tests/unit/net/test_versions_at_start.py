@@ -12,7 +12,7 @@ from p2prl.net.storage.versions_at_start import KeptVersions
 from p2prl.protocol.envelope import envelope_digest, seal
 from p2prl.protocol.manifests import BlobRef, DataSet, Patch, PolicyManifest, TaskShare, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 LEARNER, LIAR = identity_of("learner"), identity_of("liar")
 RUN_RAW = seal(LEARNER, run_manifest_of(LEARNER, weight_bytes=9000), run=bytes(32), now=1.0)

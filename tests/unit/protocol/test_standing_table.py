@@ -12,7 +12,7 @@ from p2prl.protocol.identity import Identity, PeerId, peer_id_of
 from p2prl.protocol.ledger_messages import CheckOutcome, Receipt, ReceiptState, VerdictCheck
 from p2prl.protocol.rejection_reasons import RejectionReason
 from p2prl.protocol.standing import HALF_LIFE_S, Rank, Standing, StandingTable, check_counts, receipt_counts
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 NOW = 1_800_000_000.0
 A = identity_of("A")

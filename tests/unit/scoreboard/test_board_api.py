@@ -20,8 +20,8 @@ from p2prl.scoreboard.documents.page_cursor import CURSOR_PATTERN
 from p2prl.scoreboard.ledger.ledger_fold import LedgerFold
 from p2prl.scoreboard.ledger_dump import verify_dump
 from p2prl.scoreboard.web.api import create_app
-from p2prl.scoreboard.web.host_check import is_loopback
 from p2prl.scoreboard.web.http_middleware import RESPONSE_HEADERS
+from p2prl.scoreboard.web.loopback_only import is_loopback
 from p2prl_lab.testing.sample_ledgers import LedgerWriter, MemorySource, crowd, identity, sample_run
 from tests.unit.scoreboard.asgi import ask
 

@@ -8,7 +8,7 @@ from p2prl.protocol.envelope import open_envelope, seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.sim.costs import CostMeter, Tally
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import EnvelopeArrived, VersionReady
 from p2prl_lab.testing.protocol_swarm import group_of

@@ -11,7 +11,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.peer_messages import LISTED, Introduction, PeerRecord
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import Dial
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.connections_config import ConnectionsConfig

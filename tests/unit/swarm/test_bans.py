@@ -14,7 +14,7 @@ from tests.unit.swarm.peer_links import (
 
 
 def test_banned_peers_are_ignored_until_the_ban_ends() -> None:
-    links = connections(ban_s=600.0)
+    links = connections()
     links.discovery.on_records([record(A)], NOW)
     links.commands.clear()
     links.bans.ban(A.peer_id, NOW)

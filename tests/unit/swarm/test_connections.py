@@ -9,7 +9,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.wire_version import WIRE_VERSION
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.connections import GREETING_PAUSE_S, GREETINGS, Connections
 from tests.unit.swarm.peer_links import (
     ME,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.reachability import Detours
 
 LEARNER = identity_of("learner").peer_id

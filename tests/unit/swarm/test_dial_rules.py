@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import Dial
 from p2prl.swarm.peers.dial_rules import ADDRESSES_PER_DIAL, DIALS, DIALS_PER_SUBNET, DialBudget, DialRules, rules_for
 from tests.unit.swarm.peer_links import NOW, B, connections, dialed, record

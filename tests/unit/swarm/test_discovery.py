@@ -12,7 +12,7 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import Dial, LookUp, Register
 from p2prl.swarm.peers.connections_config import ConnectionsConfig
 from tests.unit.swarm.peer_links import (

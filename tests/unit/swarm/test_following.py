@@ -15,7 +15,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import FollowPiece, FollowQuery, Hello
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm import signals
 from p2prl.swarm.events import Event, Send
 from p2prl.swarm.following import (

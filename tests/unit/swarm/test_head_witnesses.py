@@ -12,7 +12,7 @@ from p2prl.protocol.identity import Identity, PeerId
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import Countersignature, LedgerHead
 from p2prl.scoreboard.ledger.signed_head import PERIOD_S, Countersigner, SignedHead
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.gossip.head_witnesses import KNOWN_KEPT, NEWCOMERS_KEPT, READERS, HeadWitnesses
 
 NOW = 1.8e9

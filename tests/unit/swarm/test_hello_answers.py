@@ -15,7 +15,7 @@ from p2prl.protocol.link_messages import Hello, Padding, Push
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.answer_budget import OFFERED_SHARE, UNKNOWN_RATE_BYTES_S
 from p2prl.swarm.events import Send
 from p2prl.swarm.node import Node

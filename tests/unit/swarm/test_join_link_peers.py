@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2prl.protocol.kinds import Role
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules, rules_for
 from p2prl.swarm.peers.join_link_peers import MOST_PEERS, LinkPeers
 from p2prl.swarm.peers.peer_memory import LinkedRecord

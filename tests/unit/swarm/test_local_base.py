@@ -9,7 +9,7 @@ from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest, open_envelope, seal
 from p2prl.protocol.manifests import NO_BASE, Patch, PolicyManifest, blob_of
 from p2prl.protocol.policy_head import PatchEdge, PolicyHead
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.policies.catalog import PolicyCatalog
 from p2prl.swarm.policies.routing import LocalBase, RoutePlan, RoutePlanner
 

@@ -8,7 +8,7 @@ from p2prl.errors import RemoteProtocolError
 from p2prl.protocol.identity import Identity, PeerId, public_key_of
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Meeting, MeetingRequest
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import Dial, Meet
 from p2prl.swarm.peers.connections import Connections
 from p2prl.swarm.peers.meetings import ALL_REQUESTS, REQUESTS, Meetings, is_direct_public

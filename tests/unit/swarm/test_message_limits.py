@@ -7,7 +7,7 @@ import pytest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.gossip.envelope_store import ReceiptCache
 from p2prl.swarm.message_limits import LIMITS, SCARCE, MessageLimits, Traffic, traffic_of
 from p2prl_lab.testing.protocol_swarm import group_of

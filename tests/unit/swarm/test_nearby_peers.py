@@ -8,7 +8,7 @@ import pytest
 
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import PeerId
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules
 from p2prl.swarm.peers.nearby_peers import MAX_HOSTS, MAX_NEARBY, NearbyPeers, announcement, hosts_and_port, name_of
 

@@ -12,7 +12,7 @@ from p2prl.protocol.envelope import seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.peer_messages import PeerRecord
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.peers.dial_rules import DialRules
 from p2prl.swarm.peers.peer_memory import (
     MAX_FILE_BYTES,

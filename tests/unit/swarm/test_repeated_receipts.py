@@ -15,7 +15,7 @@ from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.protocol.link_messages import Hello, Push
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.gossip.deduplication import CountedOnce
 from p2prl.swarm.gossip.gossip_config import GossipConfig
 from p2prl.swarm.node import Node

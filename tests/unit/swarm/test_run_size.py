@@ -6,7 +6,7 @@ import pytest
 
 from p2prl.protocol import limits
 from p2prl.protocol.kinds import Role
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import LookUp, Register
 from p2prl.swarm.peers import run_size
 from p2prl.swarm.peers.connections import Connections

@@ -15,7 +15,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello, Push
 from p2prl.protocol.membership_statements import OwnersStatement
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.events import EnvelopeArrived
 from p2prl.swarm.gossip.statement_quota import FIRST_OF_PLACE, MAX_IN_ALL, MAX_PER_LINK, MAX_PER_MACHINE
 from p2prl.swarm.node import Node

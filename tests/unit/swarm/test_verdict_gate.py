@@ -17,7 +17,7 @@ from p2prl.protocol.ledger_messages import (
     VerdictChecks,
 )
 from p2prl.protocol.wire_codec import Wire
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.gossip.verdict_gate import VerdictGate
 from p2prl_lab.testing.protocol_swarm import group_of
 

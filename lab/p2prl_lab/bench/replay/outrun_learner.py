@@ -40,7 +40,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import Receipts
 from p2prl.protocol.manifests import PolicyManifest
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.simulated_run import SimulatedRun
 from p2prl.swarm import signals
 

@@ -52,7 +52,7 @@ from p2prl.protocol.policy_head import PatchEdge, PolicyHead
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl.swarm import signals
 from p2prl.swarm.events import Send

@@ -30,7 +30,7 @@ from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope, sea
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.manifests import PolicyManifest
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_time import START
 from p2prl_lab.bench.trust.remembering_sampler import RememberingSampler
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from p2prl.net.process.handle import NetworkHandle
 from p2prl.net.process.network_config import NetworkConfig, ReachOptions
 from p2prl.net.storage.key_file import create_identity
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.swarm.node_config import NodeConfig
 
 POLL_S = 0.02

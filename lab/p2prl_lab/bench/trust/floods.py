@@ -33,7 +33,7 @@ from p2prl.protocol.manifests import blob_of
 from p2prl.protocol.rollout_group import Completion, EngineClass, GroupHeader, RolloutGroup
 from p2prl.protocol.wire_codec import Wire
 from p2prl.protocol.work_slots import SEED_RULE
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.swarm import Swarm
 from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.sim.virtual_time import START

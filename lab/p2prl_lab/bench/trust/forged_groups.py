@@ -20,7 +20,7 @@ from p2prl.models.seeded_draw.gumbel_noise import gumbel
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import Completion, RolloutGroup
 from p2prl.sim.dishonest_samplers import CHEATS, WEIGHT_CHEATS, Cheat, DishonestSampler, repeating
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl_lab.bench.trust.attack_run import AttackRun, Entry
 from p2prl_lab.bench.trust.selection_rules import SELECTIONS, Sampled
 

@@ -41,8 +41,8 @@ from p2prl.protocol.envelope import NO_RUN, body_of, envelope_digest, open_envel
 from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of, chunk_bytes_for
 from p2prl.protocol.rollout_group import RolloutGroup, largest_group_bytes
-from p2prl.sim.hosts import identity_of
-from p2prl.swarm.gossip.kind_rules import check_envelope
+from p2prl.sim.machines import identity_of
+from p2prl.swarm.gossip.audiences import check_envelope
 from p2prl.swarm.policies.catalog import PolicyVersion
 
 CACHED_SIGNATURES = 4_096

@@ -37,7 +37,7 @@ from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.rollout_group import RolloutGroup
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.sim.virtual_time import START
 from p2prl.tasks.task_registry import task_by_name

@@ -20,7 +20,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.link_messages import Hello
 from p2prl.protocol.peer_messages import PeerRecord
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm.events import Dial, Event

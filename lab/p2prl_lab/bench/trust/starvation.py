@@ -19,7 +19,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import Receipt, Receipts, ReceiptState
 from p2prl.protocol.manifests import PolicyManifest, blob_of
 from p2prl.sim.bare_manifest import run_manifest_of
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
 from p2prl.swarm import signals

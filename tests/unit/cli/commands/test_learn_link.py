@@ -10,7 +10,7 @@ from p2prl.cli.commands.learn_link import LearnerLink, kept_listen
 from p2prl.net.process import control
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink, parse_link
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 LEARNER, SEEDER = identity_of("learner"), identity_of("seeder")
 HOME = f"/ip4/192.168.1.7/tcp/4001/p2p/{LEARNER.peer_id}"

@@ -7,7 +7,7 @@ import pytest
 from p2prl.cli.views.link_qr import QUIET, Modules, code_lines, half_blocks
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.join_link import JoinLink
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 
 LINK = JoinLink(
     "run", Digest(bytes(32)), tuple(f"/ip4/8.8.8.{n}/tcp/4001/p2p/{identity_of(f'p{n}').peer_id}" for n in range(3))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from p2prl.errors import ConfigError
-from p2prl.sim.hosts import identity_of
+from p2prl.sim.machines import identity_of
 from p2prl_lab.bench.trust import benchmark, replay_power
 from p2prl_lab.bench.trust.attack_run import AttackRun, RunSize
 from p2prl_lab.bench.trust.attacks import attack_row, groups_of

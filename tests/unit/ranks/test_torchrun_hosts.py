@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2prl.ranks.hosts import _greeted, _last_words
+from p2prl.ranks.torchrun_hosts import _greeted, _last_words
 
 TOKEN = bytes(range(32))
 

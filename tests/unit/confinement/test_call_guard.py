@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2prl.confinement.guard import is_possible
+from p2prl.confinement.call_guard import is_possible
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.client.agent import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
+from p2prl.client.next_action import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
 from p2prl.client.slot_numbers import SlotNumbers
 from p2prl.protocol.digests import digest
 from p2prl.protocol.manifests import PolicyManifest, blob_of
