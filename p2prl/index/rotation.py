@@ -75,6 +75,12 @@ class Ending:
 
 _EXCLUDED = Ending(why="has excluded this machine's key; it is left for an hour", avoid_s=3_600.0)
 
+_REFUSES_RIGHT_WORK = Ending(
+    why="rejects groups that this machine has replayed and found right; it is blocked here",
+    avoid_s=86_400.0,
+    blocks=True,
+)
+
 _ENDINGS: Mapping[int, Ending] = {
     exit_codes.RUN_FINISHED: Ending(why="has ended", avoid_s=300.0),
     exit_codes.REFUSED_RUN: Ending(why="broke the rules of runs; it is blocked here", avoid_s=86_400.0, blocks=True),
@@ -234,11 +240,16 @@ class Rotation:
             return None
         return None if serving.gone_at is None or serving.gone_at <= now else serving.gone_at - now
 
-    def ended(self, code: int, *, excluded: bool, now: float) -> Ending:
-        """The worker has ended by itself, with this exit code. `excluded` says that its key was."""
+    def ended(self, code: int, *, excluded: bool, found_right: bool = False, now: float) -> Ending:
+        """The worker has ended by itself, with this exit code. `excluded` says that its key was, and `found_right` that
+        a replay of its own contradicts the learner's refusals."""
         serving, self.serving = self.serving, None
         assert serving is not None
-        ending = _EXCLUDED if excluded and code == exit_codes.MACHINE else _ENDINGS.get(code, _UNKNOWN)
+        ending = _ENDINGS.get(code, _UNKNOWN)
+        if excluded and code == exit_codes.MACHINE:
+            ending = _EXCLUDED
+        elif found_right and code == exit_codes.WORK_REFUSED:
+            ending = _REFUSES_RIGHT_WORK
         self.avoided[serving.run] = Avoidance(now + ending.avoid_s, ending.why)
         is_fault = code in _MACHINE_FAULTS and serving.first_group_s is None
         self._failures = self._failures + 1 if is_fault else 0

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from p2prl.errors import P2PRLError, RemoteProtocolError, UnreachableError
+from p2prl.errors import ConfigError, P2PRLError, RemoteProtocolError, UnreachableError
 from p2prl.index.index_client import Found, IndexClient
 from p2prl.index.run_facts import checked_manifest
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.listing import OpenedListing, run_id
+from p2prl.protocol.manifests import RunManifest
+from p2prl.tasks.wasm.runtime import library
 
 MOST_NEW = 256
 """Runs whose manifests are asked of one index in one look, those that miss most first; the others wait for the next."""
@@ -38,7 +40,7 @@ class Listed:
     listings: list[tuple[OpenedListing, int]]
     """Each run's newest true listing, or its newest one, with the least crowd that an index gave it."""
     faults: dict[str, str]
-    """By run: why its listing is refused."""
+    """By run: why its listing is refused, or what this program lacks for it."""
     silent: dict[str, str]
     """Indexes that gave no answer, and why."""
 
@@ -120,15 +122,26 @@ class RunFinder:
 
 def _newest_true(found: Sequence[Found], manifest: bytes | None) -> tuple[OpenedListing, str]:
     """Of a run's listings, newest first, the first one that is its learner's and agrees with its manifest; else the
-    first one, and why it is refused."""
+    first one; and why it is refused, or cannot be served here."""
     if manifest is None:
         return found[0].opened, "its manifest is not here yet, so that its listing cannot be checked"
     fault = ""
     for each in found:
         try:
-            checked_manifest(each.opened, manifest)
+            checked = checked_manifest(each.opened, manifest)
         except RemoteProtocolError as error:
             fault = fault or f"its listing is refused: {error}"
         else:
-            return each.opened, ""
+            return each.opened, _lacking(checked)
     return found[0].opened, fault
+
+
+def _lacking(manifest: RunManifest) -> str:
+    """What this program lacks to serve a run; empty for nothing. A worker would be started, and end with this."""
+    if not manifest.modules:
+        return ""
+    try:
+        library()
+    except ConfigError as error:
+        return f"{error} (to install it: {error.remedy})"
+    return ""

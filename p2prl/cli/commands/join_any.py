@@ -25,12 +25,13 @@ from p2prl.cli.commands.owner_controls import PlannedLimits
 from p2prl.cli.commands.runs import machine_of, wishes_of
 from p2prl.cli.commands.status import ANY_FILE
 from p2prl.cli.views.console import emit, say
-from p2prl.client.evidence import evidence_path
+from p2prl.client.evidence import evidence_path, read_evidence
 from p2prl.client.own_groups import OwnGroups
+from p2prl.client.refusal_judgement import Replayed
 from p2prl.config.run_lists import change_list, load_lists, owner_id
 from p2prl.config.worker_folder import make_home, read_status, write_status
 from p2prl.confinement.linux import die_with_parent
-from p2prl.errors import MachineError, TransportError, UnreachableError
+from p2prl.errors import ConfigError, MachineError, TransportError, UnreachableError
 from p2prl.exit_codes import INTERRUPTED, UNREACHABLE, WORK_REFUSED
 from p2prl.index.rotation import OWNERS_END, Rotation, Seen
 from p2prl.index.run_choice import Machine, Offer, Wishes, dialed_link
@@ -218,10 +219,13 @@ class AnyRun:
         if code in OWNERS_END or self.interrupts:
             return INTERRUPTED if self.interrupts else code
         excluded = bool(status.get("reasons", {}).get("excluded"))
-        ending = self.rotation.ended(code, excluded=excluded, now=time.time())
-        evidence = ""
-        if code == WORK_REFUSED and (path := self._spool(serving.run)) is not None:
-            evidence = f" The signed proof: p2prl receipts evidence {shlex.quote(str(evidence_path(path)))}"
+        evidence, found_right = "", False
+        if code == WORK_REFUSED and (spool := self._spool(serving.run)) is not None:
+            path = evidence_path(spool)
+            evidence = f" The signed proof: p2prl receipts evidence {shlex.quote(str(path))}"
+            with suppress(ConfigError):
+                found_right = any(refusal.replay == Replayed.RIGHT.value for refusal in read_evidence(path).refusals)
+        ending = self.rotation.ended(code, excluded=excluded, found_right=found_right, now=time.time())
         if ending.blocks:
             change_list(self.request.home, "blocked", serving.run, why=f"{serving.name} {ending.why}")
         self._change(f"{serving.name} {ending.why}.{evidence}", run=serving.run)

@@ -17,13 +17,14 @@ from p2prl.client.spool import SpoolState
 from p2prl.config.own_runs import OwnRun, runs_here, spools_of
 from p2prl.config.owner_files import load_delegation, load_memberships
 from p2prl.config.owner_limits import load_limits
+from p2prl.config.run_lists import load_lists
 from p2prl.config.worker_folder import default_home, read_status
 from p2prl.controls.energy import EnergyAccount, tokens_per_kwh
 from p2prl.controls.limits import figures
 from p2prl.controls.owner_values import Price
 from p2prl.errors import IdentityError, MachineError
 from p2prl.plain_text import cleaned, counted, wrapped
-from p2prl.protocol.identity import PeerId, public_key_of
+from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 from p2prl.quantity_text import credit
 from p2prl.scoreboard.display_names import display_name
 from p2prl.scoreboard.ledger.credit import credit_of
@@ -44,7 +45,9 @@ def me(home: Home = None, as_json: AsJson = False) -> None:
                     days[day] = days.get(day, 0) + tokens
     price = figures(load_limits(base)).price
     energy = energy_document(parts, price)
-    document = {"runs": parts, "days": dict(sorted(days.items())), **_sums(parts), **energy, "time": time.time()}
+    pages = _pages(runs, sorted(load_lists(base).ids("indexes")))
+    sums = {**_sums(parts), **energy, "pages": pages, "time": time.time()}
+    document = {"runs": parts, "days": dict(sorted(days.items())), **sums}
     if as_json:
         emit(document)
     elif not parts:
@@ -62,12 +65,12 @@ def run_part(run: OwnRun, groups: OwnGroups) -> dict[str, object]:
     tokens = sum(groups.credited_by_day().values())
     newest = groups.newest(1)
     status = read_status(run.directory / "status.json")
-    name, team = _shown_names(run, str(status.get("peer", "")))
+    owner, team = _owner_and_team(run)
     return {
         "run": run.manifest.name,
         "goal": run.manifest.goal,
         "seat": run.seat,
-        "name": name,
+        "name": "" if owner is None else display_name(owner),
         "team": team,
         "groups": counts,
         "tokens": tokens,
@@ -114,17 +117,23 @@ def _energy_lines(document: Mapping[str, Any]) -> list[str]:
     return [f"energy  {'; '.join(said)}"]
 
 
-def _shown_names(run: OwnRun, peer: str) -> tuple[str, str]:
-    """The row of the board that this worker's work counts for, its owner's or its own, and the name of its team."""
+def _owner_and_team(run: OwnRun) -> tuple[bytes | None, str]:
+    """The key that this worker's work counts for, its owner's or its own, and the name of its team."""
     try:
-        key = public_key_of(PeerId(peer))
+        key = public_key_of(PeerId(str(read_status(run.directory / "status.json").get("peer", ""))))
         delegation = load_delegation(run.directory.parent, key)
         owner = key if delegation is None else delegation.owner
         membership = load_memberships(run.directory.parent.parent).get(owner)
     except (IdentityError, MachineError):
-        return "", ""
+        return None, ""
     team = None if membership is None else membership.team
-    return display_name(owner), "" if team is None else team.name
+    return owner, "" if team is None else team.name
+
+
+def _pages(runs: Sequence[OwnRun], indexes: Sequence[str]) -> list[str]:
+    """Where the indexes that the owner of this machine trusts show what it gave over all runs."""
+    owners = dict.fromkeys(owner for run in runs if (owner := _owner_and_team(run)[0]) is not None)
+    return [f"{url.rstrip('/')}/people/{peer_id_of(owner)}" for url in indexes for owner in owners]
 
 
 _DAYS = 14
@@ -156,7 +165,9 @@ def contribution_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
         )
     sums = f"{document['groups_verified']:>7,} {'':>6} {document['tokens']:>12,} {credit(document['credit']):>10}"
     lines += [f"{'all':<{_NAME}} {'':<8} {sums}", *_energy_lines(document), "", *_days(document)]
-    return [part.rstrip() for line in lines for part in wrapped(line, width)]
+    if document["pages"]:
+        lines.append("Over all runs, as an index that you trust counts them:")
+    return [*(part.rstrip() for line in lines for part in wrapped(line, width)), *document["pages"]]
 
 
 def _days(document: Mapping[str, Any]) -> list[str]:

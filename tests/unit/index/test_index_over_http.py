@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from p2prl.index.mirroring import mirror_once
 from p2prl.index.run_finder import RunFinder
 from p2prl.index.run_lister import RunLister, missing_volunteers
 from p2prl.protocol.listing import run_id
+from p2prl.protocol.manifests import RunFile, TaskShare, blob_of
+from p2prl.tasks.wasm import runtime
 from p2prl_lab.testing.index_documents import runs_json
 from p2prl_lab.testing.listed_runs import ListedRun, many_runs
 from p2prl_lab.testing.sample_ledgers import identity
@@ -80,6 +83,24 @@ def test_an_index_that_lies_gets_no_false_listing_through(answering: Answering) 
     assert "manifest says" in faults[run_id(baited.run)]
     assert "not the manifest that its link names" in faults[run_id(many_runs(1)[0].run)]
     assert len(listed.listings) == len(faults) == 3
+
+
+def test_a_run_whose_environments_this_program_cannot_interpret_is_left_out_before_a_worker_starts(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    files = (RunFile("game.wasm", blob_of(b"\0asm", 4096)),)
+    brings = ListedRun("games", "gamer", changes=(("files", files), ("tasks", (TaskShare("game", 1.0),))))
+    url, _ = serve()
+    for run in (brings, RUN):
+        IndexClient(url).submit(run.signed(now=now), run.manifest_raw)
+    monkeypatch.setitem(sys.modules, "wasmtime", None)
+    runtime.library.cache_clear()
+    faults = RunFinder((url,)).look(now=now).faults
+    runtime.library.cache_clear()
+    assert list(faults) == [run_id(brings.run)]
+    assert "wasmtime" in faults[run_id(brings.run)]
+    assert "[agents]" in faults[run_id(brings.run)]
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"runs": 3}', b"\xff\xfe"])

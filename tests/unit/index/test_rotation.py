@@ -279,6 +279,13 @@ def test_the_end_of_a_worker_says_what_follows(
         assert bool(offer.left_out) == avoided
 
 
+def test_a_learner_whose_refusals_a_replay_contradicts_is_blocked_for_that() -> None:
+    rotation, _ = serving()
+    ending = rotation.ended(exit_codes.WORK_REFUSED, excluded=False, found_right=True, now=100.0)
+    assert ending.why.startswith("rejects groups that this machine has replayed and found right")
+    assert ending.blocks
+
+
 def test_a_machine_that_no_run_can_use_ends_and_one_that_worked_goes_on() -> None:
     rotation, _ = serving()
     for number in range(FAILURES_TO_END):

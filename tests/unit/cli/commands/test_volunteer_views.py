@@ -95,6 +95,17 @@ def test_me_tells_the_energy_that_was_measured(home: Home) -> None:
     ) in text
 
 
+def test_me_names_its_page_on_each_trusted_index(home: Home) -> None:
+    home.sample(0)
+    (home.folder / "status.json").write_text(json.dumps({"peer": ME.peer_id}))
+    assert json_of("me", "--home", home.path)["pages"] == []
+    for url in ("https://index.example", "http://127.0.0.1:8100"):
+        invoke("runs", "trust", url, "--home", home.path)
+    pages = [f"http://127.0.0.1:8100/people/{ME.peer_id}", f"https://index.example/people/{ME.peer_id}"]
+    assert json_of("me", "--home", home.path)["pages"] == pages
+    assert invoke("me", "--home", home.path).stdout.splitlines()[-2:] == pages
+
+
 def test_me_names_the_row_and_its_team(home: Home) -> None:
     home.sample(0)
     (home.folder / "status.json").write_text(json.dumps({"peer": ME.peer_id}))
