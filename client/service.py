@@ -1,7 +1,7 @@
 """The volunteer's main loop: receive weights, sample and sign groups, deliver them; no finished group is ever lost.
 
 A thin shell. `agent` decides the next action, `sampler` computes groups, `spool` stores them, `delivery` sends them to
-the learner, `policy_staging` prepares the next policy. The network process downloads new weights and relays them while
+the learner, `weight_staging` prepares the next policy. The network process downloads new weights and relays them while
 this process samples.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from p2prl.client.delivery import REDELIVER_S, Delivery
 from p2prl.client.next_action import Action, Agent, AgentConfig, Load, LocalPolicy, Sample, Wait
-from p2prl.client.policy_staging import PolicyStaging
 from p2prl.client.progress import Progress, ProgressReporter
 from p2prl.client.refused_work import RefusedWork, ReplayRefused
 from p2prl.client.sampler import FinishedGroup, SlotSampler
 from p2prl.client.slot_numbers import first_slot
 from p2prl.client.spool import Added, Spool, SpoolConfig
 from p2prl.client.standby import StandbyFollower
+from p2prl.client.weight_staging import PolicyStaging
 from p2prl.clock import Clock
 from p2prl.controls.rules import Order
 from p2prl.errors import IntegrityError

@@ -18,6 +18,7 @@ from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.envelope import body_of, envelope_digest, open_envelope
 from p2prl.protocol.identity import SIGNATURE_BYTES, Identity, PeerId, peer_id_of, verify_raw
 from p2prl.protocol.join_link import JoinLink, parse_link
+from p2prl.protocol.listing_life import MAX_LIFE_S
 from p2prl.protocol.manifests import RunManifest
 from p2prl.protocol.web_address import web_address
 from p2prl.protocol.wire_codec import Wire, decode, encode
@@ -38,12 +39,6 @@ MAX_TEXT_BYTES = 600
 
 MAX_BOARD_CHARS = 200
 """Address of a run's board in a listing."""
-
-MAX_LIFE_S = 900.0
-"""From the signing of a listing to its end: a learner that was killed is listed no longer than this."""
-
-USUAL_LIFE_S = 300.0
-"""Life that a learner gives its listing, which it renews every minute: four renewals may be lost."""
 
 MAX_VOLUNTEERS = 1_000_000
 """Volunteers that a listing may claim to have, or to miss."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.preset_materials import materials
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.small_models.language_model import make_small_model
 
 

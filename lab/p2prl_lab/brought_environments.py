@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.small_models.tiny_models import shaped_model
 from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
 from p2prl.tasks.counter_rng import Draws

@@ -30,7 +30,7 @@ from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.engines.vllm.engine import VllmOptions
 from p2prl.models.engines.vllm.sampler import VllmSampler
-from p2prl.models.hardware.device import choose_device
+from p2prl.models.hardware.device_choice import choose_device
 from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.sampler_port import Generation, GenerationRequest

@@ -27,6 +27,7 @@ from p2prl.algorithms.loss_registry import build_loss
 from p2prl.config.presets import preset_by_name
 from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.preferences import (
     PreferenceConfig,
@@ -37,7 +38,6 @@ from p2prl.learner.training.preferences import (
 )
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import warm_start

@@ -24,7 +24,7 @@ import torch
 from p2prl.bench.random_models import SHAPES, VOCABULARY, random_model
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.scorer import TransformersScorer
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.scorer_port import Scorer
 from p2prl.models.small_models.tiny_models import character_tokenizer

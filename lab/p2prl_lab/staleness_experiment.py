@@ -19,7 +19,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from p2prl.confinement import linux
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl_lab.bench.staleness.benchmark import train_batch
 from p2prl_lab.bench.staleness.experiment import PARTS, CompactResults, Job
 from p2prl_lab.bench.staleness.experiment_queue import ExperimentQueue

@@ -26,7 +26,7 @@ from p2prl.config.run_data import folder_data
 from p2prl.errors import ConfigError
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.groups.group_work import GroupWork, SlotAssignment
-from p2prl.models.hardware.device import choose_device, use_threads
+from p2prl.models.hardware.device_choice import choose_device, use_threads
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.protocol.digests import digest
 

@@ -55,7 +55,7 @@ def unrepeatable_explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        from p2prl.models.hardware.device import unrepeatable
+        from p2prl.models.hardware.device_choice import unrepeatable
 
         if not (refused := unrepeatable(error)):
             raise

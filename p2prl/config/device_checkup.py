@@ -15,7 +15,7 @@ import torch
 
 from p2prl.errors import P2PRLError
 from p2prl.models.engines.registry import build_sampler, choose_engine
-from p2prl.models.hardware.device import choose_device, device_class, open_device
+from p2prl.models.hardware.device_choice import choose_device, device_class, open_device
 from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import RunModel, read_run_model
 from p2prl.models.self_test.golden_creation import make_golden

@@ -20,7 +20,7 @@ from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.evaluation.new_run_probe import probe
 from p2prl.models.groups.group_work import GroupWork
-from p2prl.models.hardware.device import choose_device
+from p2prl.models.hardware.device_choice import choose_device
 from p2prl.models.rewards.scorer_check import check_scorer
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of

@@ -22,7 +22,7 @@ from p2prl.learner.training.memory_config import MemoryConfig
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, shape_of
 from p2prl.learner.training.memory_plan import MemoryPlan, plan_memory
 from p2prl.learner.training.parallel_config import ParallelConfig
-from p2prl.models.hardware.device import free_memory
+from p2prl.models.hardware.device_choice import free_memory
 from p2prl.models.run_files.checks import read_tokenizer
 from p2prl.models.weights.lora import ADAPTER_FOLDER, WEIGHTS_FILE
 from p2prl.protocol.manifests import DTYPE_BYTES

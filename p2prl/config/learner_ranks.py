@@ -14,7 +14,7 @@ from p2prl.errors import ConfigError
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.update_engine import EngineMaker, EngineSettings
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.plain_text import counted
 from p2prl.ranks import commands
 from p2prl.ranks.processes import RankProcesses, meeting_folder

@@ -40,7 +40,7 @@ from p2prl.models.base_model.architectures import ARCHITECTURES
 from p2prl.models.base_model.base_model_card import base_model_name, model_license
 from p2prl.models.base_model.model_folder import model_directory
 from p2prl.models.base_model.pretrained import LoadedModel, check_architecture, check_saveable, load_pretrained
-from p2prl.models.hardware.device import choose_device
+from p2prl.models.hardware.device_choice import choose_device
 from p2prl.models.run_files.export import export_run_files
 from p2prl.models.run_model import confined_tokenizer_reader, read_run_model
 from p2prl.models.self_test.decoder_check import check_decoder

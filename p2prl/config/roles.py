@@ -40,7 +40,7 @@ from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.engines.transformers.scorer import TransformersScorer
 from p2prl.models.evaluation.pass_evaluation import evaluation_sets
 from p2prl.models.groups.group_work import GroupWork, ReplayTools, SamplingTools
-from p2prl.models.hardware.device import choose_device, repeat_exactly, use_threads
+from p2prl.models.hardware.device_choice import choose_device, repeat_exactly, use_threads
 from p2prl.models.replay.loaded_policy import LoadedPolicy
 from p2prl.models.replay_statistics.baselines import KeptBaselines
 from p2prl.models.run_model import RunModel, confined_tokenizer_reader, read_run_model

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from p2prl.config.new_run import RunFolder, run_file_blobs
 from p2prl.config.reward_model_files import open_reward_model
 from p2prl.config.run_data import folder_data
-from p2prl.learner.journal.kept_rollouts import KeptRollouts
+from p2prl.learner.journal.rollout_reader import KeptRollouts
 from p2prl.learner.trained_rollouts import RolloutReader
 from p2prl.models.groups.group_work import GroupWork
-from p2prl.models.hardware.device import choose_device
+from p2prl.models.hardware.device_choice import choose_device
 from p2prl.models.run_model import read_run_model
 
 

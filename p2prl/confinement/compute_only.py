@@ -20,7 +20,7 @@ from p2prl.confinement.layers import (
     readable_paths,
     succeeds,
 )
-from p2prl.confinement.seccomp_filter import ARCHITECTURES, worker_filter
+from p2prl.confinement.scorer_filter import ARCHITECTURES, worker_filter
 
 _OPEN_FILES = 16
 """Open files: the pipe, the standard streams, and a module that is imported late."""

@@ -21,7 +21,7 @@ from p2prl.confinement.layers import limit, readable_paths, succeeds
 from p2prl.confinement.package_folders import check_packages
 from p2prl.confinement.role_files import compile_caches, network_access, open_access, role_access
 from p2prl.confinement.role_filter import OUTSIDE_CALLS, network_filter, open_filter, role_filter
-from p2prl.confinement.seccomp_filter import ARCHITECTURES
+from p2prl.confinement.scorer_filter import ARCHITECTURES
 from p2prl.user_home import user_home
 
 OPEN_FILES = 4_096

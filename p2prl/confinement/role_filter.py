@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import os
 
-from p2prl.confinement.seccomp_filter import (
-    ARCHITECTURES,
-    RULES,
-    ArgumentRule,
-    deny_filter,
-    numbers,
-)
+from p2prl.confinement.scorer_filter import ARCHITECTURES, RULES
+from p2prl.confinement.seccomp_filter import ArgumentRule, deny_filter, numbers
 
 LAST_CALL = 467
 """Last call that this file knows; later ones, and those of the x32 interface, are refused."""

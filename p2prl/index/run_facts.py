@@ -12,7 +12,6 @@ from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.listing import (
     MAX_LINK_CHARS,
-    USUAL_LIFE_S,
     Listing,
     OpenedListing,
     State,
@@ -20,6 +19,7 @@ from p2prl.protocol.listing import (
     claimed,
     cut,
 )
+from p2prl.protocol.listing_life import USUAL_LIFE_S
 from p2prl.protocol.manifests import RunManifest
 from p2prl.quantity_text import size_text
 

@@ -14,9 +14,7 @@ from p2prl.index.index_client import IndexClient
 from p2prl.index.run_facts import listing_of
 from p2prl.protocol.join_link import parse_link
 from p2prl.protocol.listing import MAX_VOLUNTEERS, State, sign_listing
-
-RENEW_S = 60.0
-"""Time between two listings: an index keeps one for five minutes, and what a run needs changes no faster."""
+from p2prl.protocol.listing_life import RENEW_S
 
 SOON_S = 10.0
 """The first listings follow each other faster: volunteers that have just come are not asked for again."""

@@ -21,7 +21,7 @@ A group past STORED has its receipt in the ledger. The checks are in the order o
 digest, signature, room, slot, tokens, replay, score.
 
 The life of an update is `Training.update` in `update.py`: draw a batch from the buffer, record it, take the step, log
-it, and checkpoint now and then. A turn begins one action, which `timing.update_schedule` chooses:
+it, and checkpoint now and then. A turn begins one action, which `timing.next_update` chooses:
 
     COLLECT   too few groups are ready, the training thread is busy, or the pause between two updates lasts
     STEP      a batch is ready

@@ -33,11 +33,11 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.standby_orders import StandbyOrders
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.live_forecast import Forecaster
+from p2prl.learner.timing.next_update import SAMPLING_SHARE, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
 from p2prl.learner.timing.stages import InlineStage, Stage, ThreadStage
 from p2prl.learner.timing.standby import StandbyChoice
 from p2prl.learner.timing.training_stage import TrainingStage
-from p2prl.learner.timing.update_schedule import SAMPLING_SHARE, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.training.checkpoints import newest_checkpoint_step
 from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
@@ -51,7 +51,7 @@ from p2prl.learner.training.update_engine import EngineMaker
 from p2prl.learner.update import Training
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.groups.group_work import ReplayTools
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.weights.layout import WeightLayout
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.identity import Identity

@@ -7,8 +7,8 @@ from typing import Literal
 
 from p2prl.errors import require
 from p2prl.learner.training.memory_config import MemoryConfig
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.parallel_config import ParallelConfig
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.patches.dead_band import widest_band_ulp
 from p2prl.patches.words import FP32
 

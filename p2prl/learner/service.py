@@ -21,8 +21,8 @@ from p2prl.learner.shutdown import Shutdown
 from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.standby_orders import StandbyOrders
 from p2prl.learner.storage import LearnerStorage
+from p2prl.learner.timing.next_update import Action, Pacing
 from p2prl.learner.timing.training_stage import Activity, Work, share_at_work, share_without_groups
-from p2prl.learner.timing.update_schedule import Action, Pacing
 from p2prl.learner.update import Training
 from p2prl.net.process import control
 from p2prl.net.process.bridge import NetworkPort

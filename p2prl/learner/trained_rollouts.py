@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from p2prl.learner.journal.groups import StoredGroup
-from p2prl.learner.journal.kept_rollouts import KeptRollouts
+from p2prl.learner.journal.rollout_reader import KeptRollouts
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.groups.group_work import GroupWork
 from p2prl.models.rewards.run_reward import Parts

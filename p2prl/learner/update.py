@@ -17,7 +17,7 @@ from p2prl.learner.intake.intake import TURNED_AWAY, turned_away_figures
 from p2prl.learner.intake.rollout_buffer import RolloutBuffer
 from p2prl.learner.intake.verdict_checks import FIGURES
 from p2prl.learner.intake.verified_group import VerifiedGroup, read_verified
-from p2prl.learner.journal.groups import KEPT_ROLLOUT_BYTES
+from p2prl.learner.journal.kept_rollouts import KEPT_ROLLOUT_BYTES
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.training_stage import Activity, TrainingStage, Work

@@ -22,7 +22,7 @@ from p2prl.errors import require
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.intake.replay_backlog import BacklogConfig, ReplayBacklog, WaitingGroup
 from p2prl.learner.timing.capacity import Demand, SamplingMachine
-from p2prl.learner.timing.update_schedule import SAMPLING_SHARE, pause_s
+from p2prl.learner.timing.next_update import SAMPLING_SHARE, pause_s
 from p2prl.protocol.digests import Digest, digest
 from p2prl.protocol.standing import Rank
 from p2prl.swarm.ports import Randomness

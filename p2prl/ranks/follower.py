@@ -18,7 +18,7 @@ from p2prl.errors import P2PRLError
 from p2prl.exit_codes import TEMPORARY
 from p2prl.models.base_model.attention import use_attention
 from p2prl.models.base_model.local_base import load_policy
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.ranks import commands
 from p2prl.ranks.execution import execute
 from p2prl.ranks.process_group import RankGroup, folder_store

@@ -57,7 +57,7 @@ def _scorer(start: messages.Start) -> Scorer:
     from p2prl.models.base_model.local_base import load_policy
     from p2prl.models.engines.transformers.policy_model import PolicyModel
     from p2prl.models.engines.transformers.scorer import TransformersScorer
-    from p2prl.models.hardware.device import repeat_exactly, use_threads
+    from p2prl.models.hardware.device_choice import repeat_exactly, use_threads
     from p2prl.models.weights.layout import layout_of
 
     device, first = torch.device(start.device), start.model.first

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from p2prl.protocol.delegation import Delegation, Revocation
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.membership_statements import Membership
-from p2prl.swarm.gossip.gossip_config import GossipConfig
+from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.groups.groups_config import GroupBodyConfig
 from p2prl.swarm.peers.connections_config import ConnectionsConfig
 from p2prl.swarm.relay.relay_config import RelayConfig

@@ -26,8 +26,9 @@ from p2prl.protocol.rollout_group import largest_group_bytes
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.swarm import signals
 from p2prl.swarm.events import EnvelopeArrived, RunKnown
-from p2prl.swarm.gossip.audiences import AUDIENCE, check_envelope
 from p2prl.swarm.gossip.deduplication import CountedOnce
+from p2prl.swarm.gossip.envelope_check import check_envelope
+from p2prl.swarm.gossip.forwarding import AUDIENCE
 from p2prl.swarm.gossip.own_statements import OwnStatements
 from p2prl.swarm.gossip.statement_quota import StatementQuota
 from p2prl.swarm.node_core import NodeCore

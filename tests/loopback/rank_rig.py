@@ -19,11 +19,11 @@ from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfi
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.update_engine import EngineSettings
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.local_base import load_policy
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.small_models.tiny_models import tiny_model

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.update_engine import EngineSettings
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.small_models.tiny_models import tiny_model
-from p2prl.planning.host_plans import fit, rank_plans
-from p2prl.planning.host_profile import Host, profile
+from p2prl.planning.rank_plans import fit, rank_plans
+from p2prl.planning.rank_profile import Host, profile
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
 

@@ -39,7 +39,7 @@ from p2prl.swarm import message_limits, shared_allowance
 from p2prl.swarm.events import Dial, Send
 from p2prl.swarm.gossip import forwarding, ledger_sync, verdict_gate
 from p2prl.swarm.gossip.envelope_store import ReceiptCache
-from p2prl.swarm.gossip.gossip_config import GossipConfig
+from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl.swarm.peers import dial_rules

@@ -26,7 +26,7 @@ from p2prl.sim.swarm import Swarm
 from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.sim.virtual_time import START
-from p2prl.swarm.gossip.gossip_config import GossipConfig
+from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.testing.protocol_swarm import Member, ProtocolSwarm, group_of
 from p2prl_lab.testing.swarm_processes import rows

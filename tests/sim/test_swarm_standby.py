@@ -24,7 +24,7 @@ from p2prl.sim.machines import identity_of
 from p2prl.sim.swarm import Swarm
 from p2prl.sim.swarm_config import SwarmConfig
 from p2prl.sim.virtual_time import START
-from p2prl.swarm.gossip.audiences import check_envelope
+from p2prl.swarm.gossip.envelope_check import check_envelope
 from p2prl.swarm.node_config import NodeConfig
 
 CONFIG = SwarmConfig(volunteers=4, updates=15, step_seconds=64.0, sample_seconds=16.0, publish_every=8, seed=3)

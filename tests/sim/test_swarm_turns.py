@@ -12,8 +12,8 @@ import torch
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.training_group import training_group
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler

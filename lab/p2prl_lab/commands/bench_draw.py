@@ -22,7 +22,7 @@ def bench_draw(
     as_json: AsJson = False,
 ) -> None:
     """Measure a row's seeded draw against its definition: processor time on one CPU thread, or wall time on a GPU."""
-    from p2prl.models.hardware.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device_choice import choose_device, device_class, use_threads
     from p2prl_lab.bench.draw_cost.benchmark import DrawBenchConfig, run_draw_bench
 
     began = time.monotonic()

@@ -27,7 +27,7 @@ def bench_pacing(
     as_json: AsJson = False,
 ) -> None:
     """Compare dropping what is too stale with keeping turns and pacing, on slow machines with hard prompts."""
-    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.hardware.device_choice import use_threads
     from p2prl_lab.bench.pacing.benchmark import PacingConfig, as_documents, as_markdown, run_pacing
     from p2prl_lab.bench.pacing.slow_swarm import SlowSwarm
 

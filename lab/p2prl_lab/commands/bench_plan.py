@@ -37,7 +37,7 @@ def bench_plan(
 ) -> None:
     """Compare what p2prl plan predicts with what simulated swarms of the real roles come to, and the plan of ranks that
     --plan auto chooses with all plans measured; then a swarm over sockets, with and without volunteers on standby."""
-    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.hardware.device_choice import use_threads
     from p2prl_lab import plan_live
     from p2prl_lab.bench.plan import activation, benchmark, host_plans
 

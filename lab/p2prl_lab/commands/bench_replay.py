@@ -25,7 +25,7 @@ def bench_replay(
     as_json: AsJson = False,
 ) -> None:
     """Measure replay against generating the same groups, and a learner that two volunteers outrun."""
-    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.hardware.device_choice import use_threads
     from p2prl_lab.bench.replay.outrun_learner import BUSY_BOUND, OutrunConfig, measure_outrun_learner
     from p2prl_lab.bench.replay.replay_cost import REPLAY_BOUND, ReplayCostConfig, measure_replay_cost
 

@@ -139,7 +139,7 @@ def bench_staleness(
     as_json: AsJson = False,
 ) -> None:
     """Compare losses under delay on a small model: table, curves and JSON."""
-    from p2prl.models.hardware.device import choose_device, use_threads
+    from p2prl.models.hardware.device_choice import choose_device, use_threads
     from p2prl_lab.bench.staleness.benchmark import StalenessConfig, run_staleness
     from p2prl_lab.bench.staleness.method_sets import expanded
     from p2prl_lab.bench.staleness.sweep import REPORTING_SEEDS

@@ -29,7 +29,7 @@ def bench_swap(
     as_json: AsJson = False,
 ) -> None:
     """Measure how long a policy swap stops sampling, with 30 million parameters and a transfer, and its parts alone."""
-    from p2prl.models.hardware.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device_choice import choose_device, device_class, use_threads
     from p2prl_lab.bench.hot_swap.benchmark import STALL_BOUND_S, SwapBenchConfig, run_swap_bench
 
     began = time.monotonic()

@@ -56,7 +56,7 @@ def bench_trust(
     as_json: AsJson = False,
 ) -> None:
     """Attack a learner, and measure what it credits, what honest work it rejects, and what floods and checks cost."""
-    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.hardware.device_choice import use_threads
     from p2prl_lab.bench.trust.benchmark import PARTS, TrustConfig, run_trust
     from p2prl_lab.bench.trust.charts import draw_charts
     from p2prl_lab.bench.trust.floods import FLOODS

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def compare_recipes(config: ComparisonConfig, out: Path, *, name: str, shown: tuple[str, ...], as_json: bool) -> None:
     """Train every case of `config` and print or write the comparison; `shown` are the plotted figures."""
-    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.hardware.device_choice import use_threads
     from p2prl_lab.bench.comparison.benchmark import run_comparison
     from p2prl_lab.bench.comparison.report import as_documents, as_markdown
 

@@ -16,12 +16,12 @@ from p2prl.protocol.envelope import NO_RUN, seal
 from p2prl.protocol.identity import Identity
 from p2prl.protocol.listing import (
     MAX_BOARD_CHARS,
-    MAX_LIFE_S,
     MAX_LISTING_BYTES,
     MAX_TEXT_BYTES,
     Listing,
     SignedListing,
 )
+from p2prl.protocol.listing_life import MAX_LIFE_S
 from p2prl.protocol.wire_codec import encode
 from p2prl_lab.testing.listed_runs import ListedRun
 from p2prl_lab.testing.sample_ledgers import identity

@@ -19,7 +19,7 @@ from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, memor
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.parallel_config import ONE_PROCESS, ParallelConfig
 from p2prl.learner.training.training_group import TrainingGroup
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.small_models.tiny_models import character_tokenizer
 
 _CLOSE = 1e-5

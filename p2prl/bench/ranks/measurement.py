@@ -21,13 +21,13 @@ from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.training_group import TrainingGroup
 from p2prl.learner.training.update_engine import EngineSettings, UpdateEngine
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.local_base import load_policy
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.weights.layout import layout_of
 
 if TYPE_CHECKING:

@@ -27,11 +27,11 @@ from p2prl.learner.training.memory_config import MemoryConfig, Precision, weight
 from p2prl.learner.training.memory_model import TrainingSetup, memory_needs, shape_of
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
-from p2prl.models.hardware.device import choose_device, use_threads
+from p2prl.models.hardware.device_choice import choose_device, use_threads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

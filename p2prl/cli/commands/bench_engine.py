@@ -53,7 +53,7 @@ def bench_engine(
     from p2prl.bench.engine.random_lengths import LengthsBenchConfig
     from p2prl.models.engines.engine_names import AUTO, VLLM
     from p2prl.models.engines.registry import choose_engine
-    from p2prl.models.hardware.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device_choice import choose_device, device_class, use_threads
 
     began = time.monotonic()
     chosen = choose_device(device)
@@ -120,7 +120,7 @@ BENCHMARK = Benchmark(
 def pairs_command(*, groups: int, device: str, check: bool, seed: int, as_json: bool) -> None:
     """Sample with one engine and replay with another: honest groups must pass, an edited token must be found."""
     from p2prl.bench.engine_pairs.benchmark import PairsConfig, run_pairs_bench
-    from p2prl.models.hardware.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device_choice import choose_device, device_class, use_threads
 
     began = time.monotonic()
     chosen = choose_device(device)

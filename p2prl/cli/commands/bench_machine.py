@@ -36,7 +36,7 @@ def bench_machine(
 ) -> None:
     """Measure tokens a second by model size, and tell which sizes fit. Makes no key and contacts nobody."""
     from p2prl.bench.machine.benchmark import MachineBenchConfig, fit_rows, free_memory, run_machine_bench
-    from p2prl.models.hardware.device import choose_device, device_class, use_threads
+    from p2prl.models.hardware.device_choice import choose_device, device_class, use_threads
 
     began = time.monotonic()
     chosen = choose_device(device)

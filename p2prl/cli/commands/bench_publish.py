@@ -38,7 +38,7 @@ def bench_publish(
         PublishBenchConfig,
         run_publish_bench,
     )
-    from p2prl.models.hardware.device import choose_device, device_class
+    from p2prl.models.hardware.device_choice import choose_device, device_class
 
     began = time.monotonic()
     chosen = choose_device(device)

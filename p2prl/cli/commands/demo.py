@@ -60,7 +60,7 @@ def demo(
         from p2prl.cli.commands.demo_result import demo_summary, plot_run
         from p2prl.cli.commands.measure_checkpoint import evaluate_checkpoint
         from p2prl.config.new_run import open_run
-        from p2prl.models.hardware.device import use_threads
+        from p2prl.models.hardware.device_choice import use_threads
     use_threads(1)  # a model this small gains nothing from more threads
     directory = out or _free_directory(Path("runs"), "demo")
     folder = _make_run(directory, seed, updates, quiet=as_json)

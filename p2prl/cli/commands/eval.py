@@ -60,7 +60,7 @@ def eval_(
 
         from p2prl.cli.commands.measure_checkpoint import Measurement, measure_checkpoint
         from p2prl.config.new_run import open_run
-        from p2prl.models.hardware.device import use_threads
+        from p2prl.models.hardware.device_choice import use_threads
 
         folder = open_run(run)
         use_threads(threads or folder.settings.threads)

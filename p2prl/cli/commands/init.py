@@ -44,7 +44,7 @@ def _make_run(prepared: Prepared, *, is_untried: bool) -> None:
         from p2prl.config.learnable_checks import PROBE_GROUPS, InitChecks
         from p2prl.config.learner_disk import disk_text
         from p2prl.config.new_run import describe, init_run
-        from p2prl.models.hardware.device import use_threads
+        from p2prl.models.hardware.device_choice import use_threads
 
         if plan.model is None:
             use_threads(1)  # a model this small gains nothing from more threads
@@ -131,7 +131,7 @@ def _nothing(on_progress: Progress) -> None:
 def _make_small_model(
     directory: Path, task: str, demonstration: Callable[[], Demonstration], seed: int, on_progress: Progress
 ) -> None:
-    from p2prl.models.hardware.device import use_threads
+    from p2prl.models.hardware.device_choice import use_threads
     from p2prl.models.small_models.language_model import make_small_model
 
     use_threads(_THREADS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.join_devices import given_options, one_device
+from p2prl.cli.commands.join_several_devices import given_options, one_device
 from p2prl.cli.commands.runs import Indexes
 from p2prl.cli.commands.worker_start import requested, start_worker
 from p2prl.cli.options import AsJson, Base, Engine, Lan, Threads, WorkerOptions, takes_records

@@ -85,7 +85,7 @@ def join_run(
         from p2prl.client.next_action import AgentConfig
         from p2prl.client.service import VolunteerConfig
         from p2prl.config.roles import build_volunteer, prepare_replay, prepare_sampling
-        from p2prl.models.hardware.device import choose_device, use_threads
+        from p2prl.models.hardware.device_choice import choose_device, use_threads
 
         chosen = choose_device(device)
         use_threads(request.threads)
@@ -134,7 +134,7 @@ def _opened(request: WorkerRequest, view: LiveView) -> tuple[str, ChosenEngine]:
     view.phase("importing torch")
 
     from p2prl.models.engines.registry import choose_engine
-    from p2prl.models.hardware.device import open_device
+    from p2prl.models.hardware.device_choice import open_device
 
     importlib.import_module("p2prl.config.roles")  # with all that it imports
     device = open_device(request.device)

@@ -204,7 +204,7 @@ def learn_command(
         from p2prl.config.learner_disk import check_disk
         from p2prl.config.new_run import open_run
         from p2prl.config.roles import build_learner
-        from p2prl.planning.host_choice import with_host_plan
+        from p2prl.planning.rank_plan_choice import with_host_plan
 
         folder = open_run(directory, changes)
         folder = with_host_plan(_overridden(folder, updates=updates, plan=plan, replayers=replayers), say)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from p2prl.cli.commands.join_devices import DeviceGroup, devices_of
+from p2prl.cli.commands.join_several_devices import DeviceGroup, devices_of
 from p2prl.cli.views.console import say
 from p2prl.config.worker_folder import default_home
 from p2prl.errors import ConfigError

@@ -17,7 +17,7 @@ from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.evaluation.mean_reward import Evaluation, evaluate
 from p2prl.models.evaluation.pass_evaluation import evaluate_prompts, evaluation_sets
 from p2prl.models.groups.group_work import GroupWork
-from p2prl.models.hardware.device import choose_device
+from p2prl.models.hardware.device_choice import choose_device
 from p2prl.models.tokenizer.text_codec import TextCodec
 from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of
 from p2prl.tasks.evaluation_report import PromptOutcome, Split, answer_rows, task_report

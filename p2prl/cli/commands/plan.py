@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from p2prl.planning.fleet import Fleet
     from p2prl.planning.fleet_advice import Advice, Arithmetic
     from p2prl.planning.fleet_capacity import FleetCapacity, RowCapacity
-    from p2prl.planning.host_record import HostChoice
     from p2prl.planning.observed_run import ObservedRun
+    from p2prl.planning.rank_plan_record import HostChoice
     from p2prl.planning.utilization_forecast import Forecast
 
 
@@ -140,7 +140,7 @@ def _subject(run: Path | None, fleet: Path | None, changed: dict[str, Any]) -> _
         arithmetic = partial(capacity_of_fleet, folder=fleet.parent)
         title = planned.run.known_model.title
         return _Subject(title=title, fleet=planned, arithmetic=arithmetic, pace_limit=PACE_LIMIT)
-    from p2prl.planning.host_record import read_choice
+    from p2prl.planning.rank_plan_record import read_choice
     from p2prl.planning.run_reading import read_observed
 
     assert run is not None
@@ -198,7 +198,7 @@ def _show(answer: _Answer) -> None:
         share = percent(round(answer.activation.share_of_cost, 2))
         say(f"enough       {_chosen(found, answer.activation.counts)}, {share} of the fleet's price")
     if answer.subject.host is not None:
-        from p2prl.planning.host_record import choice_lines
+        from p2prl.planning.rank_plan_record import choice_lines
 
         for number, line in enumerate(choice_lines(answer.subject.host)):
             say(f"{'host' if not number else '':<13}{line}")

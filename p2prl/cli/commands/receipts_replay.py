@@ -100,7 +100,7 @@ def _replayed(
     say("importing torch")
 
     from p2prl.config.roles import prepare_replay
-    from p2prl.models.hardware.device import open_device, use_threads
+    from p2prl.models.hardware.device_choice import open_device, use_threads
 
     device = open_device(request.device)
     use_threads(request.threads)

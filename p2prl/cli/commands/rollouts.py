@@ -17,7 +17,7 @@ from p2prl.cli.views.console import emit, labelled, output_width, say
 from p2prl.cli.views.progress_bar import progress_bar
 from p2prl.config.run_folder import Folder, open_folder
 from p2prl.errors import ConfigError, IdentityError
-from p2prl.learner.journal.kept_rollouts import KeptRollouts
+from p2prl.learner.journal.rollout_reader import KeptRollouts
 from p2prl.plain_text import counted
 from p2prl.protocol.identity import PeerId, peer_id_of, public_key_of
 

@@ -111,7 +111,7 @@ def _trained(config: SwarmConfig, *, quiet: bool) -> SwarmResult:
     with progress_bar("sim", quiet=quiet) as on_progress:
         on_progress("importing torch", 0.0)
 
-        from p2prl.models.hardware.device import use_threads
+        from p2prl.models.hardware.device_choice import use_threads
         from p2prl.models.small_models.tiny_models import tiny_model
         from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
         from p2prl.sim.swarm import Swarm

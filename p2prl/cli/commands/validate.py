@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2prl.cli.commands.join_devices import named_device
+from p2prl.cli.commands.join_several_devices import named_device
 from p2prl.cli.commands.worker_start import requested, start_worker
 from p2prl.cli.options import AsJson, Base, Device, Lan, Link, Threads, WorkerOptions, takes_records
 from p2prl.validator.replay_queue import AUDITED_SHARE

@@ -61,7 +61,7 @@ def validate_run(
         view.phase("importing torch")
 
         from p2prl.config.roles import build_validator, prepare_replay
-        from p2prl.models.hardware.device import open_device, use_threads
+        from p2prl.models.hardware.device_choice import open_device, use_threads
         from p2prl.validator.service import ValidatorConfig
         from p2prl.validator.verdicts import judge
 

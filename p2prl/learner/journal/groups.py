@@ -1,21 +1,21 @@
-"""Groups of the journal: every one the learner stored, with its state; the batches of updates; the signed policies.
+"""Groups of the journal: every one the learner stored, with its state; the signed policies.
 
 A group's bytes are deleted as soon as nothing can need them: those of a rejected or expired group at once, and its row
 after a week (`forget_refused`); those of a trained group when a checkpoint covers its update and newer groups fill
-`KEPT_ROLLOUT_BYTES`, while its row stays, by which its slot is known to be taken and its author to have delivered. A
-group too large for one envelope has its body in a table of its own, dropped with the envelope, and so have the rewards
-of a group's steps.
+their room (`kept_rollouts`), while its row stays, by which its slot is known to be taken and its author to have
+delivered. A group too large for one envelope has its body in a table of its own, dropped with the envelope, and so have
+the rewards of a group's steps.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2prl.protocol.digests import DIGEST_BYTES, Digest
+from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import envelope_digest
 from p2prl.protocol.rejection_reasons import FAULTS
 
@@ -75,11 +75,6 @@ class GroupState(StrEnum):
 
 _FORGOTTEN_AT_ONCE = 4_096
 """Refused groups deleted in one go: more than arrive between two checkpoints, and no long wait."""
-
-
-KEPT_ROLLOUT_BYTES = 64_000_000
-"""Trained groups kept for `p2prl rollouts`: some 3,000 groups of 8 completions of 512 tokens, and little beside a run's
-weights. Groups that a restart needs are kept in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,63 +270,6 @@ class GroupTable:
         peer, version, slot, *blobs, reason, steps = row
         raw, behavior, rewards, body, steps = (blob or b"" for blob in (*blobs, steps))
         return StoredGroup(Digest(digest), peer, version, slot, raw, behavior, rewards, body, reason, steps)
-
-
-class BatchTable:
-    """The groups of each update, recorded before it is computed: a learner that crashed computes the recorded batches
-    again, and so arrives at the same weights. Every write belongs inside `Journal.transaction`."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def begin(self, step: int, digests: Sequence[bytes]) -> None:
-        """Record the batch of the update from `step` to `step + 1`, and mark its groups as used."""
-        self._db.execute("INSERT INTO batches (step, digests) VALUES (?, ?)", (step, b"".join(digests)))
-        self._db.executemany(
-            "UPDATE groups SET state = ?, used_step = ? WHERE digest = ?", [(GroupState.USED, step, d) for d in digests]
-        )
-
-    def at_step(self, step: int) -> list[bytes] | None:
-        """Digests of the groups of an update; None when it was not begun."""
-        row = self._db.execute("SELECT digests FROM batches WHERE step = ?", (step,)).fetchone()
-        if row is None:
-            return None
-        return [row[0][i : i + DIGEST_BYTES] for i in range(0, len(row[0]), DIGEST_BYTES)]
-
-    def groups_trained(self, peer: bytes, *, before_step: int, most: int) -> int:
-        """Groups of a peer in the batches before a step, counted up to `most`. A replay counts the same."""
-        row = self._db.execute(
-            "SELECT COUNT(*) FROM (SELECT 1 FROM groups WHERE state = ? AND peer = ? AND used_step < ? LIMIT ?)",
-            (GroupState.USED, peer, before_step, most),
-        ).fetchone()
-        return int(row[0])
-
-    def kept_steps(self) -> list[int]:
-        """Steps of the updates whose groups still have their bytes, in order."""
-        rows = self._db.execute(
-            "SELECT DISTINCT used_step FROM groups WHERE raw IS NOT NULL AND used_step IS NOT NULL ORDER BY used_step"
-        )
-        return [int(step) for (step,) in rows]
-
-    def forget_before(self, step: int, *, keep_bytes: int = 0) -> None:
-        """Drop the bytes of groups trained on before a checkpoint at `step`, whose batches will not be replayed; but
-        the newest updates', as many as fit in `keep_bytes`."""
-        rows = self._db.execute(
-            "SELECT g.used_step, SUM(LENGTH(g.raw) + COALESCE(LENGTH(g.behavior), 0) + COALESCE(b.size, 0))"
-            " FROM groups AS g LEFT JOIN group_bodies AS b ON b.digest = g.digest"
-            " WHERE g.raw IS NOT NULL AND g.used_step < ? GROUP BY g.used_step ORDER BY g.used_step DESC",
-            (step,),
-        ).fetchall()
-        for used_step, size in rows:
-            keep_bytes -= size
-            if keep_bytes < 0:
-                break
-            step = used_step
-        self._db.execute(
-            "UPDATE groups SET raw = NULL, behavior = NULL, rewards = NULL WHERE state = ? AND used_step < ?"
-            " AND raw IS NOT NULL",
-            (GroupState.USED, step),
-        )
 
 
 class PolicyTable:

@@ -16,7 +16,8 @@ from p2prl.databases import open_database
 from p2prl.disk_full import write_error
 from p2prl.errors import MachineError
 from p2prl.learner.journal import groups, peers, verdicts
-from p2prl.learner.journal.groups import BatchTable, GroupTable, PolicyTable
+from p2prl.learner.journal.groups import GroupTable, PolicyTable
+from p2prl.learner.journal.kept_rollouts import BatchTable
 from p2prl.learner.journal.peers import ForgeryTable, SlotAccountTable, StatementTable
 from p2prl.learner.journal.verdicts import VerdictTable
 from p2prl.net.storage import ledger_table

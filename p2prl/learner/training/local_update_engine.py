@@ -11,6 +11,7 @@ from torch import Tensor
 
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.policy_gradient import BatchLogprobs, TokenScores
 from p2prl.learner.training.preferences import Preferences
@@ -18,7 +19,7 @@ from p2prl.learner.training.reference_policy import Reference, ReferenceConfig
 from p2prl.learner.training.trainer_checkpoint import TrainerNumbers, TrainerTensors, load_tensors, save_checkpoint
 from p2prl.learner.training.update_engine import EngineMaker, EngineSettings, GradientNorms
 from p2prl.learner.training.value_head import ValueHead
-from p2prl.learner.training.weight_optimizer import OptimizerConfig, WeightOptimizer
+from p2prl.learner.training.weight_optimizer import WeightOptimizer
 from p2prl.models.logprobs.policy_forward import Row
 from p2prl.models.weights.layout import WeightLayout, flatten
 

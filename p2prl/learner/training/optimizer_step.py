@@ -23,6 +23,7 @@ from p2prl.learner.training.loss_pipeline import Estimate, LossPipeline, Rollout
 from p2prl.learner.training.memory_config import OptimizerStates, Precision
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.out_of_memory import LESS_MEMORY, with_smaller_micro_batches
 from p2prl.learner.training.policy_gradient import backpropagate
 from p2prl.learner.training.preferences import Preferences
@@ -30,7 +31,6 @@ from p2prl.learner.training.trainer_checkpoint import TrainerNumbers, load_numbe
 from p2prl.learner.training.training_group import TrainingGroup, longest_row, rollouts_of, rows_of
 from p2prl.learner.training.update_engine import UpdateEngine
 from p2prl.learner.training.value_head import TokenValues
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.hardware.failures import is_out_of_memory
 
 

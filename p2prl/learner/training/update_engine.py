@@ -16,11 +16,11 @@ from torch import Tensor
 
 from p2prl.learner.training.memory_config import OptimizerStates, Precision
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.policy_gradient import GradientSource
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.trainer_checkpoint import TrainerNumbers
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.logprobs.policy_forward import Row
 from p2prl.models.weights.layout import WeightLayout
 

@@ -22,7 +22,7 @@ from p2prl.errors import ConfigError
 from p2prl.models.base_model.architectures import ARCHITECTURES, architecture_fault
 from p2prl.models.base_model.attention import exact_attention
 from p2prl.models.base_model.model_folder import model_directory, read_json_file
-from p2prl.models.hardware.device import best_device
+from p2prl.models.hardware.device_choice import best_device
 from p2prl.models.hardware.failures import is_out_of_memory
 from p2prl.models.weights.layout import TORCH_DTYPES
 

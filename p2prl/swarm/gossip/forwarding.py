@@ -1,4 +1,4 @@
-"""Verify-before-forward gossip of signed envelopes.
+"""Verify-before-forward gossip of signed envelopes: which neighbors get one, whole or offered, and in answer to what.
 
 The owner checks an envelope (signature, schema, run, author) before any byte of it is passed on, so junk stops at the
 first honest peer. An author pushes to the roles a message is meant for; other interested peers are soon offered its
@@ -10,6 +10,7 @@ Pure: the owner passes messages in and drains `outbox`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2prl.errors import RemoteProtocolError
@@ -18,17 +19,53 @@ from p2prl.protocol.digests import Digest, received_digest
 from p2prl.protocol.envelope import Opened
 from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
+from p2prl.protocol.ledger_chain import OWNERS_STATEMENTS
 from p2prl.protocol.ledger_messages import StorageReceipt
 from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.signed_group import GROUP_KINDS
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.gossip.audiences import AUDIENCE, BOUND_FOR_LEARNER, PUSHED_BY_AUTHOR, PUSHED_BY_FORWARDERS
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore, ReceiptCache
-from p2prl.swarm.gossip.gossip_config import GossipConfig
 from p2prl.swarm.gossip.offers import Announcements, FreeCopies, Offers
 from p2prl.swarm.ports import Randomness
 from p2prl.swarm.random_choice import draw
+
+AUDIENCE: dict[Kind, frozenset[Role]] = {
+    Kind.RUN_MANIFEST: frozenset(),
+    Kind.POLICY_MANIFEST: frozenset(Role),
+    Kind.ROLLOUT_GROUP: frozenset({Role.LEARNER, Role.VALIDATOR}),
+    Kind.STORAGE_RECEIPT: frozenset({Role.VOLUNTEER, Role.SEEDER}),
+    Kind.RECEIPTS: frozenset({Role.VOLUNTEER, Role.VALIDATOR, Role.BOARD, Role.SEEDER}),
+    Kind.VERDICT: frozenset({Role.LEARNER, Role.VALIDATOR, Role.BOARD}),
+    Kind.VERDICT_CHECKS: frozenset({Role.VALIDATOR, Role.BOARD}),
+    Kind.LEDGER_HEAD: frozenset(Role),
+    Kind.COUNTERSIGNATURE: frozenset(Role),
+    Kind.POLICY_HEAD: frozenset(Role),
+    Kind.PEER_RECORD: frozenset(),
+    Kind.INTRODUCTION: frozenset(),
+    Kind.GROUP_HEADER: frozenset({Role.LEARNER, Role.VALIDATOR}),
+    Kind.DELEGATION: frozenset({Role.LEARNER}),
+    Kind.REVOCATION: frozenset({Role.LEARNER}),
+    Kind.MEMBERSHIP: frozenset({Role.LEARNER}),
+    Kind.STANDBY: frozenset({Role.VOLUNTEER, Role.SEEDER}),
+}
+"""Roles a message kind is meant for. Peer records live in the directory, run manifests are asked for by digest, and an
+introduction is pushed to the one peer it names. Owners' statements reach everybody else in the ledger. A learner gets
+heads of its own run that another machine has signed. Seeders pass receipts and standbys on: some homes reach nobody
+but a seeder, which carries their groups to the learner."""
+
+PUSHED_BY_AUTHOR: dict[Kind, frozenset[Role]] = {
+    **AUDIENCE,
+    Kind.ROLLOUT_GROUP: frozenset({Role.LEARNER}),
+    Kind.GROUP_HEADER: frozenset({Role.LEARNER}),
+}
+"""Roles to which an author pushes without offering first. Validators take a sample: groups are only offered to them."""
+
+PUSHED_BY_FORWARDERS = frozenset({Kind.POLICY_MANIFEST, Kind.POLICY_HEAD})
+"""Kinds that every peer wants at once: forwarders push them too."""
+
+BOUND_FOR_LEARNER = frozenset({Kind.ROLLOUT_GROUP, Kind.GROUP_HEADER, Kind.VERDICT, *OWNERS_STATEMENTS})
+"""Kinds that must reach a learner: a node without a link to one hands them to a few carriers."""
 
 OFFER_S = 1.0
 """Longest an offer waits to be batched with others. Messages bound for the learner do not wait."""
@@ -47,6 +84,26 @@ class MayAnswer(Protocol):
 def always(size_bytes: int, *, offered: bool = False) -> bool:  # noqa: ARG001 - a budget without bounds
     """Answer everything."""
     return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GossipConfig:
+    """Gossip settings; the defaults suit swarms of two to several thousand peers."""
+
+    carriers: int = 3
+    """Peers that receive a message bound for the learner while no learner is linked."""
+    store_bytes: int = 12 * 1024 * 1024
+    """Memory of the envelopes kept to answer wants: minutes of a busy swarm."""
+    seen: int = 65_536
+    """Digests remembered, half of them at least, so that no envelope is forwarded twice: more than a neighbor keeps of
+    the smallest envelopes, so nothing that it can still offer is new. 8 MB."""
+    offers: int = 262_144
+    """Offers remembered over all envelopes and peers: 40 MB at most. Many links may offer the same envelopes."""
+    due: int = 32_768
+    """Offers to peers that have not asked yet, and envelopes that peers have got without an offer: 8 MB."""
+    answer_bytes: int = 4 * 1024 * 1024
+    """Bytes of envelopes pushed to one peer, for its wants, between two drains of the outbox. A want costs 33 bytes to
+    send and may be answered with 256 KiB: without a bound one frame of wants fills the memory. The asker asks again."""
 
 
 class Gossip:

@@ -16,7 +16,7 @@ from p2prl.protocol.identity import PeerId
 from p2prl.protocol.kinds import Kind, Role
 from p2prl.protocol.ledger_messages import LedgerHead
 from p2prl.protocol.run_end import RunEnd
-from p2prl.swarm.gossip.audiences import AUDIENCE
+from p2prl.swarm.gossip.forwarding import AUDIENCE
 from p2prl.swarm.token_buckets import KeyedBuckets, Rate
 
 

@@ -28,7 +28,7 @@ from p2prl.confinement.layers import (
     readable_paths,
     succeeds,
 )
-from p2prl.confinement.seccomp_filter import ARCHITECTURES, fork_server_filter, worker_filter
+from p2prl.confinement.scorer_filter import ARCHITECTURES, fork_server_filter, worker_filter
 
 MAX_OPEN_FILES = 64
 """Open files of a worker: some libraries read tables of theirs while they score."""

@@ -30,7 +30,7 @@ from p2prl.errors import ConfigError, P2PRLError
 from p2prl.tasks.row_scorer import RowScorer
 from p2prl.tasks.sandbox import frames
 from p2prl.tasks.sandbox.confinement import Confinement, confine_fork_server
-from p2prl.tasks.sandbox.worker import Scorers, prepare_fork, run_worker
+from p2prl.tasks.sandbox.worker_main import Scorers, prepare_fork, run_worker
 
 COMMAND = struct.Struct("<cQ")
 """A command: one letter and a worker's number. A fork comes with the worker's end of a socket pair."""

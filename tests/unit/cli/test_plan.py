@@ -10,8 +10,8 @@ import pytest
 
 from p2prl.errors import ConfigError
 from p2prl.planning.card_speeds import CARDS
-from p2prl.planning.host_record import HostChoice, KeptPlan, write_choice
 from p2prl.planning.model_shapes import MODELS
+from p2prl.planning.rank_plan_record import HostChoice, KeptPlan, write_choice
 from tests.command_doc import json_keys, section
 from tests.unit.cli.invocation import invoke, json_of
 from tests.unit.cli.light_imports import outcomes

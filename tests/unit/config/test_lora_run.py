@@ -22,10 +22,10 @@ from p2prl.errors import ConfigError, IntegrityError, MachineError
 from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.local_base import flatten_local_base, load_policy
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.models.engines.vllm.sampler import build_sampler

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from p2prl.confinement import linux
-from p2prl.confinement.seccomp_filter import ARCHITECTURES
+from p2prl.confinement.scorer_filter import ARCHITECTURES
 from p2prl_lab.testing.confinement_probes import NETWORK_JOBS, OPEN_TO_WORKERS, PROCESSES, Finding, findings
 
 MISSING = [

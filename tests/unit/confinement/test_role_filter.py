@@ -15,7 +15,7 @@ from p2prl.confinement.role_filter import (
     open_filter,
     role_filter,
 )
-from p2prl.confinement.seccomp_filter import ARCHITECTURES
+from p2prl.confinement.scorer_filter import ARCHITECTURES
 from tests.unit.confinement.bpf import ALLOW, KILL, NOTIFY, WIDE, verdict
 
 THREAD = 0x003D0F00  # the flags of the C library's pthread_create

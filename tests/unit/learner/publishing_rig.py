@@ -15,8 +15,8 @@ from p2prl.learner.signing_sender import SigningSender
 from p2prl.learner.storage import LearnerStorage
 from p2prl.learner.timing.stages import InlineStage
 from p2prl.learner.training.local_update_engine import LocalEngine
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.update_engine import EngineSettings
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import flatten, layout_of
 from p2prl.net.process import control

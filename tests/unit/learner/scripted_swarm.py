@@ -18,12 +18,12 @@ from p2prl.learner.evaluation.evaluations import EvaluationTools
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.service import Learner
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig
 from p2prl.learner.training.memory_config import weight_dtype
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.micro_batch_log import DEFAULT_RULE
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler

@@ -15,7 +15,7 @@ import pytest
 from p2prl.algorithms.loss_registry import build_loss
 from p2prl.learner.published_policies import chained_weights
 from p2prl.learner.service import Learner
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.learner.training.memory_plan import MemoryPlan
 from p2prl.learner.training.micro_batches import MicroBatchRule

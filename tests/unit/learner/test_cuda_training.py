@@ -18,13 +18,13 @@ from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfi
 from p2prl.learner.training.memory_config import PURE_BF16, Precision, weight_dtype
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import StepMemory, Trainer
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import load_pretrained
-from p2prl.models.hardware.device import repeat_exactly, use_exact_arithmetic
+from p2prl.models.hardware.device_choice import repeat_exactly, use_exact_arithmetic
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import TORCH_DTYPES, flatten, layout_of

@@ -15,7 +15,7 @@ from p2prl.learner.intake.dynamic_sampling import DynamicSampling, teaches
 from p2prl.learner.intake.verified_group import VerifiedGroup
 from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.service import Learner
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.protocol.digests import Digest
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Kind

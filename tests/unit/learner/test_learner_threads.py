@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import IntegrityError
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Kind
 from p2prl.swarm import signals

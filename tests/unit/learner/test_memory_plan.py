@@ -16,7 +16,7 @@ from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, memor
 from p2prl.learner.training.memory_plan import plan_memory
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.parallel_config import ParallelConfig
-from p2prl.models.hardware.device import container_room, free_memory
+from p2prl.models.hardware.device_choice import container_room, free_memory
 from p2prl.models.logprobs.policy_forward import PolicyForward
 from p2prl.models.logprobs.scoring_model import ScoringModel
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from p2prl.errors import MachineError
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from tests.unit.learner.scripted_swarm import UPDATES, ScriptedSwarm, fresh_runs, metrics_lines, run_through
 from tests.unit.learner.small_run import SmallRun
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2prl.learner.timing.next_update import Action
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig, choose
-from p2prl.learner.timing.update_schedule import Action
 from tests.unit.learner.scripted_swarm import PEERS, ScriptedSwarm, fresh_runs, make_learner
 from tests.unit.learner.small_run import NOW
 

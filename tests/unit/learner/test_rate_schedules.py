@@ -7,7 +7,7 @@ import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from p2prl.errors import ConfigError
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 
 WARM, FALL = 5, 20
 

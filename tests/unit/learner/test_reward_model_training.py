@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from p2prl.algorithms.loss_registry import build_loss
-from p2prl.learner.journal.kept_rollouts import KeptRollouts
+from p2prl.learner.journal.rollout_reader import KeptRollouts
 from p2prl.learner.service import Learner
 from p2prl.learner.training.loss_pipeline import LossPipelineConfig
 from p2prl.models.groups.group_work import GroupWork

@@ -11,10 +11,10 @@ from p2prl.errors import ConfigError
 from p2prl.learner.evaluation.evaluation_plan import EvaluationConfig
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.memory_config import MemoryConfig
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.probation import ProbationConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 
 TINY = 1e-300
 """Above 0 by as little as it takes."""

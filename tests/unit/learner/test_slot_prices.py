@@ -16,7 +16,7 @@ from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.learner.service import Learner
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.protocol.envelope import seal
 from p2prl.protocol.kinds import Kind
 from p2prl.protocol.ledger_messages import ReceiptState

@@ -28,7 +28,7 @@ from p2prl.learner.following.held_copies import HeldCopies, HeldCopy, newest_hel
 from p2prl.learner.following.promotion import is_standby, plan_promotion, promote, refuse_standby
 from p2prl.learner.following.publication_gate import SILENT_S
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.net.process import control
 from p2prl.protocol.digests import chunk_digest
 from p2prl.protocol.envelope import body_of, open_envelope, seal

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from p2prl.learner.intake.lost_work import GroupFacts, LostWork
 from p2prl.learner.timing.live_forecast import Forecaster
+from p2prl.learner.timing.next_update import Action, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.learner.timing.publish_interval import PublishInterval, PublishIntervalConfig
-from p2prl.learner.timing.update_schedule import Action, Pacing, Schedule, ScheduleConfig, pause_s
 from p2prl.protocol.rollout_group import Completion, EngineClass, RolloutGroup
 
 

@@ -21,9 +21,9 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.training.checkpoints import complete_checkpoints, newest_checkpoint
 from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.training_group import TrainingGroup, training_group
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.small_models.tiny_models import tiny_model

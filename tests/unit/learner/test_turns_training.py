@@ -17,9 +17,9 @@ from p2prl.learner.journal.groups import GroupState
 from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_guards import GuardConfig
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.training_group import TrainingGroup, training_group
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.groups.group_work import ReplayTools
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.small_models.tiny_models import tiny_model

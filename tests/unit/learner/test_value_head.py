@@ -16,11 +16,11 @@ from p2prl.errors import ConfigError, LocalProtocolError, MachineError
 from p2prl.learner.training.local_update_engine import LocalEngine, make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline, LossPipelineConfig, Rollouts
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import Trainer
 from p2prl.learner.training.policy_gradient import BatchLogprobs, backpropagate
 from p2prl.learner.training.training_group import TrainingGroup, step_rewards_of, training_group
 from p2prl.learner.training.value_head import TokenValues, ValueHead, ValueHeadConfig
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.base_model.pretrained import load_pretrained
 from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.small_models.tiny_models import tiny_model

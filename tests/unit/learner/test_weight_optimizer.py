@@ -14,7 +14,8 @@ from p2prl.errors import ConfigError
 from p2prl.learner.training import bf16_adamw
 from p2prl.learner.training.bf16_adamw import Bf16AdamW, PartOfParameter
 from p2prl.learner.training.memory_config import MemoryConfig, OptimizerStates, Precision
-from p2prl.learner.training.weight_optimizer import FUSED_FROM_PARAMETERS, OptimizerConfig, WeightOptimizer
+from p2prl.learner.training.optimizer_config import OptimizerConfig
+from p2prl.learner.training.weight_optimizer import FUSED_FROM_PARAMETERS, WeightOptimizer
 
 CONFIG = OptimizerConfig(learning_rate=1e-5, beta1=0.9, beta2=0.99, weight_decay=0.1)
 STEPS = 60

@@ -73,7 +73,7 @@ def main() -> None:
     kernels = kernels_for(home, device, said.append)
     found: dict[str, Any] = {"prepared_s": round(time.monotonic() - began, 2), "said": said, "kernels": str(kernels)}
     protection = confine_files(own, () if kernels is None else (kernels,))
-    from p2prl.models.hardware.device import open_device
+    from p2prl.models.hardware.device_choice import open_device
 
     open_device(device)
     protection = confine_calls(protection)

@@ -18,7 +18,6 @@ from p2prl.protocol.identity import verify_raw
 from p2prl.protocol.join_link import JoinLink
 from p2prl.protocol.listing import (
     MAX_BOARD_CHARS,
-    MAX_LIFE_S,
     MAX_LISTING_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_TEXT_BYTES,
@@ -32,6 +31,7 @@ from p2prl.protocol.listing import (
     run_id,
     sign_listing,
 )
+from p2prl.protocol.listing_life import MAX_LIFE_S
 from p2prl.protocol.wire_codec import decode, encode
 from p2prl_lab.testing.listed_runs import NOW, ListedRun
 from p2prl_lab.testing.sample_ledgers import identity

@@ -26,7 +26,7 @@ from p2prl.protocol.rollout_group import Completion, EngineClass
 from p2prl.protocol.wire_codec import Wire
 from p2prl.protocol.wire_version import WIRE_VERSION
 from p2prl.scoreboard.display_names import ADJECTIVES, ANIMALS
-from p2prl.swarm.gossip.audiences import AUDIENCE
+from p2prl.swarm.gossip.forwarding import AUDIENCE
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/protocol.md").read_text()

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.reference_policy import ReferenceConfig
 from p2prl.learner.training.update_engine import EngineSettings
 from p2prl.learner.training.value_head import ValueHeadConfig
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.logprobs.policy_forward import Row
 from p2prl.protocol.lora_spec import LoraSpec
 from p2prl.ranks import commands

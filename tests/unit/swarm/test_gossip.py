@@ -16,8 +16,7 @@ from p2prl.protocol.kinds import Role
 from p2prl.protocol.ledger_messages import LedgerHead, StorageReceipt
 from p2prl.protocol.link_messages import Offer, Push, Want
 from p2prl.protocol.wire_codec import Wire
-from p2prl.swarm.gossip.forwarding import Gossip
-from p2prl.swarm.gossip.gossip_config import GossipConfig
+from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 from p2prl.swarm.gossip.offers import Announcements
 from p2prl_lab.testing.protocol_swarm import group_of
 

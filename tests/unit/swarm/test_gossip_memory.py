@@ -19,8 +19,7 @@ from p2prl.protocol.link_messages import Offer, Want
 from p2prl.sim.machines import identity_of
 from p2prl.swarm.gossip.deduplication import RecentDigests
 from p2prl.swarm.gossip.envelope_store import EnvelopeStore
-from p2prl.swarm.gossip.forwarding import Gossip
-from p2prl.swarm.gossip.gossip_config import GossipConfig
+from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 
 
 def digest_of(number: int) -> Digest:

@@ -17,7 +17,7 @@ from p2prl.protocol.wire_codec import Wire
 from p2prl.sim.bare_manifest import run_manifest_of
 from p2prl.sim.machines import identity_of
 from p2prl.swarm.gossip.deduplication import CountedOnce
-from p2prl.swarm.gossip.gossip_config import GossipConfig
+from p2prl.swarm.gossip.forwarding import GossipConfig
 from p2prl.swarm.node import Node
 from p2prl.swarm.node_config import NodeConfig
 from p2prl_lab.sim.memory_blobs import MemoryBlobs

@@ -10,8 +10,7 @@ from p2prl.protocol.identity import Identity
 from p2prl.protocol.kinds import Role
 from p2prl.protocol.manifests import BlobRef, PolicyManifest, blob_of
 from p2prl.swarm.disk_quota import DiskQuota
-from p2prl.swarm.gossip.forwarding import Gossip
-from p2prl.swarm.gossip.gossip_config import GossipConfig
+from p2prl.swarm.gossip.forwarding import Gossip, GossipConfig
 from p2prl.swarm.policies.catalog import PolicyCatalog, PolicyVersion
 from p2prl.swarm.policies.retention import Retention
 from p2prl.swarm.policies.routing import LocalBase, RoutePlanner

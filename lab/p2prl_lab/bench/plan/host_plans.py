@@ -12,11 +12,11 @@ from types import MappingProxyType
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.update_engine import EngineSettings
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.small_models.tiny_models import character_tokenizer
-from p2prl.planning.host_plans import Timing, Work, fitted, plans_within, rank_plans
-from p2prl.planning.host_profile import Host, profile, time_series
+from p2prl.planning.rank_plans import Timing, Work, fitted, plans_within, rank_plans
+from p2prl.planning.rank_profile import Host, profile, time_series
 
 _RANKS = 2
 _ROWS = 8

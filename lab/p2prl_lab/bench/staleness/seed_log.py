@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2prl.algorithms.batch import LossOutput
 from p2prl.algorithms.ratios import effective_sample_size
-from p2prl.models.hardware.device import device_class
+from p2prl.models.hardware.device_choice import device_class
 from p2prl_lab.bench.staleness.collapse import collapsed_at
 from p2prl_lab.bench.staleness.measures import Evaluation, storable
 from p2prl_lab.bench.training.training_plan import FINAL_EVALUATIONS

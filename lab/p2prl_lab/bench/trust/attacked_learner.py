@@ -19,7 +19,7 @@ from p2prl.learner.assembly import LearnerParts, assemble_learner
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_config import LearnerConfig
 from p2prl.learner.learner_paths import LearnerPaths
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.models.base_model.pretrained import LoadedModel
 from p2prl.net.process import control

@@ -23,9 +23,9 @@ from p2prl.learner.training.local_update_engine import make_trainer
 from p2prl.learner.training.loss_pipeline import LossPipeline
 from p2prl.learner.training.micro_batch_log import MicroBatchLog
 from p2prl.learner.training.micro_batches import MicroBatchRule
+from p2prl.learner.training.optimizer_config import OptimizerConfig
 from p2prl.learner.training.optimizer_step import StepMemory
 from p2prl.learner.training.training_group import TrainingGroup, training_group
-from p2prl.learner.training.weight_optimizer import OptimizerConfig
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.engines.transformers.scorer import TransformersScorer
@@ -42,7 +42,7 @@ from p2prl.protocol.ledger_messages import ReceiptState
 from p2prl.protocol.manifests import PolicyManifest, RunManifest, blob_of, chunk_bytes_for
 from p2prl.protocol.rollout_group import RolloutGroup, largest_group_bytes
 from p2prl.sim.machines import identity_of
-from p2prl.swarm.gossip.audiences import check_envelope
+from p2prl.swarm.gossip.envelope_check import check_envelope
 from p2prl.swarm.policies.catalog import PolicyVersion
 
 CACHED_SIGNATURES = 4_096

@@ -32,7 +32,7 @@ from p2prl.learner.intake.batch_caps import NEWCOMER_PERCENT
 from p2prl.learner.journal.journal import Journal
 from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.models.base_model.pretrained import LoadedModel
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.small_models.warm_start import WarmstartConfig, warm_start
 from p2prl.protocol.identity import Identity

@@ -32,7 +32,7 @@ from p2prl.scoreboard.ledger.known_run import KnownRun, open_run_manifest
 from p2prl.scoreboard.ledger.ledger_fold import BoardState
 from p2prl.scoreboard.ledger.ledger_sources import Snapshot
 from p2prl.scoreboard.ledger.signed_head import signed_head_of
-from p2prl.swarm.gossip.audiences import check_envelope
+from p2prl.swarm.gossip.envelope_check import check_envelope
 from p2prl.tasks.scorers.spec import parse_spec
 from p2prl_lab.testing.fuzz import mutations
 from p2prl_lab.testing.fuzz.node_harness import NodeHarness

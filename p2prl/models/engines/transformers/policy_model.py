@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from p2prl.errors import ConfigError, IntegrityError
 from p2prl.models.base_model.pretrained import quiet_transformers
 from p2prl.models.engines.transformers.device_changes import Comparison, Pieces, write_pieces
-from p2prl.models.hardware.device import device_class, use_exact_arithmetic
+from p2prl.models.hardware.device_choice import device_class, use_exact_arithmetic
 from p2prl.models.logprobs.replay_head import ReplayHead, find_replay_head
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, Weights
 from p2prl.models.seeded_draw.draw import check_draw

@@ -7,7 +7,7 @@ import math
 import torch
 
 from p2prl.errors import MachineError
-from p2prl.models.hardware.device import free_memory
+from p2prl.models.hardware.device_choice import free_memory
 from p2prl.models.run_model import RunModel
 from p2prl.models.weights.layout import TORCH_DTYPES, layout_of
 

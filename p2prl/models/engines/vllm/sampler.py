@@ -22,7 +22,7 @@ from p2prl.models.engines.vllm.draw import DrawArguments, DrawnToken
 from p2prl.models.engines.vllm.engine import EngineOutput, VllmEngine, VllmOptions
 from p2prl.models.engines.vllm.library import import_vllm, require_exact_products
 from p2prl.models.engines.vllm.policy import VllmPolicy
-from p2prl.models.hardware.device import device_class, use_exact_arithmetic
+from p2prl.models.hardware.device_choice import device_class, use_exact_arithmetic
 from p2prl.models.run_model import RunModel
 from p2prl.models.sampler_port import GenerationRequest, StagedWeights, StepResult, Ticket, Weights
 from p2prl.models.seeded_draw.draw import check_draw

@@ -11,7 +11,7 @@ from p2prl.cli.commands import worker_start
 from p2prl.cli.commands.owner_controls import plan_limits
 from p2prl.cli.commands.worker_start import WorkerRequest, engine_off_cards
 from p2prl.models.engines.registry import choose_engine
-from p2prl.models.hardware.device import choose_device
+from p2prl.models.hardware.device_choice import choose_device
 
 
 def request(home: Path, device: str, engine: str) -> WorkerRequest:

@@ -16,7 +16,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from p2prl.cli.commands.join_devices import DeviceGroup, devices_of, exit_code_of, given_options
+from p2prl.cli.commands.join_several_devices import DeviceGroup, devices_of, exit_code_of, given_options
 from p2prl.cli.views.devices_view import DeviceRow, DevicesScreen, devices_line
 from p2prl.errors import ConfigError, MachineError
 from p2prl_lab.testing.swarm_processes import wait_until
@@ -138,7 +138,7 @@ def test_devices_are_told_apart() -> None:
 def test_all_counts_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     def counting(printed: str) -> None:
         done = subprocess.CompletedProcess([], 0, stdout=f"a notice\n{printed}\n", stderr="")
-        monkeypatch.setattr("p2prl.cli.commands.join_devices.subprocess.run", lambda *_, **__: done)
+        monkeypatch.setattr("p2prl.cli.commands.join_several_devices.subprocess.run", lambda *_, **__: done)
 
     counting('["RTX 3060", "RTX 3060", "RTX 4090"]')
     assert devices_of("all") == ("cuda:0", "cuda:1", "cuda:2")
@@ -151,7 +151,7 @@ def test_all_counts_the_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cards_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     names = '["NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090"]'
     done = subprocess.CompletedProcess([], 0, stdout=f"{names}\n", stderr="")
-    monkeypatch.setattr("p2prl.cli.commands.join_devices.subprocess.run", lambda *_, **__: done)
+    monkeypatch.setattr("p2prl.cli.commands.join_several_devices.subprocess.run", lambda *_, **__: done)
     assert devices_of("rtx 3060") == ("cuda:0",)
     assert devices_of("4090, 3060") == ("cuda:1", "cuda:0")
     with pytest.raises(ConfigError, match="2 cards are called 'RTX'"):

@@ -171,7 +171,7 @@ def test_contribution_counts_days_in_utc() -> None:
     part = {"run": "r" * 40, "seat": "seat-1", "name": "Noble Seal 47", "team": "", "groups": {"verified": 3},
             "tokens": 1_234_567_890, "credit": 1.5e-06, "last_at": NOW - 3_599}  # fmt: skip
     document = {"runs": [part], "days": {"2027-01-15": 60, "2026-12-01": 30}, "groups_verified": 3, "tokens": 90,
-                "credit": 1.5, "time": NOW}  # fmt: skip
+                "credit": 1.5, "pages": [], "time": NOW}  # fmt: skip
     lines = contribution_lines({**document, "time": 1_800_000_000.0}, width=80)
     text = "\n".join(lines)
     assert "You are Noble Seal 47" in text

@@ -9,7 +9,7 @@ from typing import Any
 
 from p2prl.config.presets import preset_by_name
 from p2prl.config.worker_folder import try_lock
-from p2prl.learner.timing.update_schedule import Action
+from p2prl.learner.timing.next_update import Action
 from p2prl.net.storage.key_file import create_identity
 from tests.unit.learner.scripted_swarm import ScriptedSwarm, make_learner
 from tests.unit.learner.small_run import SmallRun

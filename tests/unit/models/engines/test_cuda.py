@@ -126,7 +126,7 @@ import sys
 from pathlib import Path
 from p2prl.confinement.role_confinement import confine_calls, confine_files
 protection = confine_files(Path(sys.argv[1]))
-from p2prl.models.hardware.device import open_device
+from p2prl.models.hardware.device_choice import open_device
 open_device(sys.argv[2])
 from p2prl.config.device_checkup import check_device
 protection = confine_calls(protection)

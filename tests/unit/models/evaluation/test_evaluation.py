@@ -12,7 +12,7 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.models.engines.transformers.policy_model import PolicyModel
 from p2prl.models.engines.transformers.sampler import TransformersSampler
 from p2prl.models.evaluation.mean_reward import evaluate
-from p2prl.models.hardware.device import choose_device
+from p2prl.models.hardware.device_choice import choose_device
 from p2prl.models.sampler_port import Generation, GenerationRequest, StepResult, Ticket
 from p2prl.models.sampling import GREEDY_TEMPERATURE, sample_all
 from p2prl.models.small_models.tiny_models import tiny_model

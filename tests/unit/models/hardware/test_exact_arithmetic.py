@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from p2prl.models.engines.transformers.policy_model import PolicyModel
-from p2prl.models.hardware.device import device_class, use_exact_arithmetic
+from p2prl.models.hardware.device_choice import device_class, use_exact_arithmetic
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import layout_of
 

@@ -20,7 +20,7 @@ from p2prl.tasks.sandbox.confinement import Confinement
 from p2prl.tasks.sandbox.fork_server import MAX_RESTARTS, RESTART_WINDOW_S, ForkServer, RestartBudget
 from p2prl.tasks.sandbox.pool import PoolConfig, ScorerPool, TaskScoring
 from p2prl.tasks.sandbox.scorer_lane import Lane
-from p2prl.tasks.sandbox.worker import Scorers
+from p2prl.tasks.sandbox.worker_main import Scorers
 from p2prl.tasks.sandbox.worker_process import WorkerEndedError
 
 TASKS = {"forked": TaskScoring("forked obeying")}

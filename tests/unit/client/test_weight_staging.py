@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from p2prl.client import policy_staging
-from p2prl.client.policy_staging import PolicyStaging
+from p2prl.client import weight_staging
+from p2prl.client.weight_staging import PolicyStaging
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         policies.append(policy)
         return "staged", policy
 
-    monkeypatch.setattr(policy_staging, "_stage", stage)
+    monkeypatch.setattr(weight_staging, "_stage", stage)
     return policies
 
 
@@ -46,7 +46,7 @@ def test_a_failure_comes_up_when_the_policy_is_taken(monkeypatch: pytest.MonkeyP
     def fails(policy: object, sampler: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(policy_staging, "_stage", fails)
+    monkeypatch.setattr(weight_staging, "_stage", fails)
     swap, policy = cast(Any, PolicyStaging(background=False)), object()
     assert swap.ready(policy, None)
     with pytest.raises(FileNotFoundError):

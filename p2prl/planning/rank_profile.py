@@ -26,9 +26,9 @@ from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.update_engine import EngineSettings, UpdateEngine
 from p2prl.models.base_model.attention import Attention, use_attention
 from p2prl.models.base_model.local_base import load_policy
-from p2prl.models.hardware.device import use_threads
+from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.weights.layout import TORCH_DTYPES
-from p2prl.planning.host_plans import Probe, Timing, profile_timings
+from p2prl.planning.rank_plans import Probe, Timing, profile_timings
 
 if TYPE_CHECKING:
     from p2prl.ranks.processes import RankProcesses

@@ -11,8 +11,8 @@ import torch
 
 import p2prl.cli.commands
 from p2prl.errors import DeviceFailedError
-from p2prl.models.hardware import device
-from p2prl.models.hardware.device import open_device, repeat_exactly
+from p2prl.models.hardware import device_choice
+from p2prl.models.hardware.device_choice import open_device, repeat_exactly
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_card_that_does_not_open_is_one_sentence_without_torchs_advice(monkeyp
     def refused(*_: object, **__: object) -> None:
         raise torch.AcceleratorError("CUDA error: all devices are busy\nCompile with `TORCH_USE_CUDA_DSA`")
 
-    monkeypatch.setattr(device, "choose_device", lambda name: torch.device(name))
+    monkeypatch.setattr(device_choice, "choose_device", lambda name: torch.device(name))
     monkeypatch.setattr(torch, "zeros", refused)
     with pytest.raises(DeviceFailedError) as caught:
         open_device("cuda:1")

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from p2prl.confinement.seccomp_filter import ARCHITECTURES, Architecture, fork_server_filter, worker_filter
+from p2prl.confinement.scorer_filter import ARCHITECTURES, Architecture, fork_server_filter, worker_filter
 from tests.unit.confinement.bpf import ALLOW, KILL, WIDE, verdict
 
 

@@ -33,7 +33,7 @@ _DEVICE = re.compile(r"cpu|mps|cuda:\d+")
 _PLAIN = re.compile(r"auto|cpu|mps|cuda(:\d+)?|")
 """What needs no look at the cards."""
 
-_LIST_CARDS = "import json; from p2prl.models.hardware.device import card_list; print(json.dumps(card_list()))"
+_LIST_CARDS = "import json; from p2prl.models.hardware.device_choice import card_list; print(json.dumps(card_list()))"
 """Runs in a process of its own: the one that starts the workers needs no torch, which takes 200 MB and seconds."""
 
 _SHARED = ("upload_mbit", "monthly_gb", "disk_gb", "ram_gb")

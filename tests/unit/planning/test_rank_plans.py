@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from p2prl.learner.training.parallel_config import ParallelConfig
-from p2prl.planning.host_plans import (
+from p2prl.planning.rank_plans import (
     HostPlan,
     Probe,
     Work,

@@ -24,11 +24,11 @@ from p2prl.learner.training.memory_model import memory_needs
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.learner.training.update_engine import EngineSettings
-from p2prl.models.hardware.device import choose_device, use_threads
+from p2prl.models.hardware.device_choice import choose_device, use_threads
 from p2prl.plain_text import counted
-from p2prl.planning.host_plans import HostPlan, RankedPlan, Work, best_of_each, fitted, plans_within, rank_plans
-from p2prl.planning.host_profile import Host, profile
-from p2prl.planning.host_record import HostChoice, KeptPlan, choice_lines, read_choice, write_choice
+from p2prl.planning.rank_plan_record import HostChoice, KeptPlan, choice_lines, read_choice, write_choice
+from p2prl.planning.rank_plans import HostPlan, RankedPlan, Work, best_of_each, fitted, plans_within, rank_plans
+from p2prl.planning.rank_profile import Host, profile
 
 _ROW_TOKENS = 512
 """Longest row of a profile: longer ones cost as much a token, but for attention, and take the profile's time."""

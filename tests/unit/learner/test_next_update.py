@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2prl.learner.timing.update_schedule import Action, Schedule, ScheduleConfig
+from p2prl.learner.timing.next_update import Action, Schedule, ScheduleConfig
 
 
 def test_state_table() -> None:

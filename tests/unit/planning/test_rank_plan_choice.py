@@ -16,11 +16,11 @@ from p2prl.errors import ConfigError, MachineError
 from p2prl.learner.new_run_plan import RunPlan
 from p2prl.learner.training.parallel_config import ParallelConfig
 from p2prl.models.small_models.tiny_models import tiny_model
-from p2prl.planning import host_choice
-from p2prl.planning.host_choice import with_host_plan
-from p2prl.planning.host_plans import Probe, profile_timings
-from p2prl.planning.host_profile import Host, Timed
-from p2prl.planning.host_record import choice_lines, read_choice
+from p2prl.planning import rank_plan_choice
+from p2prl.planning.rank_plan_choice import with_host_plan
+from p2prl.planning.rank_plan_record import choice_lines, read_choice
+from p2prl.planning.rank_plans import Probe, profile_timings
+from p2prl.planning.rank_profile import Host, Timed
 
 SECONDS = {"1": 4.0, "dp2": 3.0, "pp2": 1.0}
 """Of every short training; tp2 is not timed."""
@@ -48,9 +48,9 @@ class FakeProfile:
 @pytest.fixture
 def profile(monkeypatch: pytest.MonkeyPatch) -> FakeProfile:
     fake = FakeProfile(SECONDS)
-    monkeypatch.setattr(host_choice, "profile", fake)
+    monkeypatch.setattr(rank_plan_choice, "profile", fake)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(host_choice, "use_threads", lambda threads: None)
+    monkeypatch.setattr(rank_plan_choice, "use_threads", lambda threads: None)
     return fake
 
 
@@ -96,7 +96,7 @@ def test_another_host_version_or_setting_is_profiled_again(
     if other == "settings":
         folder = changed(folder, groups_per_update=3)
     else:
-        monkeypatch.setattr(host_choice, f"_{other}", lambda: "another")
+        monkeypatch.setattr(rank_plan_choice, f"_{other}", lambda: "another")
     with_host_plan(folder, lambda _: None)
     assert len(profile.asked) == 2
 
