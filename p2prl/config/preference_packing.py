@@ -81,6 +81,6 @@ class PreferencePacker:
 
     def _rendered(self, row: PreferenceRow) -> str:
         try:
-            return self._renderer.render(row.prompt)
+            return self._renderer.render(row.prompt, row.tools)
         except ConfigError as error:
             raise ConfigError(f"{row.place}: {error}", remedy=error.remedy) from error

@@ -7,15 +7,16 @@ ids and, for procedural tasks, the two texts that stand around a prompt.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError
-from p2prl.models.tokenizer.control_text import ControlEncoding, ControlText
+from p2prl.models.tokenizer.control_text import ControlEncoding
 from p2prl.models.tokenizer.text_codec import library_panics
 from p2prl.protocol import limits
 from p2prl.tasks.data.prompts import CUT, Message, Prompt
+from p2prl.tasks.data.tool_messages import Tool, names_called, texts_in, tool_name, with_text_arguments, with_texts
 
 _DATE = datetime.date(2024, 7, 26)
 """Date that templates get for today's, as Llama's do without a clock: the same data must give the same prompts."""
@@ -53,20 +54,23 @@ class PromptRenderer:
         token: int | None = self._tokenizer.unk_token_id
         return token
 
-    def render(self, prompt: Prompt) -> str:
+    def render(self, prompt: Prompt, tools: Sequence[Tool] = ()) -> str:
         """The text whose tokens are the prompt, with a `CUT` before each control token of the prompt's own text.
 
-        `ConfigError` when the template refuses the prompt, rewrites its control tokens, or there is none.
+        `ConfigError` when the template refuses the prompt, rewrites its control tokens, leaves out `tools` or their
+        calls, or there is none.
         """
-        rendered = self._rendered(prompt)
-        if self._encoding is None or not (found := self._encoding.control.found(_texts(prompt))):
+        rendered = self._rendered(prompt, tools)
+        texts = [*_texts(prompt), *texts_in(tools)]
+        if self._encoding is None or not (found := self._encoding.control.found(texts)):
             return rendered
-        if lone := self._encoding.control.lone(_texts(prompt)):
+        if lone := self._encoding.control.lone(texts):
             raise ConfigError(
                 f"the prompt has the control token {lone} in its text: of one character, it cannot be read as text",
                 remedy="Remove it from the row.",
             )
-        guarded = self._rendered(_guarded(prompt, self._encoding.control))
+        guard = self._encoding.control.guarded
+        guarded = self._rendered(_guarded(prompt, guard), with_texts(tools, guard))
         if guarded.replace(CUT, "") != rendered:
             raise ConfigError(
                 f"the prompt has the control token {found} in its text, which the chat template rewrites",
@@ -74,8 +78,22 @@ class PromptRenderer:
             )
         return guarded
 
-    def _rendered(self, prompt: Prompt) -> str:
-        return _plain(prompt) if self._template is None else self._applied(prompt, answered=False)
+    def _rendered(self, prompt: Prompt, tools: Sequence[Tool]) -> str:
+        if self._template is None:
+            if tools:
+                raise ConfigError(
+                    "the row has tools, which a chat template writes, and the model has none",
+                    remedy="Give one: --chat-template FILE; or leave out the column `tools`.",
+                )
+            return _plain(prompt)
+        rendered = self._applied(prompt, tools, answered=False)
+        for what, names in (("tools", map(tool_name, tools)), ("calls of tools", _called(prompt))):
+            if lost := next((name for name in names if name not in rendered), ""):
+                raise ConfigError(
+                    f"the chat template leaves out the row's {what}, such as {lost[:80]!r}",
+                    remedy="Give another template: --chat-template FILE; or leave them out of the rows.",
+                )
+        return rendered
 
     def _written(self) -> str:
         """What the template writes for a prompt and, where it can, for a conversation; empty without a template."""
@@ -84,6 +102,8 @@ class PromptRenderer:
         written = self._applied(_SENTINELS[0], answered=False)
         with suppress(ConfigError):
             written += self._applied(_conversation(_SENTINELS[0]), answered=False)
+        with suppress(ConfigError):
+            written += self._applied(_tool_conversation(_SENTINELS[0]), [_TOOL], answered=False)
         return written
 
     def _check_template(self, system: str) -> None:
@@ -122,16 +142,31 @@ class PromptRenderer:
         (token_ids,) = self.encode_all([rest if found else ""])
         return next((token for token in token_ids if token in special), None)
 
-    def _applied(self, prompt: Prompt, *, answered: bool) -> str:
-        """What the template writes for messages, of which `answered` says that the last one is the assistant's."""
+    def _applied(self, prompt: Prompt, tools: Sequence[Tool] = (), *, answered: bool) -> str:
+        """What the template writes for messages, of which `answered` says that the last one is the assistant's.
+
+        Templates take the arguments of calls as objects, or as JSON texts as DeepSeek's do: whichever is written as
+        JSON.
+        """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self._system and messages[0]["role"] == "system":
             raise ConfigError(
                 "the prompt has a system message of its own, and --system gives another", remedy="Leave out --system."
             )
+        messages = [*self._system, *messages]
+        if any("tool_calls" in message for message in messages):
+            with suppress(ConfigError):
+                text = self._filled(messages, tools, answered=answered)
+                if not any(str(arguments) in text for arguments in _arguments(messages)):
+                    return text
+            messages = [with_text_arguments(message) for message in messages]
+        return self._filled(messages, tools, answered=answered)
+
+    def _filled(self, messages: Sequence[Message], tools: Sequence[Tool], *, answered: bool) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [*self._system, *messages],
+                list(messages),
+                tools=list(tools) or None,
                 chat_template=self._template,
                 tokenize=False,
                 add_generation_prompt=not answered,
@@ -194,7 +229,7 @@ class PromptRenderer:
     def _around_answer(self, sentinel: str) -> tuple[str, str] | None:
         """What the template writes from the end of an answer to the next user message, and after that one."""
         messages = _conversation(sentinel)
-        _, answer, reply = _texts(messages)
+        _, answer, reply = (message["content"] for message in messages)
         parts = self.render(messages).split(answer)
         around = parts[-1].split(reply)
         return (around[0], around[1]) if len(parts) == len(around) == 2 else None
@@ -206,14 +241,42 @@ def _conversation(sentinel: str) -> list[Message]:
     return [{"role": role, "content": f"{sentinel}-{part}"} for role, part in turns]
 
 
-def _guarded(prompt: Prompt, control: ControlText) -> Prompt:
+def _guarded(prompt: Prompt, guard: Callable[[str], str]) -> Prompt:
     if isinstance(prompt, str):
-        return control.guarded(prompt)
-    return [{**message, "content": control.guarded(message["content"])} for message in prompt]
+        return guard(prompt)
+    return [{name: each if name == "role" else with_texts(each, guard) for name, each in m.items()} for m in prompt]
 
 
-def _texts(prompt: Prompt) -> list[str]:
-    return [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+def _texts(prompt: Prompt) -> Iterable[str]:
+    if isinstance(prompt, str):
+        return [prompt]
+    return (text for m in prompt for name, each in m.items() if name != "role" for text in texts_in(each))
+
+
+_TOOL: Tool = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "Looks up.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _tool_conversation(sentinel: str) -> list[Message]:
+    """A question, a call of `_TOOL`, and what it answers."""
+    call = {"id": "123456789", "type": "function", "function": {"name": "look_up", "arguments": {}}}
+    return [
+        {"role": "user", "content": f"{sentinel}-question"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": f"{sentinel}-found", "tool_call_id": call["id"], "name": "look_up"},
+    ]
+
+
+def _called(prompt: Prompt) -> list[str]:
+    return [] if isinstance(prompt, str) else names_called(prompt)
+
+
+def _arguments(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Arguments of calls whose text in Python is none in JSON."""
+    calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
+    return [arguments for arguments in calls if arguments]
 
 
 def _words(text: str) -> str:
@@ -257,7 +320,7 @@ def _plain(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
-        return prompt[0]["content"]
+        return str(prompt[0]["content"])
     raise ConfigError(
         f"a prompt of {len(prompt)} messages needs a chat template, and the model has none",
         remedy="Give one: --chat-template FILE.",

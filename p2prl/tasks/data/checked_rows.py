@@ -13,6 +13,7 @@ from p2prl.tasks.data.data_plan import DataPlan
 from p2prl.tasks.data.data_source import DataSource
 from p2prl.tasks.data.packed_data import row_record
 from p2prl.tasks.data.prompts import Prompt, checked_prompt, kind_of
+from p2prl.tasks.data.tool_messages import TOOLS, Tool, tools_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class CheckedRow:
     number: int
     """Its number in the source."""
     prompt: Prompt
+    tools: tuple[Tool, ...]
+    """Those that the model may call, in its column `tools`; most rows have none."""
     columns: dict[str, Any]
     """Its other columns, with the answer also as `answer`."""
     answered: bool
@@ -78,7 +81,8 @@ class CheckedRows:
                 )
         for name in sorted(self._plan.needed_columns - columns.keys()):
             raise self._unscorable(row, name, place)
-        return CheckedRow(place, number, prompt, columns, bool(chosen.answer), size_bytes)
+        tools = tools_of(row.get(TOOLS))
+        return CheckedRow(place, number, prompt, tools, columns, bool(chosen.answer), size_bytes)
 
     def _columns(self, row: dict[str, object], place: str) -> Columns:
         if self.chosen is None:

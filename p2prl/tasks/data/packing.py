@@ -27,6 +27,7 @@ from p2prl.tasks.data.held_out_rows import is_held_out
 from p2prl.tasks.data.packed_data import Row
 from p2prl.tasks.data.prompts import CUT, Prompt
 from p2prl.tasks.data.split_packer import LongPrompts, PromptRoom, SplitPacker
+from p2prl.tasks.data.tool_messages import Tool
 from p2prl.tasks.scorers.answer_text import marked_answer
 
 _MORE_ROOM = "Choose a smaller --max-new-tokens, or a model with a longer context."
@@ -44,10 +45,10 @@ class PromptEncoder(Protocol):
         """Token of texts that the tokenizer does not know; None if it knows every text."""
         ...
 
-    def render(self, prompt: Prompt) -> str:
+    def render(self, prompt: Prompt, tools: Sequence[Tool] = ()) -> str:
         """The text whose tokens are the prompt, with a `CUT` before each control token that is plain text.
 
-        `ConfigError` when the template refuses it.
+        `ConfigError` when the template refuses it, or leaves out `tools`.
         """
         ...
 
@@ -211,7 +212,7 @@ class DataPacker:
 
     def _rendered(self, row: CheckedRow) -> str:
         try:
-            return self._encoder.render(row.prompt)
+            return self._encoder.render(row.prompt, row.tools)
         except ConfigError as error:
             raise ConfigError(f"{row.place}: {error}", remedy=error.remedy) from error
 

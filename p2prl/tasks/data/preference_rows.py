@@ -13,6 +13,7 @@ from p2prl.errors import ConfigError
 from p2prl.tasks.data.columns import PROMPT_NAMES, has, value_of
 from p2prl.tasks.data.data_source import DataSource
 from p2prl.tasks.data.prompts import Prompt, checked_prompt, kind_of
+from p2prl.tasks.data.tool_messages import TOOLS, Tool, tools_of
 
 CHOSEN, REJECTED = "chosen", "rejected"
 """Columns of the two answers."""
@@ -30,6 +31,8 @@ class PreferenceRow:
     prompt: Prompt
     chosen: str
     rejected: str
+    tools: tuple[Tool, ...] = ()
+    """Those that the model could call."""
 
 
 def preference_rows(source: DataSource) -> Iterator[PreferenceRow]:
@@ -64,7 +67,8 @@ def _checked(row: Mapping[str, object], place: str) -> PreferenceRow:
         raise ConfigError(
             f"{place}: there is no prompt", remedy="Call its column prompt, or write chosen and rejected as messages."
         )
-    return PreferenceRow(place, checked_prompt(given, place=place, column=column or CHOSEN), chosen, rejected)
+    prompt = checked_prompt(given, place=place, column=column or CHOSEN)
+    return PreferenceRow(place, prompt, chosen, rejected, tools_of(value_of(row, TOOLS)))
 
 
 def _joined(prompt: object, before: list[object], place: str) -> object:

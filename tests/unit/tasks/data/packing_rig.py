@@ -20,6 +20,7 @@ from p2prl.tasks.data.packed_data import PackedPrompts, PackedRows
 from p2prl.tasks.data.packing import DataPacker, PackedData
 from p2prl.tasks.data.prompts import Prompt
 from p2prl.tasks.data.split_packer import PromptRoom
+from p2prl.tasks.data.tool_messages import Tool, tool_name
 
 
 class ByteEncoder:
@@ -27,9 +28,9 @@ class ByteEncoder:
 
     unknown_id: int | None = ord("~")
 
-    def render(self, prompt: Prompt) -> str:
+    def render(self, prompt: Prompt, tools: Sequence[Tool] = ()) -> str:
         texts = [prompt] if isinstance(prompt, str) else [f"{m['role']}:{m['content']}" for m in prompt]
-        return f"<{'|'.join(texts)}>"
+        return f"<{'|'.join([*texts, *map(tool_name, tools)])}>"
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode()) for text in texts]

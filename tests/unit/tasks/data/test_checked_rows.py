@@ -19,6 +19,13 @@ from tests.unit.tasks.data.packing_rig import write_rows
 
 USER = {"role": "user", "content": "Hello"}
 
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 2}'}}],
+}
+"""As OpenAI's interface writes it: no text, and arguments as text."""
+
 NEEDED = {"needed_columns": frozenset({"answer"})}
 """A scorer compares with the answer."""
 
@@ -143,6 +150,15 @@ def test_an_instruction_without_input_is_a_prompt(tmp_path: Path, value: str | N
         ([{"role": "user", "content": []}], "is not {role, content}"),
         ([{"role": "user", "content": [{"type": "text", "text": " "}]}], "the user's last message is empty"),
         ([{**USER, "tool_calls": [1]}], "is not {role, content}"),
+        ([{**USER, "name": "me"}], "is not {role, content}"),
+        ([USER, {"role": "assistant", "content": "", "tool_calls": [1]}, USER], "`tool_calls` is no list of calls"),
+        ([USER, {"role": "assistant", "tool_calls": []}, USER], "`tool_calls` is no list of calls"),
+        ([USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, USER], "no list"),
+        ([USER, {"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]}, USER], "no list of calls"),
+        ([USER, {"role": "tool", "content": "4"}], "and none was called"),
+        ([USER, CALL, {"role": "tool", "content": {"sum": 4}}], "is not {role, content}"),
+        ([USER, CALL, {"role": "tool", "content": "4", "name": 4}], "`name` of a message is a number"),
+        ([USER, CALL], "the last message is the assistant's"),
         (["Hi"], "is not {role, content}"),
         (json.dumps([USER]), "the messages are written as text"),
     ],
@@ -153,6 +169,22 @@ def test_messages_that_are_no_prompt_are_refused(tmp_path: Path, messages: Any, 
     assert said in str(caught.value)
     assert "line 1" in str(caught.value)
     assert caught.value.remedy
+
+
+def test_a_row_may_go_on_after_a_tool_has_answered(tmp_path: Path) -> None:
+    answered = {"role": "tool", "content": "4", "tool_call_id": "c1", "name": "add"}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    for tools in ([tool], json.dumps([tool])):
+        (row,) = checked(tmp_path, {"messages": [USER, CALL, answered], "tools": tools})
+        assert row.tools == (tool,)
+        assert row.columns == {"tools": tools}, "scorers read it too"
+        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+        assert row.prompt == [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, answered]
+    (row,) = checked(tmp_path, {"messages": [USER], "tools": ["hammer", "saw"]})
+    assert row.tools == (), "another column that is called so"
+    calls = [[USER, {**CALL, "tool_calls": [{"function": {"name": "f", "arguments": {"n": n}}}]}, USER] for n in (1, 2)]
+    first, second = (row.prompt for row in checked(tmp_path, *({"messages": each} for each in calls)))
+    assert normal_text(first) != normal_text(second)
 
 
 def test_empty_fields_of_messages_are_left_out(tmp_path: Path) -> None:
