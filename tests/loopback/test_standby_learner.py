@@ -80,11 +80,15 @@ def test_the_learner_is_killed_and_its_standby_promoted(run: Path, tmp_path: Pat
         wait_until(lambda: "keeps step" in said(learner), seconds=180, what="a standby that keeps step")
         wait_until(lambda: len(versions(run)) > 3, seconds=240, what="versions")
         wait_until(lambda: read_status(second / "status.json").get("version", -1) > 0, seconds=240, what="a copy")
+        shown = command("status", str(second), environment=swarm.environment()).stdout
+        assert "standby learner" in shown.splitlines()[0]
+        assert "ledger entr" in shown.splitlines()[1]
         kill_tree(learner)
         known = versions(run), ledger(run)
         kill_tree(standby)
         promoted = command("promote", str(second), "--yes", "--json", environment=swarm.environment())
         assert promoted.returncode == 0, promoted.stderr
+        assert "standby learner" not in command("status", str(second), environment=swarm.environment()).stdout
         held = versions(second), ledger(second)
         assert held[0]
         assert all(mine == theirs[: len(mine)] for mine, theirs in zip(held, known, strict=True))

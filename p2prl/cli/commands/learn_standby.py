@@ -38,18 +38,22 @@ def follow_learner(
     reach = options.reach(lan=lan, rereads_file=True)
     listen = tuple(options.listen or ())
     config = standby_network(folder, listen, caps, peers=peers, transport=options.transport, reach=reach)
-    view = LiveView(quiet=as_json)
+    view, clock = LiveView(quiet=as_json), SystemClock()
+
+    def report(state: str) -> None:
+        write_status(directory / "status.json", {**standby.status(), "state": state, "time": clock.now()})
 
     def on_state(state: FollowedState) -> None:
         view.phase("standby learner", state.text)
-        write_status(directory / "status.json", standby.status())
+        report(state.text)
 
     with folder.lock(), view.shown():
         crash_log.keep_in(directory)
-        standby = StandbyLearner(folder, SystemClock(), on_notice=say)
+        standby = StandbyLearner(folder, clock, on_notice=say)
         interrupts = Interrupts(standby.stop, standby.stop, finishing="Stopping. The newest whole copy stays.")
         with interrupts.handled():
             standby.run(NetworkHandle(config), on_state=on_state)
+        report("stopped")
     if as_json:
         emit(standby.status())
     say(f"Stopped. Follow again with:  p2prl learn {shlex.quote(str(directory))} --standby")

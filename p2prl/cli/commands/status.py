@@ -15,6 +15,8 @@ from p2prl.cli.views.status_view import worker_lines
 from p2prl.config.worker_folder import default_home, holder_of, read_status
 from p2prl.errors import ConfigError, RemoteProtocolError
 from p2prl.json_lines import read_json_lines
+from p2prl.learner.following.promotion import is_standby
+from p2prl.learner.learner_paths import LearnerPaths
 from p2prl.protocol.envelope import body_of, open_envelope
 from p2prl.protocol.manifests import RunManifest
 
@@ -73,12 +75,14 @@ def _learner(run: Path) -> dict[str, object]:
 
     The file is written after each update and at the end, so it wins, unless a crash came between the two.
     """
-    name = _run_name(run)
+    name, holder = _run_name(run), holder_of(run)
+    status = read_status(run / "status.json")
+    if is_standby(LearnerPaths(run)):
+        return {**status, "run": name, "running": holder is not None}
     lines = read_json_lines(run / "metrics.jsonl").objects
-    metrics, status = lines[-1] if lines else {}, read_status(run / "status.json")
+    metrics = lines[-1] if lines else {}
     is_behind = float(metrics.get("step", -1)) > float(status.get("step", -1))
     status = {**status, **metrics} if is_behind else {**metrics, **status}
-    holder = holder_of(run)
     if holder is not None:  # the file's state may come from an earlier process
         status["state"] = "training" if holder == status.get("pid") else "running, no update since its start"
     return {**status, "run": name, "role": "learner", "running": holder is not None}

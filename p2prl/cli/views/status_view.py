@@ -67,7 +67,7 @@ def worker_lines(worker: Mapping[str, Any], *, now: float) -> list[str]:
     """
     role, seat = worker.get("role", "worker"), worker.get("seat", "")
     heading = f"{worker.get('run', 'a run')}  {role}{f' {seat}' if seat else ''}  {_state(worker, now)}"
-    rows = [("you are", _identity(worker)), *(_learner(worker) if role == "learner" else _worker(worker))]
+    rows = [("you are", _identity(worker)), *_ROWS.get(role, _worker)(worker)]
     if controls := worker.get("controls"):
         rows.append(("now", answer_line(controls, now=now)))
         rows += [("limit", line) for line in controls.get("unread", [])]
@@ -85,6 +85,15 @@ def _state(worker: Mapping[str, Any], now: float) -> str:
     if state in ("stopped", "finished"):
         return f"{state}{ago}"
     return f"not running, last report{ago}" if ago else "not running"
+
+
+def _standby_learner(worker: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of a standby learner."""
+    if "step" not in worker:
+        return [("holds", "nothing yet")]
+    entries = counted(worker["ledger_height"], "ledger entry", "ledger entries")
+    held = f"step {worker['step']:,}, {version_text(worker['version'])}, {entries}"
+    return [("holds", held), ("fetched", size_text(worker["fetched_bytes"]))]
 
 
 def _identity(worker: Mapping[str, Any]) -> str:
@@ -195,3 +204,7 @@ def _memory(worker: Mapping[str, Any]) -> str:
     network += worker.get("network_daemon_bytes", 0)
     parts = f" ({size_text(own)} of its own, {size_text(network)} of the network)" if network else ""
     return f"{size_text(own + network)} measured{parts}" if own else ""
+
+
+_ROWS = {"learner": _learner, "standby learner": _standby_learner}
+"""What is shown of a role; of any other what is shown of workers."""

@@ -53,6 +53,18 @@ def test_volunteer_status_lines() -> None:
     assert "{" not in text, "no key dump"
 
 
+def test_a_standby_learner_says_what_it_holds() -> None:
+    standby = {"run": "my-run", "role": "standby learner", "running": True, "state": "holds step 9; keeps step",
+               "step": 9, "version": 4, "ledger_height": 70, "fetched_bytes": 2_500_000}  # fmt: skip
+    assert shown(standby).splitlines() == [
+        "my-run  standby learner  holds step 9; keeps step",
+        "    holds     step 9, v4, 70 ledger entries",
+        "    fetched   2.5 MB",
+    ]
+    nothing = {"run": "my-run", "role": "standby learner", "running": False, "time": NOW - 60, "fetched_bytes": 0}
+    assert "holds     nothing yet" in shown(nothing)
+
+
 def test_energy_is_shown_where_it_was_measured_alone() -> None:
     assert "energy" not in shown(VOLUNTEER)
     energy = {"of": ["card", "processor"], "watts": 143.4, "kwh": 0.3124, "tokens": 9, "tokens_per_kwh": 1_204_000,
