@@ -13,6 +13,7 @@ from p2prl.net.storage.held_weights import has_weights
 from p2prl.net.storage.store_files import UnsyncedFiles
 from p2prl.protocol.identity import PeerId
 from p2prl.sim.costs import Tally
+from p2prl.sim.shared_decoding import SharedDecoding
 from p2prl.sim.virtual_network import VirtualNetwork
 from p2prl.swarm.events import Event, VersionReady
 from p2prl.swarm.signals import Publish
@@ -27,6 +28,8 @@ class SimulatedPort:
     addresses: tuple[str, ...]
     path_of: Callable[[bytes], Path]
     tally: Tally = field(default_factory=Tally)
+    decoding: SharedDecoding = field(default_factory=SharedDecoding)
+    """Shared by all machines of a simulation."""
     inbox: deque[control.FromNetwork] = field(default_factory=deque)
     hold_s: float = 0.0
     """Virtual seconds before messages sent now leave."""
@@ -71,7 +74,8 @@ class SimulatedPort:
             self.held[event.manifest.weights.root] = event.raw
         message = bridge.message_of(event, path_of=self.path_of, status=self.make_status)
         if isinstance(message, control.PatchesReady):
-            self.network.node(self.peer).order(carry_out(message, UnsyncedFiles())[0], self.network.now)
+            answer, _ = carry_out(message, UnsyncedFiles(), self.decoding.of(message))
+            self.network.node(self.peer).order(answer, self.network.now)
             self.network.wake(self.peer)
         elif isinstance(message, control.WeightsReleased):
             forget(message)

@@ -35,6 +35,7 @@ from p2prl.protocol.kinds import Kind, Role
 from p2prl.sim.costs import CostMeter, Tally, links_of
 from p2prl.sim.link_conditions import LinkConditions, parse_delay, slow_envelopes
 from p2prl.sim.machines import identity_of
+from p2prl.sim.shared_decoding import SharedDecoding
 from p2prl.sim.shared_engine import SharedScorer
 from p2prl.sim.simulated_port import SimulatedPort
 from p2prl.sim.simulated_run import SimulatedRun
@@ -80,6 +81,7 @@ class Swarm:
             task=config.task,
         )
         self._tally = Tally(self._run.key.peer_id)
+        self._decoding = SharedDecoding()
         self._metrics: list[dict[str, Any]] = []
         self._finished = False
         self._counts: dict[str, int] = {}
@@ -234,7 +236,7 @@ class Swarm:
 
     def _host(self, identity: Identity, role: Role, store: DiskBlobStore, keep_versions: int) -> SimulatedPort:
         peer, run = identity.peer_id, self._run
-        port = SimulatedPort(self.network, peer, (self.network.address(peer),), store.path, self._tally)
+        port = SimulatedPort(self.network, peer, (self.network.address(peer),), store.path, self._tally, self._decoding)
         config = self._node_config(identity, role, keep_versions)
 
         def make(now: float, rng: random.Random) -> Node:

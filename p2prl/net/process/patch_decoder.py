@@ -10,21 +10,24 @@ from pathlib import Path
 
 from p2prl.errors import IntegrityError, MachineError, RemoteProtocolError
 from p2prl.net.process import control
-from p2prl.net.process.version_rebuild import forget_others, rebuild
+from p2prl.net.process.version_rebuild import Decode, forget_others, rebuild
 from p2prl.net.storage.store_files import StoreFiles
+from p2prl.patches.decode import apply_route
 from p2prl.swarm import signals
 
 log = logging.getLogger("p2prl.net")
 
 
-def carry_out(order: control.PatchesReady, files: StoreFiles | None = None) -> tuple[signals.VersionRebuilt, str]:
+def carry_out(
+    order: control.PatchesReady, files: StoreFiles | None = None, decode: Decode = apply_route
+) -> tuple[signals.VersionRebuilt, str]:
     """Decode, and return the answer for the network process and an error message for the user, empty on success.
 
-    `files` as in `rebuild`.
+    `files` and `decode` as in `rebuild`.
     """
     fault = ""
     try:
-        rebuild(order, files)
+        rebuild(order, files, decode)
     except (IntegrityError, RemoteProtocolError, MachineError) as error:
         fault = str(error)
     except Exception as error:  # the thread's outermost loop: a node must always get an answer

@@ -45,16 +45,20 @@ its own costs less. A learner that signs versions which change less at first and
 than it was told (`p2prl.swarm.policies.retention`)."""
 
 
-def rebuild(order: control.PatchesReady, files: StoreFiles | None = None) -> None:
+Decode = Callable[..., Iterator[Rebuilt]]
+"""`apply_route`, or what gives the same."""
+
+
+def rebuild(order: control.PatchesReady, files: StoreFiles | None = None, decode: Decode = apply_route) -> None:
     """Decode the patches of `order`; the version is in the chain or in its file then, and survives a crash.
 
-    `files` write the chain.
+    `files` write the chain; `decode` may take what another machine in this process has decoded.
 
     Raises `IntegrityError` or `RemoteProtocolError` when the patches do not lead from the base to the signed weights,
     and `MachineError` when the disk refuses.
     """
     try:
-        _Rebuild(order, files).run()
+        _Rebuild(order, files, decode).run()
     except OSError as error:
         raise write_error(error, f"in {order.folder}") from error
 
@@ -87,8 +91,9 @@ def forget_others(folder: Path, held: Collection[bytes]) -> None:
 class _Rebuild:
     """One order."""
 
-    def __init__(self, order: control.PatchesReady, files: StoreFiles | None) -> None:
+    def __init__(self, order: control.PatchesReady, files: StoreFiles | None, decode: Decode) -> None:
         self._order = order
+        self._decode = decode
         self._folder = Path(order.folder)
         self._word_type = WORD_TYPES[order.dtype]
         self._words = order.weights.size_bytes // self._word_type.word_bytes
@@ -217,7 +222,7 @@ class _Rebuild:
         order = self._order
         names = WeightNames(order.weights.chunk_bytes)
         streams = [_pieces(self._path(root)) for root in order.patches]
-        for segment in apply_route(
+        for segment in self._decode(
             streams,
             self._base_words(),
             words=self._words,

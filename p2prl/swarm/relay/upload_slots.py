@@ -122,6 +122,8 @@ class UploadSlots:
         """Chunks that each peer has acknowledged since it last declined a grant."""
         self._proven: set[PeerId] = set()
         """Peers that have acknowledged a chunk, and whose last one was."""
+        self._held_unproven: int | None = None
+        """What `_unproven` found since a count changed."""
         self._stuck: dict[PeerId, int] = {}
         """Chunks past their deadline that the shell still holds, by peer; no peer is listed with 0."""
         self._pair_depth = pair_depth
@@ -170,28 +172,28 @@ class UploadSlots:
     def grant(self, grant: Grant) -> None:
         """Count a grant that is sent."""
         self._grants.append(grant)
-        _change(self._ahead, grant.peer, 1)
+        self._change(self._ahead, grant.peer, 1)
 
     def redeem(self, peer: PeerId, root: Digest | None = None) -> Grant | None:
         """Remove and return the oldest grant of a peer (for one blob, if given): it was used or declined."""
         for grant in self._grants:
             if grant.peer == peer and root in (None, grant.root):
                 self._grants.remove(grant)
-                _change(self._ahead, peer, -1)
+                self._change(self._ahead, peer, -1)
                 return grant
         return None
 
     def enqueue(self, upload: Upload) -> None:
         """Queue a granted request."""
         self._waiting.append(upload)
-        _change(self._ahead, upload.peer, 1)
+        self._change(self._ahead, upload.peer, 1)
 
     def cancel(self, peer: PeerId, chunk: Place) -> None:
         """Remove a waiting request. A chunk that is being sent already is not stopped."""
         upload = Upload(peer, chunk)
         if upload in self._waiting:
             self._waiting.remove(upload)
-            _change(self._ahead, peer, -1)
+            self._change(self._ahead, peer, -1)
 
     def next_upload(self, is_ready: Callable[[Place], bool]) -> Upload | None:
         """Take the next request whose chunk is ready, if a slot is free. Call `began` once the shell has it.
@@ -206,7 +208,7 @@ class UploadSlots:
             if self._sending.get(upload.peer, 0) < _PER_PAIR + self._beyond(upload.peer):
                 if is_ready(upload.chunk):
                     self._waiting.remove(upload)
-                    _change(self._ahead, upload.peer, -1)
+                    self._change(self._ahead, upload.peer, -1)
                     return upload
                 self.awaits_chunk = True
                 free -= 1
@@ -214,27 +216,44 @@ class UploadSlots:
 
     def began(self, peer: PeerId, deadline: float) -> None:
         """The shell has a chunk for `peer`; past `deadline` its slot is free again regardless."""
-        _change(self._sending, peer, 1)
+        self._change(self._sending, peer, 1)
         self._sending_deadlines.append((deadline, peer))
 
     def done(self, peer: PeerId, *, delivered: bool = True) -> None:
         """The shell has sent a chunk to `peer`, or failed to."""
         if peer in self._stuck:
-            _change(self._stuck, peer, -1)  # its slot was freed by its deadline
+            self._change(self._stuck, peer, -1)  # its slot was freed by its deadline
         elif not self._free(peer):
             return  # its link is gone
         elif delivered:
             self._delivered[peer] = self._delivered.get(peer, 0) + 1
         if delivered:
-            self._proven.add(peer)
+            self._prove(peer, is_proven=True)
         else:
             self._delivered.pop(peer, None)
-            self._proven.discard(peer)
+            self._prove(peer, is_proven=False)
 
     def _unproven(self) -> int:
-        """Grants, requests and sends of peers that have acknowledged nothing."""
-        peers = self._ahead.keys() | self._sending.keys()
-        return sum(self.under_way(peer) for peer in peers - self._proven)
+        """Grants, requests and sends of peers that have acknowledged nothing. It is asked for every waiting peer."""
+        if self._held_unproven is None:
+            peers = self._ahead.keys() | self._sending.keys()
+            self._held_unproven = sum(self.under_way(peer) for peer in peers - self._proven)
+        return self._held_unproven
+
+    def _change(self, counts: dict[PeerId, int], peer: PeerId, by: int) -> None:
+        self._held_unproven = None
+        count = counts.get(peer, 0) + by
+        if count:
+            counts[peer] = count
+        else:
+            del counts[peer]
+
+    def _prove(self, peer: PeerId, *, is_proven: bool) -> None:
+        self._held_unproven = None
+        if is_proven:
+            self._proven.add(peer)
+        else:
+            self._proven.discard(peer)
 
     def _beyond(self, peer: PeerId) -> int:
         return depth_beyond(self._delivered.get(peer, 0), self.share)
@@ -242,7 +261,7 @@ class UploadSlots:
     def _free(self, peer: PeerId) -> bool:
         if peer not in self._sending:
             return False
-        _change(self._sending, peer, -1)
+        self._change(self._sending, peer, -1)
         for entry in self._sending_deadlines:
             if entry[1] == peer:
                 self._sending_deadlines.remove(entry)
@@ -258,7 +277,7 @@ class UploadSlots:
         self._ahead.pop(peer, None)
         self._sending.pop(peer, None)
         self._delivered.pop(peer, None)
-        self._proven.discard(peer)
+        self._prove(peer, is_proven=False)
         self._stuck.pop(peer, None)
         return gone
 
@@ -267,12 +286,12 @@ class UploadSlots:
         for _, peer in [entry for entry in self._sending_deadlines if entry[0] <= now]:
             self._free(peer)
             self._delivered.pop(peer, None)
-            self._proven.discard(peer)
-            _change(self._stuck, peer, 1)
+            self._prove(peer, is_proven=False)
+            self._change(self._stuck, peer, 1)
         expired = [grant for grant in self._grants if grant.deadline <= now]
         for grant in expired:
             self._grants.remove(grant)
-            _change(self._ahead, grant.peer, -1)
+            self._change(self._ahead, grant.peer, -1)
         return expired
 
     def deadlines(self) -> Iterator[float]:
@@ -281,11 +300,3 @@ class UploadSlots:
             yield self._grants[0].deadline
         if self._sending_deadlines:
             yield min(entry[0] for entry in self._sending_deadlines)
-
-
-def _change(counts: dict[PeerId, int], peer: PeerId, by: int) -> None:
-    count = counts.get(peer, 0) + by
-    if count:
-        counts[peer] = count
-    else:
-        del counts[peer]
