@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # As many workers as cores at least: a second thread of torch's would only spin beside another worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_MEMORY, _MEMORY_BYTES = Path("/dev/shm"), 4 * 2**30  # noqa: S108
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES:
+    # Databases and files are written through to the disk thousands of times: in memory that takes no time.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 # The duration of an example depends on the machine's load; each test has its own timeout.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
