@@ -111,6 +111,7 @@ _BEHIND_SWARMS = 3
 """Niceness of a worker that begins with other tests than swarms: those wait on each other under limits of time."""
 
 _RANKED = pytest.StashKey[bool]()
+_FILE = pytest.StashKey[Path]()
 
 
 @functools.cache
@@ -141,7 +142,15 @@ class _SwarmsInRows(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Called by pytest: at a worker's first test, step back behind the swarms if it is none of theirs."""
+    """Called by pytest: at a worker's first test, step back behind the swarms if it is none of theirs.
+
+    At the first test of a file, what files before it have imported and compiled is left out of the garbage collector's
+    rounds as well: engines that are freed start a full one, which would take most of a second.
+    """
+    if item.config.stash.get(_FILE, None) != item.path:
+        item.config.stash[_FILE] = item.path
+        gc.collect()
+        gc.freeze()
     if is_xdist_worker(item) and _RANKED not in item.config.stash:
         item.config.stash[_RANKED] = True
         if not _has_swarms(item.nodeid):
