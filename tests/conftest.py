@@ -27,7 +27,7 @@ sys.dont_write_bytecode = False
 # As many workers as cores at least: a second thread of torch's would only spin beside another worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-_MEMORY, _MEMORY_BYTES = Path("/dev/shm"), 4 * 2**30  # noqa: S108
+_MEMORY, _MEMORY_BYTES = Path("/dev/shm"), 4 * 2**30
 if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES:
     # Databases and files are written through to the disk thousands of times: in memory that takes no time.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))

@@ -59,8 +59,8 @@ def profile(model: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    processes.subprocess = FORKING  # type: ignore[attr-defined]
+    processes.subprocess = FORKING  # type: ignore[assignment]
     alone = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))
-    benchmark.multiprocessing = host_profile.multiprocessing = alone  # type: ignore[attr-defined]
+    benchmark.multiprocessing = host_profile.multiprocessing = alone  # type: ignore[assignment]
     FUNCTIONS: dict[str, Callable[[Any], Any]] = {"bench": bench, "profile": profile}
-    print(json.dumps(FUNCTIONS[sys.argv[1]](json.loads(sys.argv[2]))))
+    sys.stdout.write(json.dumps(FUNCTIONS[sys.argv[1]](json.loads(sys.argv[2]))))

@@ -261,7 +261,10 @@ def _answer(line: socket.socket, **facts: int) -> None:
 
 
 def _fork(line: socket.socket, server: str) -> tuple[int, int]:
-    """Fork for the request on `line`, and tell it where the server is. Returns the child's process id and a descriptor that is readable at its end."""
+    """Fork for the request on `line`, and tell it where the server is.
+
+    Returns the child's process id and a descriptor that is readable at its end.
+    """
     data, descriptors, _, _ = socket.recv_fds(line, _REQUEST_BYTES, _MOST_DESCRIPTORS)
     pid = os.fork()
     if pid == 0:
