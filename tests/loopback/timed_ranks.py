@@ -59,8 +59,8 @@ def profile(model: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    processes.subprocess = FORKING  # type: ignore[assignment]
-    alone = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))
-    benchmark.multiprocessing = host_profile.multiprocessing = alone  # type: ignore[assignment]
+    vars(processes)["subprocess"] = FORKING
+    for module in (benchmark, host_profile):
+        vars(module)["multiprocessing"] = SimpleNamespace(get_context=lambda _: multiprocessing.get_context("fork"))
     FUNCTIONS: dict[str, Callable[[Any], Any]] = {"bench": bench, "profile": profile}
     sys.stdout.write(json.dumps(FUNCTIONS[sys.argv[1]](json.loads(sys.argv[2]))))
