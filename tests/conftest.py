@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib.util
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # As many workers as cores at least: a second thread of torch's would only spin beside another worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_MEMORY, _MEMORY_BYTES = Path("/dev/shm"), 4 * 2**30
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES:
+    # Databases and files are written through to the disk thousands of times: in memory that takes no time.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 # The duration of an example depends on the machine's load; each test has its own timeout.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -105,6 +111,7 @@ _BEHIND_SWARMS = 3
 """Niceness of a worker that begins with other tests than swarms: those wait on each other under limits of time."""
 
 _RANKED = pytest.StashKey[bool]()
+_FILE = pytest.StashKey[Path]()
 
 
 @functools.cache
@@ -135,7 +142,15 @@ class _SwarmsInRows(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Called by pytest: at a worker's first test, step back behind the swarms if it is none of theirs."""
+    """Called by pytest: at a worker's first test, step back behind the swarms if it is none of theirs.
+
+    At the first test of a file, what files before it have imported and compiled is left out of the garbage collector's
+    rounds as well: engines that are freed start a full one, which would take most of a second.
+    """
+    if item.config.stash.get(_FILE, None) != item.path:
+        item.config.stash[_FILE] = item.path
+        gc.collect()
+        gc.freeze()
     if is_xdist_worker(item) and _RANKED not in item.config.stash:
         item.config.stash[_RANKED] = True
         if not _has_swarms(item.nodeid):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ Incarnation = NewType("Incarnation", int)
 """Number of crashes so far, so that actions scheduled before a crash can be recognized and skipped."""
 
 
+@functools.lru_cache(maxsize=16_384)
 def identity_of(name: str) -> Identity:
     """The identity of a simulated peer, derived from its name: the same on every run."""
     return Identity(blake3(f"simulated peer {name}".encode()).digest(16))

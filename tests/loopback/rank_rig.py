@@ -29,9 +29,10 @@ from p2prl.models.logprobs.policy_logprobs import completion_logprobs
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import layout_of
 from p2prl.protocol.lora_spec import LoraSpec
-from p2prl.ranks import commands
+from p2prl.ranks import commands, processes
 from p2prl.ranks.processes import RankProcesses, meeting_folder
 from p2prl.ranks.sharded_engine import ShardedEngine
+from p2prl_lab.testing.forked_roles import FORKING
 
 CPU = torch.device("cpu")
 TWO_RANKS = ParallelConfig(plan="dp2")
@@ -40,10 +41,12 @@ CONFIG = OptimizerConfig(learning_rate=1e-3, warmup_updates=3)
 
 @contextmanager
 def started(count: int) -> Iterator[RankProcesses]:
-    """This process and others, with one thread each, until the end of the block."""
+    """This process and others, which are forks, with one thread each, until the end of the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    met = RankProcesses(commands.Meeting(ranks=count, folder=str(meeting_folder()), threads=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "subprocess", FORKING)
+        met = RankProcesses(commands.Meeting(ranks=count, folder=str(meeting_folder()), threads=1))
     try:
         yield met
     finally:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from p2prl.bench.ranks.benchmark import RanksBenchConfig, run_ranks_bench
+from p2prl.bench.ranks.benchmark import RanksBenchConfig
 from p2prl.errors import ConfigError
+from tests.loopback.timed_ranks import timed_in_fork
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
 
 
 def test_a_plan_is_measured_beside_one_process() -> None:
-    config = RanksBenchConfig(plans=("1", "pp2"), vocabulary=600, groups=2, completions=2, tokens=8, updates=2)
-    single, staged = run_ranks_bench(config)
-    assert (single.plan, single.cpu_s_of_single, single.bytes_of_single) == ("1", 1.0, 1.0)
-    assert (single.gradient_error_max, single.words_within_1e5, single.same_bytes) == (0.0, 1.0, True)
-    assert staged.plan == "pp2"
-    assert staged.same_bytes
-    assert staged.gradient_error_max is not None
-    assert 0.0 < staged.gradient_error_max <= 5e-6
-    assert staged.words_within_1e5 is not None
-    assert staged.words_within_1e5 >= 0.9999
-    assert staged.bytes_predicted < single.bytes_predicted
-    assert min(staged.bytes_counted, staged.cpu_s, staged.wall_s) > 0
+    config = {"plans": ("1", "pp2"), "vocabulary": 600, "groups": 2, "completions": 2, "tokens": 8, "updates": 2}
+    single, staged = timed_in_fork("bench", config)
+    assert (single["plan"], single["cpu_s_of_single"], single["bytes_of_single"]) == ("1", 1.0, 1.0)
+    assert (single["gradient_error_max"], single["words_within_1e5"], single["same_bytes"]) == (0.0, 1.0, True)
+    assert staged["plan"] == "pp2"
+    assert staged["same_bytes"]
+    assert 0.0 < staged["gradient_error_max"] <= 5e-6
+    assert staged["words_within_1e5"] >= 0.9999
+    assert staged["bytes_predicted"] < single["bytes_predicted"]
+    assert min(staged["bytes_counted"], staged["cpu_s"], staged["wall_s"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2prl_lab.testing.forked_roles import run_fork, start_fork
+from p2prl_lab.testing.forked_roles import FORKING, run_fork, start_fork
 from tests.loopback.program import ENVIRONMENT
 
 pytestmark = pytest.mark.loopback
@@ -39,3 +40,19 @@ def test_a_fork_has_its_own_environment_and_ends_by_a_signal(tmp_path: Path) -> 
     role.kill()
     assert role.wait(60) == -signal.SIGKILL
     role.kill()  # of one that has ended: nothing
+
+
+def test_a_forked_program_has_pipes_and_the_descriptors_that_it_is_given() -> None:
+    reads, writes = os.pipe()
+    command = [sys.executable, "-m", "json.tool", "--compact", "-", f"/dev/fd/{writes}"]
+    with FORKING.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(writes,)) as program:
+        os.close(writes)
+        program.stdin.write(b'{"a": [1, 2]}')
+        program.stdin.close()
+        with os.fdopen(reads) as given:
+            assert given.read() == '{"a":[1,2]}\n'
+        assert program.wait(60) == 0
+    with FORKING.Popen(command[:4], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        program.stdin.write(b"[]")
+        program.stdin.close()
+        assert program.stdout.read() == b"[]\n"

@@ -59,10 +59,12 @@ def ranks() -> Iterator[RankProcesses]:
 def test_the_gradient_of_every_loss_is_that_of_one_process(
     plan: ParallelConfig, ranks: RankProcesses, tmp_path: Path
 ) -> None:
+    """Rank 0 computes a loss before it is shared by any plan: one plan sees all losses, the others a third each."""
     model = qwen2()
     directory = saved(model, tmp_path / "model")
     one, two = single(directory, pipeline()), sharded(ranks, directory, pipeline(), parallel=plan)
-    assert_gradients_agree(one, two, model, losses=LOSSES.names())
+    number = PLANS.index(plan)
+    assert_gradients_agree(one, two, model, losses=LOSSES.names()[number - 1 :: 3] if number else LOSSES.names())
 
 
 CASES: dict[str, tuple[ParallelConfig, Callable[[], Any], dict[str, Any]]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import json
@@ -23,9 +24,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
 
 HEAVY = (
     "p2prl.cli.entry",
@@ -34,11 +36,17 @@ HEAVY = (
     "p2prl.cli.commands.join_worker",
     "p2prl.cli.commands.learn",
     "p2prl.cli.commands.validate_worker",
+    "p2prl.models.engines.transformers.scorer",
+    "p2prl.ranks.follower",
     "transformers.modeling_utils",
 )
 """Imported before the first fork: they import the rest."""
 
 _REQUEST_BYTES = 1 << 20
+_MOST_DESCRIPTORS = 8
+
+_SERVER = "P2PRL_TEST_FORKS"
+"""Variable that tells a fork the address to ask for other forks."""
 
 
 class ForkedRole:
@@ -96,26 +104,81 @@ def start_fork(
     `output` and `errors` are descriptors for what it prints, both to `output` if `errors` is None. `file_limit` is the
     largest file it may write, bytes. `first` is a program to run before, which may replace parts of modules.
     """
+    descriptors = {1: output, 2: output if errors is None else errors}
+    request = {"env": dict(environment), "file_limit": file_limit, "first": str(first or "")}
+    return ForkedRole(*_asked(descriptors, module=module, argv=list(arguments), **request), tuple(arguments))
+
+
+def _asked(descriptors: Mapping[int, int], **request: Any) -> tuple[socket.socket, int]:
+    """Ask for a fork that has descriptors of this process, each under the number given. Returns its line and id."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect(_server())
-    request = {
-        "argv": list(arguments),
-        "env": dict(environment),
-        "cwd": os.getcwd(),
-        "file_limit": file_limit,
-        "first": str(first or ""),
-        "module": module,
-    }
-    socket.send_fds(line, [json.dumps(request).encode()], [output, output if errors is None else errors])
-    return ForkedRole(line, int(_receive(line)["pid"]), tuple(arguments))
+    request |= {"cwd": os.getcwd(), "numbers": list(descriptors)}
+    socket.send_fds(line, [json.dumps(request).encode()], list(descriptors.values()))
+    return line, int(_receive(line)["pid"])
+
+
+class ForkedProgram(ForkedRole):
+    """A fork in the place of `subprocess.Popen([sys.executable, "-m", MODULE, ARGUMENTS…])`, with pipes."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int,
+        pass_fds: Collection[int] = (),
+        start_new_session: bool = True,
+    ) -> None:
+        """Start it. It always has a session of its own, and inherits the standard error."""
+        assert start_new_session
+        assert tuple(command[:2]) == (sys.executable, "-m")
+        assert stdin == subprocess.PIPE
+        theirs, mine = os.pipe()
+        self.stdin: IO[bytes] = os.fdopen(mine, "wb")
+        self.stdout: IO[bytes] | None = None
+        if stdout == subprocess.PIPE:
+            mine, output = os.pipe()
+            self.stdout = os.fdopen(mine, "rb")
+        else:
+            assert stdout == subprocess.DEVNULL
+            output = os.open(os.devnull, os.O_WRONLY)
+        descriptors = {0: theirs, 1: output, 2: 2} | {number: number for number in pass_fds}
+        request = {"env": dict(os.environ), "file_limit": None, "first": ""}
+        super().__init__(*_asked(descriptors, module=command[2], argv=list(command[3:]), **request), tuple(command))
+        os.close(theirs)
+        os.close(output)
+
+    def __enter__(self) -> ForkedProgram:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in (self.stdin, self.stdout):
+            if file is not None:
+                file.close()
+        self.wait()
+
+
+FORKING = SimpleNamespace(**vars(subprocess) | {"Popen": ForkedProgram})
+"""The module `subprocess`, whose programs are forks: for a module whose programs import torch."""
 
 
 def run_fork(
-    arguments: Sequence[str], environment: Mapping[str, str], *, timeout_s: float, file_limit: int | None = None
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    timeout_s: float,
+    file_limit: int | None = None,
+    module: str = "p2prl",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `p2prl ARGUMENTS…` in a fork to its end; `subprocess.TimeoutExpired`, and its end, after `timeout_s`."""
+    """Run `p2prl ARGUMENTS…`, or `python -m MODULE ARGUMENTS…`, in a fork to its end.
+
+    `subprocess.TimeoutExpired`, and its end, after `timeout_s`.
+    """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        role = start_fork(arguments, environment, output.fileno(), errors.fileno(), file_limit=file_limit)
+        role = start_fork(
+            arguments, environment, output.fileno(), errors.fileno(), file_limit=file_limit, module=module
+        )
         try:
             status = role.wait(timeout_s)
         finally:
@@ -129,7 +192,9 @@ def run_fork(
 
 @functools.cache
 def _server() -> str:
-    """The address of this process's server, started at the first call."""
+    """The address of this process's server, started at the first call; a fork uses that which it came from."""
+    if _SERVER in os.environ:
+        return "\0" + os.environ[_SERVER]
     address = f"\0p2prl-forks-{os.getpid()}-{os.urandom(8).hex()}"
     own, theirs = socket.socketpair()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -179,7 +244,7 @@ def serve(address: str, owner: int) -> None:
                 return
             if key.fileobj is listener:
                 line, _ = listener.accept()
-                pid, ended = _fork(line)
+                pid, ended = _fork(line, address)
                 watched.register(ended, selectors.EVENT_READ, (pid, line))
             else:
                 pid, line = key.data
@@ -195,29 +260,30 @@ def _answer(line: socket.socket, **facts: int) -> None:
         line.send(json.dumps(facts).encode())
 
 
-def _fork(line: socket.socket) -> tuple[int, int]:
-    """Fork for the request on `line`. Returns the child's process id and a descriptor that is readable at its end."""
-    data, printed, _, _ = socket.recv_fds(line, _REQUEST_BYTES, 2)
+def _fork(line: socket.socket, server: str) -> tuple[int, int]:
+    """Fork for the request on `line`, and tell it where the server is.
+
+    Returns the child's process id and a descriptor that is readable at its end.
+    """
+    data, descriptors, _, _ = socket.recv_fds(line, _REQUEST_BYTES, _MOST_DESCRIPTORS)
     pid = os.fork()
     if pid == 0:
-        _become(json.loads(data), *printed)
-    for descriptor in printed:
+        _become(json.loads(data) | {"server": server}, descriptors)
+    for descriptor in descriptors:
         os.close(descriptor)
     _answer(line, pid=pid)
     return pid, os.pidfd_open(pid)
 
 
-def _become(request: dict[str, Any], output: int, errors: int) -> NoReturn:
+def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     """Run the program in this fork, and exit with its status."""
     status = 1
     try:
         os.setsid()
-        os.dup2(output, 1)
-        os.dup2(errors, 2)
-        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        _keep(dict(zip(request["numbers"], descriptors, strict=True)))
         os.chdir(request["cwd"])
         os.environ.clear()
-        os.environ.update(request["env"])
+        os.environ.update(request["env"] | {_SERVER: request["server"]})
         tempfile.tempdir = None  # TMPDIR may differ
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
         if request["file_limit"] is not None:
@@ -234,6 +300,18 @@ def _become(request: dict[str, Any], output: int, errors: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _keep(descriptors: Mapping[int, int]) -> None:
+    """Give each descriptor its number, and close all others beyond the standard three."""
+    above = max(descriptors) + 1
+    apart = {number: fcntl.fcntl(held, fcntl.F_DUPFD, above) for number, held in descriptors.items()}
+    for number, held in apart.items():
+        os.dup2(held, number)
+    last = 2
+    for number in (*sorted(set(descriptors) - {0, 1, 2}), resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        os.closerange(last + 1, number)
+        last = number
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def swept(account: SlotAccount, now: float, has_work: HasWork, *, is_delegate: b
     lost = 0
     for gap in account.gaps:
         is_behind = account.next_slot - 1 - gap.last >= LATER_SLOTS
-        for part in searched(gap, has_work) if is_behind or is_tight else (gap,):
+        for part in searched(gap, has_work) if (is_behind or is_tight) and not gap.searched else (gap,):
             if is_behind and now - part.since >= MISSING_S:
                 lost += charge(part)
             else:

@@ -44,7 +44,9 @@ class Gap(Wire, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 def charge(gap: Gap) -> int:
     """Lost slots that a gap counts as and has not been counted as yet."""
-    return max(0, min(gap.slots, COUNTED_PER_GAP) - gap.counted)
+    slots = gap.last - gap.first + 1  # without calls: a learner asks for every gap of a peer at each of its groups
+    owed = (slots if slots < COUNTED_PER_GAP else COUNTED_PER_GAP) - gap.counted
+    return owed if owed > 0 else 0
 
 
 def without(gap: Gap, slot: int, bounds: tuple[int, int], now: float) -> Iterator[Gap]:

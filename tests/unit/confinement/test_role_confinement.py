@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -180,10 +182,17 @@ for folder in sys.argv[2:]:
 """
 
 
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A folder that is not below /dev/shm, where an engine that compiles may write."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @needs_landlock
 @pytest.mark.parametrize("moved", [False, True])
-def test_an_engine_that_compiles_keeps_its_work_for_a_user_without_caches(tmp_path: Path, moved: bool) -> None:
-    home, elsewhere, own = tmp_path / "home", tmp_path / "elsewhere", tmp_path / "seat-1"
+def test_an_engine_that_compiles_keeps_its_work_for_a_user_without_caches(on_disk: Path, moved: bool) -> None:
+    home, elsewhere, own = on_disk / "home", on_disk / "elsewhere", on_disk / "seat-1"
     for folder in (home, elsewhere, own):
         folder.mkdir()
     environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(elsewhere) if moved else ""}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,15 @@ def python_files(*folders: str) -> Iterator[Path]:
 def parsed(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def docstring_of(path: Path) -> str:
+    """The docstring of a module, read without the rest of its file."""
+    with path.open(encoding="utf-8") as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type not in (tokenize.COMMENT, tokenize.NL):
+                return inspect.cleandoc(ast.literal_eval(token.string)) if token.type == tokenize.STRING else ""
+    return ""
 
 
 @functools.cache

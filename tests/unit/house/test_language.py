@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 import pytest
 
-from tests.unit.house.source_tree import ALL_FOLDERS, LABORATORY, PRODUCT_FOLDERS, name_of, parsed, python_files
+from tests.unit.house.source_tree import ALL_FOLDERS, LABORATORY, PRODUCT_FOLDERS, docstring_of, name_of, python_files
 
 OPENING = re.compile(r"(What|Who|Whoever|Whatever|Whom|How|Which|Where|When|So many)\b")
 
@@ -30,7 +29,7 @@ def test_module_docstrings_name_the_thing() -> None:
     opening = {
         name_of(path): docstring.partition("\n")[0]
         for path in python_files(*ALL_FOLDERS)
-        if OPENING.match(docstring := ast.get_docstring(parsed(path)) or "")
+        if OPENING.match(docstring := docstring_of(path))
     }
     assert opening == {}
 

@@ -134,7 +134,7 @@ def test_what_is_missing_never_exceeds_what_is_saved(left_out: set[int], is_dele
         if slot in left_out:
             continue
         learner.deliver(slot)
-        gone = [other for other in range(learner.state.next_slot) if other in left_out | set(learner.turned_away)]
+        gone = {other for other in left_out.union(learner.turned_away) if other < learner.state.next_slot}
         text = "".join("x" if other in gone else " " for other in range(learner.state.next_slot))
         charged = sum(min(COUNTED_PER_GAP, len(run)) for run in text.split())
         delivered = learner.state.next_slot - len(gone)

@@ -16,6 +16,7 @@ import pytest
 from p2prl.exit_codes import TEMPORARY
 from p2prl.ranks import commands, follower
 from p2prl.ranks.follower_process import RanksFolder
+from p2prl_lab.testing.forked_roles import ForkedProgram
 
 
 class _Input:
@@ -63,7 +64,7 @@ def test_ranks_whose_learner_dies_while_they_wait_for_it_end_with_it(tmp_path: P
     with ExitStack() as ranks:
         processes = [
             ranks.enter_context(
-                subprocess.Popen(
+                ForkedProgram(
                     [sys.executable, "-m", "p2prl.ranks.follower_process", number, meeting],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

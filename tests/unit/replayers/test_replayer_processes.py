@@ -21,8 +21,9 @@ from p2prl.models.sampler_port import GenerationRequest
 from p2prl.models.scorer_port import Scored
 from p2prl.models.small_models.tiny_models import tiny_model
 from p2prl.models.weights.layout import layout_of, weight_blocks
-from p2prl.replayers import messages
+from p2prl.replayers import messages, replayer_processes
 from p2prl.replayers.replayer_processes import ReplayerProcesses, _take_room
+from p2prl_lab.testing.forked_roles import FORKING
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -94,6 +95,14 @@ def alike(found: Sequence[Scored], wanted: Sequence[Scored]) -> None:
         for field in FIELDS:
             np.testing.assert_allclose(getattr(mine, field), getattr(theirs, field), rtol=0, atol=1e-4)
         assert [margin == 0 for margin in mine.margins] == [margin == 0 for margin in theirs.margins]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    """Replayers are forks of a process that has imported torch; tests/loopback/test_local_sampler.py starts others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replayer_processes, "subprocess", FORKING)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 
@@ -77,6 +78,7 @@ AFTER = NOW + 20.0
 """When the flood has had its places."""
 
 
+@functools.cache
 def delegation_by(owner: str, machine: Identity) -> Delegation:
     return sign_delegation(identity_of(owner), machine.public_key, serial=SERIAL + 1, expires_ms=SERIAL + DAY_MS)
 
