@@ -259,13 +259,10 @@ class Spool:
         )
         return frozenset(bytes(digest) for (digest,) in rows)
 
-    def held(self, digests: Iterable[bytes]) -> frozenset[bytes]:
-        """Those of these groups that the learner holds and has not settled."""
-        return frozenset(self._in_state(digests, SpoolState.DELIVERED))
-
-    def _in_state(self, digests: Iterable[bytes], state: SpoolState) -> list[bytes]:
+    def held(self, digests: Iterable[bytes], *, state: SpoolState = SpoolState.DELIVERED) -> frozenset[bytes]:
+        """Those of these groups that are in a state: by default that the learner holds and has not settled."""
         query = "SELECT 1 FROM groups WHERE digest = ? AND state = ?"
-        return [digest for digest in digests if self._db.execute(query, (digest, state)).fetchone()]
+        return frozenset(digest for digest in digests if self._db.execute(query, (digest, state)).fetchone())
 
     def count_with_learner(self, *, created_after: float, now: float) -> int:
         """Number of unsettled groups the learner holds, or that are so new that they may be in flight.
@@ -280,7 +277,7 @@ class Spool:
 
     def mark_stored(self, digests: Iterable[bytes]) -> None:
         """The learner has these groups on disk: resend them no more."""
-        for digest in self._in_state(digests, SpoolState.GENERATED):  # most are other volunteers'
+        for digest in self.held(digests, state=SpoolState.GENERATED):  # most are other volunteers'
             self._release(
                 digest,
                 "UPDATE groups SET state = ?, raw = NULL WHERE digest = ? AND state = ?",

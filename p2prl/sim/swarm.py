@@ -60,7 +60,10 @@ class _VolunteerHost:
 
 
 class Swarm:
-    """A learner and its volunteers."""
+    """A learner and its volunteers.
+
+    More than twelve attributes, because all machines share what each would compute alike.
+    """
 
     idle_turn_s = 5.0
     """Virtual seconds between two turns of an idle role. Over sockets a message wakes it and .2 s are the longest wait;

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,12 +19,9 @@ from p2prl.net.process.version_rebuild import rebuild, resume_chain
 from p2prl.net.storage.chain_blobs import CHAIN_FOLDER, WorkerBlobs
 from p2prl.net.storage.held_weights import has_weights, open_weights
 from p2prl.net.storage.weight_store import WeightStore
-from p2prl.patches.decode import Rebuilt, apply_route
 from p2prl.patches.stream_format import SEGMENT_WORDS
 from p2prl.patches.words import BF16
 from p2prl.protocol.manifests import blob_of
-from p2prl.sim import shared_decoding
-from p2prl.sim.shared_decoding import SharedDecoding
 from p2prl.swarm import signals
 from tests.unit.net.store_rig import KilledError, KilledFiles
 from tests.unit.net.worker_disk import WORDS, Disk, versions_of
@@ -48,27 +44,6 @@ def test_segments_go_through_all_patches_in_step(tmp_path: Path) -> None:
     disk = Disk(tmp_path, versions_of(SEGMENT_WORDS + 17))
     rebuild(disk.order(0, 1, 2))
     assert disk.held(2) == disk.weights(2)
-
-
-def test_simulated_machines_decode_a_route_once_and_each_has_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = []
-
-    def counted(*streams: Any, **options: Any) -> Iterator[Rebuilt]:
-        decoded.append(streams)
-        return apply_route(*streams, **options)
-
-    monkeypatch.setattr(shared_decoding, "apply_route", counted)
-    disks, shared = [Disk(tmp_path / name, versions_of(WORDS)) for name in ("one", "other")], SharedDecoding()
-    for route in ((0,), (0, 1), (1, 2)):
-        for disk in disks:
-            order = disk.order(*route)
-            rebuild(order, None, shared.of(order))
-            assert disk.held(route[-1]) == disk.weights(route[-1])
-    assert len(decoded) == 3
-    for version in (0, 1):
-        assert all(disk.held(version) == disk.weights(version) for disk in disks), "the way back is right too"
 
 
 def patch_path(order: control.PatchesReady, index: int) -> Path:
