@@ -146,8 +146,8 @@ class MemoryNeeds:
     """Gradients of embedding and head from one micro-batch where they are not added up in place, and tiles."""
     activations: int
     sharing: int
-    """What else there is while ranks share the gradients of embedding and head. Activations are free by then, so it
-    is what exceeds them."""
+    """What else there is while ranks share the gradients of embedding and head. Activations are free by then, and so
+    are gathered weights with `zero` 3: it is what exceeds them."""
 
     @property
     def total(self) -> int:
@@ -169,6 +169,7 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
     ranks, gathered = parallel.ranks, _gathered(shape, parallel)
     reference = -(-shape.trained // ranks) + _gathered(shape, replace(parallel, zero=3))
     rounded = gathered or -(-shape.parameters // parallel.shares)
+    dropped = gathered * width if parallel.zero == 3 else 0
     activations = int(rule.tokens * activation_bytes(shape, setup, checkpointing=rule.checkpointing))
     return MemoryNeeds(
         weights=-(-shape.parameters // ranks) * width + gathered * width + rounded * copies,
@@ -181,7 +182,7 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
         scratch=_word_gradients(shape, parallel, width) + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
         activations=activations,
-        sharing=max(0, _sent_gradients(shape, parallel) - activations),
+        sharing=max(0, _sent_gradients(shape, parallel) - activations - dropped),
     )
 
 

@@ -142,6 +142,7 @@ def test_ranks_share_what_is_trained_and_hold_some_weights_whole() -> None:
     assert two.scratch - alone.scratch == 4 * embeddings, "the gradient of embedding and head"
     sent = 4 * (embeddings + embeddings // 4)
     assert two.sharing == sent - two.activations > 0, "a copy to send, and a part of the sum, where activations were"
+    assert three.sharing == 0, "nor are gathered weights there"
     many = replace(rule, tokens=1 << 15)
     assert memory_needs(QWEN_7B, shared, many).sharing == 0, "the activations were larger"
     assert alone.sharing == 0
