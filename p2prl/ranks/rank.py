@@ -32,8 +32,8 @@ from p2prl.ranks.rank_policy import PolicySettings, RankPolicy
 from p2prl.ranks.sharded_model import Shard, whole_weights
 from p2prl.ranks.tensor_parallel import check_tensor_plan
 
-_BLOCK = 1 << 22
-"""Elements of a gradient that are squared at once."""
+_BLOCK = 1 << 19
+"""Elements of a gradient that are widened at once."""
 
 
 class Rank:
@@ -127,7 +127,7 @@ class Rank:
         """Scale the gradient down; norms are of the whole gradient, equal on every rank."""
         gradients = [shard.local.grad for shard in self.trained if shard.local.grad is not None]
         counted = [shard.local.grad for shard in self.trained if shard.local.grad is not None and shard.counts]
-        squares = torch.stack([_square_sum(gradient) for gradient in counted]).sum()
+        squares = torch.stack([square_sum(gradient) for gradient in counted]).sum()
         norm = self._group.add_up(squares).sqrt().float()
         factor = (most / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
@@ -208,10 +208,16 @@ class Rank:
             self._value.restore(value)
 
 
-def _square_sum(gradient: Tensor) -> Tensor:
-    """Sum of squares in float64, a block at a time: the copies are small."""
+def square_sum(gradient: Tensor) -> Tensor:
+    """Sum of squares in float64. All blocks are widened in one place: allocators do not always give freed copies of a
+    block's size to the next."""
     blocks = torch.split(gradient.reshape(-1), _BLOCK)
-    return torch.stack([block.double().square().sum() for block in blocks]).sum()
+    wide = torch.empty(blocks[0].numel(), dtype=torch.float64, device=gradient.device)
+    sums = []
+    for block in blocks:
+        part = wide[: block.numel()].copy_(block)
+        sums.append(torch.dot(part, part))
+    return torch.stack(sums).sum()
 
 
 def check_plan(model: Any, settings: EngineSettings, parallel: ParallelConfig) -> None:

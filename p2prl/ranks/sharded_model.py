@@ -7,6 +7,7 @@ which an optimizer computes as it would on the whole.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from p2prl.models.hardware.heap import trim_heap
+from p2prl.models.logprobs.large_gradients import LARGE
 from p2prl.ranks.process_group import RankMesh
 
 _SUMS = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -144,7 +147,9 @@ class _SumInPlace:
     rank."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for parts."""
+        """Memory for parts. For large ones the heap gives back the activations, which are free by now."""
+        if device.type == "cpu" and math.prod(size) >= LARGE:
+            trim_heap()
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -6,6 +6,7 @@ import pytest
 
 from p2prl.bench.ranks.benchmark import RanksBenchConfig
 from p2prl.errors import ConfigError
+from p2prl.learner.training.parallel_config import ParallelConfig
 from tests.loopback.timed_ranks import timed_in_fork
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(600)]
@@ -22,6 +23,14 @@ def test_a_plan_is_measured_beside_one_process() -> None:
     assert staged["words_within_1e5"] >= 0.9999
     assert staged["bytes_predicted"] < single["bytes_predicted"]
     assert min(staged["bytes_counted"], staged["cpu_s"], staged["wall_s"]) > 0
+
+
+def test_ranks_share_the_tokens_of_a_micro_batch_if_asked() -> None:
+    four = ParallelConfig(plan="dp2pp2")
+    assert RanksBenchConfig(micro_batch_tokens=544).rule(four).tokens == 544
+    shared = RanksBenchConfig(micro_batch_tokens=544, shares_micro_batches=True)
+    assert (shared.rule(four).tokens, shared.rule(ParallelConfig()).tokens) == (136, 544)
+    assert RanksBenchConfig(micro_batch_tokens=1, shares_micro_batches=True).rule(four).tokens == 1
 
 
 @pytest.mark.parametrize(

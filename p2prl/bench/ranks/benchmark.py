@@ -18,6 +18,7 @@ from p2prl.errors import require
 from p2prl.learner.training.memory_model import ModelShape, TrainingSetup, memory_needs, shape_of
 from p2prl.learner.training.micro_batches import MicroBatchRule
 from p2prl.learner.training.parallel_config import ONE_PROCESS, ParallelConfig
+from p2prl.learner.training.policy_gradient import row_tokens
 from p2prl.learner.training.training_group import TrainingGroup
 from p2prl.models.hardware.device_choice import use_threads
 from p2prl.models.small_models.tiny_models import character_tokenizer
@@ -43,6 +44,9 @@ class RanksBenchConfig:
     tokens: int = 64
     micro_batch_tokens: int = 0
     """0 takes a quarter of the batch."""
+    shares_micro_batches: bool = False
+    """Whether each rank's micro-batches have its share of these tokens, so that all ranks together have as many at once
+    as one process."""
     checkpointing: bool = False
     updates: int = 3
     threads: int = 1
@@ -65,11 +69,11 @@ class RanksBenchConfig:
         names = [ONE_PROCESS, *(name for name in self.plans if name != ONE_PROCESS)]
         return [ParallelConfig(plan=name, zero=self.zero) for name in names]  # type: ignore[arg-type]
 
-    @property
-    def rule(self) -> MicroBatchRule:
-        """The micro-batches."""
-        tokens = self.micro_batch_tokens or max(1, self.groups * self.completions * self.tokens // 4)
-        return MicroBatchRule(tokens=tokens, checkpointing=self.checkpointing)
+    def rule(self, parallel: ParallelConfig) -> MicroBatchRule:
+        """The micro-batches of a plan."""
+        tokens = self.micro_batch_tokens or self.groups * self.completions * self.tokens // 4
+        shared = tokens // parallel.ranks if self.shares_micro_batches else tokens
+        return MicroBatchRule(tokens=max(1, shared), checkpointing=self.checkpointing, plan=parallel.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +124,7 @@ def run_ranks_bench(
                 model=Path(folder) / "model",
                 batch=batch,
                 loss=config.loss,
-                rule=replace(config.rule, plan=parallel.name),
+                rule=config.rule(parallel),
                 updates=config.updates,
                 threads=config.threads,
                 compares=config.compares,
@@ -152,10 +156,20 @@ def _row(config: RanksBenchConfig, job: Job, shape: ModelShape, found: Measured,
         cpu_s=found.spent.cpu_s,
         cpu_s_of_single=found.spent.cpu_s / single.spent.cpu_s,
         wall_s=found.spent.wall_s,
-        bytes_predicted=memory_needs(shape, setup, job.rule).total,
+        bytes_predicted=memory_needs(shape, setup, replace(job.rule, tokens=_largest_part(job))).total,
         bytes_counted=found.bytes_counted,
         bytes_of_single=found.bytes_counted / single.bytes_counted,
     )
+
+
+def _largest_part(job: Job) -> int:
+    """Tokens, padding included, of the largest micro-batch that the plan makes of the batch."""
+    from p2prl.ranks.shares import split  # here, as all that ranks need
+
+    lengths = [row_tokens((group.prompt_ids, ids)) for group in job.batch for ids in group.completions]
+    parallel = job.parallel
+    parts = split(lengths, tokens=job.rule.tokens, ranks=parallel.data, stages=parallel.pipeline)
+    return max(len(part) * max(lengths[i] for i in part) for dealt in parts for part in dealt if part)
 
 
 def _prepared(config: RanksBenchConfig, directory: Path) -> tuple[ModelShape, Sequence[TrainingGroup]]:
@@ -167,7 +181,7 @@ def _prepared(config: RanksBenchConfig, directory: Path) -> tuple[ModelShape, Se
         groups=config.groups,
         completions=config.completions,
         tokens=config.tokens,
-        rule=config.rule,
+        rule=config.rule(ParallelConfig()),
         seed=config.seed,
     )
     model.save_pretrained(directory)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
-import sys
 import threading
 from collections.abc import Callable
 
 import psutil
 import torch
+
+from p2prl.models.hardware.heap import trim_heap
 
 _POLL_S = 0.002
 """Interval of reading the process's size. Tensors that matter here live for longer."""
@@ -47,12 +46,5 @@ def held_bytes(device: torch.device) -> int:
     gc.collect()
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
-    _return_free_memory()
+    trim_heap()  # what it keeps of earlier work would hide a part of the next peak
     return int(psutil.Process().memory_info().rss)
-
-
-def _return_free_memory() -> None:
-    """Return what glibc's allocator keeps of earlier work, which would hide a part of the next peak."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)

@@ -32,6 +32,9 @@ def bench_ranks(
     completions: BatchCompletions = 4,
     tokens: BatchTokens = 64,
     micro_batch_tokens: MicroBatchTokens = 0,
+    share_micro_batches: Annotated[
+        bool, typer.Option("--share-micro-batches", help="Ranks have as many tokens at once as one process.")
+    ] = False,
     checkpointing: Checkpointing = False,
     updates: Annotated[int, typer.Option("--updates", help="Updates of each plan; the median time counts.")] = 3,
     threads: Annotated[int, typer.Option("--threads", help="CPU threads of each rank.")] = 1,
@@ -55,6 +58,7 @@ def bench_ranks(
         completions=completions,
         tokens=tokens,
         micro_batch_tokens=micro_batch_tokens,
+        shares_micro_batches=share_micro_batches,
         checkpointing=checkpointing,
         updates=updates,
         threads=threads,
@@ -111,6 +115,6 @@ BENCHMARK = Benchmark(
     bench_ranks,
     examples=(
         "p2prl bench ranks --plans dp2,pp2 --model 29m",
-        "p2prl bench ranks --plans pp2 --model 494m --no-compare",
+        "p2prl bench ranks --plans pp2 --model 494m --no-compare --share-micro-batches",
     ),
 )

@@ -24,11 +24,15 @@ _LOW_BIT_BYTES = 2 * (1 + 4 / 256)
 _KEPT_LOGITS = 3.3
 """Copies of the logits that a model computing its own holds at once, in float32."""
 
-_SCRATCH_BYTES = {"cpu": 150_000_000}
-"""Tiles of logits and blocks of the optimizer."""
+_SCRATCH_BYTES = {"cpu": 60_000_000}
+"""Tiles of logits, and libraries that are loaded with the first model."""
 
 _LARGE_SCRATCH_BYTES = 1_500_000_000
 """The same with a GPU's larger tiles, and the workspaces of its libraries."""
+
+_GAPS = {"cpu": 1.3}
+"""Memory that activations take, as a multiple of their bytes: a CPU's allocator leaves gaps between tensors of changing
+sizes. Elsewhere torch's own allocator has the share of the memory that a plan leaves free."""
 
 _LOGIT_SETTINGS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Settings of transformers models that change logits after the head. What a model does is found when it is built."""
@@ -141,6 +145,9 @@ class MemoryNeeds:
     scratch: int
     """Gradients of embedding and head from one micro-batch where they are not added up in place, and tiles."""
     activations: int
+    sharing: int
+    """What else there is while ranks share the gradients of embedding and head. Activations are free by then, and so
+    are gathered weights with `zero` 3: it is what exceeds them."""
 
     @property
     def total(self) -> int:
@@ -162,6 +169,8 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
     ranks, gathered = parallel.ranks, _gathered(shape, parallel)
     reference = -(-shape.trained // ranks) + _gathered(shape, replace(parallel, zero=3))
     rounded = gathered or -(-shape.parameters // parallel.shares)
+    dropped = gathered * width if parallel.zero == 3 else 0
+    activations = int(rule.tokens * activation_bytes(shape, setup, checkpointing=rule.checkpointing))
     return MemoryNeeds(
         weights=-(-shape.parameters // ranks) * width + gathered * width + rounded * copies,
         gradients=-(-shape.trained // ranks) * width,
@@ -172,7 +181,8 @@ def memory_needs(shape: ModelShape, setup: TrainingSetup, rule: MicroBatchRule) 
         reward_model=setup.reward_model_bytes,
         publishing=shape.parameters * setup.published_bytes * _PUBLISHED_COPIES,
         scratch=_word_gradients(shape, parallel, width) + _SCRATCH_BYTES.get(setup.device_type, _LARGE_SCRATCH_BYTES),
-        activations=int(rule.tokens * token_bytes(shape, setup.precision, checkpointing=rule.checkpointing)),
+        activations=activations,
+        sharing=max(0, _sent_gradients(shape, parallel) - activations - dropped),
     )
 
 
@@ -181,11 +191,20 @@ def _word_gradients(shape: ModelShape, parallel: ParallelConfig, width: int) -> 
     if shape.adapters:
         return 0
     one = shape.vocabulary * shape.hidden // parallel.shares
-    if parallel.data > 1:  # whole ones, and what is sent of them in float32
-        return one * (1 if shape.tied else 2) * (width + 4)
+    if parallel.data > 1:
+        return one * (1 if shape.tied else 2) * width
     if width == 4:  # they are added up where they are kept, unless a model's own logits are computed
         return one * width if shape.own_logits else 0
     return one * width * (2 if shape.tied else 1)
+
+
+def _sent_gradients(shape: ModelShape, parallel: ParallelConfig) -> int:
+    """Bytes of a copy of the gradients of embedding and head that is sent, and of the rank's part of the sum, both in
+    float32."""
+    if shape.adapters or parallel.data == 1:
+        return 0
+    words = shape.vocabulary * shape.hidden // parallel.shares * (1 if shape.tied else 2)
+    return 4 * (words + words // parallel.data)
 
 
 def _gathered(shape: ModelShape, parallel: ParallelConfig) -> int:
@@ -203,6 +222,11 @@ def _gathered(shape: ModelShape, parallel: ParallelConfig) -> int:
 def value_bytes(shape: ModelShape) -> int:
     """Bytes of a value head for each token of a micro-batch."""
     return _VALUE_STATES * 4 * shape.hidden
+
+
+def activation_bytes(shape: ModelShape, setup: TrainingSetup, *, checkpointing: bool) -> float:
+    """Memory that the activations of each token of a micro-batch take."""
+    return token_bytes(shape, setup.precision, checkpointing=checkpointing) * _GAPS.get(setup.device_type, 1.0)
 
 
 def token_bytes(shape: ModelShape, precision: Precision, *, checkpointing: bool) -> float:

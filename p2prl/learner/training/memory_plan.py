@@ -10,6 +10,7 @@ from p2prl.learner.training.memory_model import (
     MemoryNeeds,
     ModelShape,
     TrainingSetup,
+    activation_bytes,
     memory_needs,
     token_bytes,
     value_bytes,
@@ -107,9 +108,11 @@ def plan_memory(
 
 def _tokens_in(memory_bytes: int, shape: ModelShape, setup: TrainingSetup, *, checkpointing: bool) -> int:
     """Tokens of the largest micro-batch that this much memory holds."""
-    fixed = memory_needs(shape, setup, MicroBatchRule(tokens=0, checkpointing=checkpointing)).total
-    left = memory_bytes - fixed
-    each = token_bytes(shape, setup.precision, checkpointing=checkpointing)
+    fixed = memory_needs(shape, setup, MicroBatchRule(tokens=0, checkpointing=checkpointing))
+    if fixed.total > memory_bytes:
+        return 0
+    left = memory_bytes - (fixed.total - fixed.sharing)
+    each = activation_bytes(shape, setup, checkpointing=checkpointing)
     return max(0, int(left / (each + (value_bytes(shape) if setup.value_head else 0))))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
-from contextlib import suppress
 
 import torch
+
+from p2prl.models.hardware.heap import trim_heap
 
 _MESSAGES = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 """Texts of the plain RuntimeError that CPU and MPS allocators raise, and cuBLAS and cuDNN without memory for
@@ -24,9 +23,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def release_memory() -> None:
     """Return what failed work left behind."""
     gc.collect()
-    if sys.platform == "linux":
-        with suppress(AttributeError):  # a C library without it, as musl, returns large blocks by itself
-            ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -139,7 +139,28 @@ def test_ranks_share_what_is_trained_and_hold_some_weights_whole() -> None:
     assert three.weights == 4 * (share + gathered), "its share, the embeddings, and the layer at work with the next"
     assert two.reference == three.reference == 4 * (share + gathered) < alone.reference
     assert two.activations == alone.activations, "each has micro-batches of its own"
-    assert two.scratch - alone.scratch == 8 * embeddings, "the gradient of embedding and head, and a copy to send"
+    assert two.scratch - alone.scratch == 4 * embeddings, "the gradient of embedding and head"
+    sent = 4 * (embeddings + embeddings // 4)
+    assert two.sharing == sent - two.activations > 0, "a copy to send, and a part of the sum, where activations were"
+    assert three.sharing == 0, "nor are gathered weights there"
+    many = replace(rule, tokens=1 << 15)
+    assert memory_needs(QWEN_7B, shared, many).sharing == 0, "the activations were larger"
+    assert alone.sharing == 0
+
+
+def test_tokens_that_just_fit_take_no_more_than_the_memory() -> None:
+    shared = TrainingSetup(replay_bytes=0, published_bytes=0, parallel=ParallelConfig(plan="dp2"))
+    for free in (4.2e9, 6e9):
+        found = plan_memory(SMALL, shared, MemoryConfig(), free_bytes=int(free), longest_row=1)
+        most = memory_needs(SMALL, shared, MicroBatchRule(tokens=found.most_tokens)).total
+        more = memory_needs(SMALL, shared, MicroBatchRule(tokens=found.most_tokens + 1)).total
+        assert most <= free < more
+
+
+def test_a_cpu_has_gaps_between_activations() -> None:
+    rule = MicroBatchRule(tokens=1000)
+    seen = memory_needs(SMALL, TrainingSetup(), rule).activations
+    assert seen == pytest.approx(1300 * token_bytes(SMALL, "fp32", checkpointing=False))
 
 
 def test_stages_share_layers_and_words() -> None:
