@@ -50,8 +50,8 @@ def test_a_plan_is_told_with_what_there_is(folder: RunFolder) -> None:
 def test_a_run_that_cannot_fit_is_refused_before_its_model_is_read(folder: RunFolder) -> None:
     for weights in (folder.directory / "model").glob("*.safetensors"):
         weights.unlink()
-    with pytest.raises(MachineError, match=r"training needs 0\.2 GB with one completion at a time"):
-        build_learner(with_memory(folder, limit_gb=0.1), on_metrics=lambda _: None, on_notice=lambda _: None)
+    with pytest.raises(MachineError, match=r"training needs 0\.1 GB with one completion at a time"):
+        build_learner(with_memory(folder, limit_gb=0.05), on_metrics=lambda _: None, on_notice=lambda _: None)
 
 
 def test_a_restart_keeps_the_micro_batches_of_the_first_start(folder: RunFolder) -> None:
