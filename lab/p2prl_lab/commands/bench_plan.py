@@ -21,7 +21,7 @@ _CHOSEN_FROM = 18
 
 
 def bench_plan(
-    updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 24,
+    updates: Annotated[int, typer.Option("--updates", min=8, help="Learner updates of a swarm.")] = 96,
     fleets: Annotated[int, typer.Option("--fleets", min=1, help="Swarms to simulate.")] = 24,
     parts: Annotated[
         str, typer.Option("--parts", help="Comma-separated: fleets, activation, plans, live.")
@@ -60,7 +60,7 @@ def bench_plan(
         if "activation" in wanted:
             chosen = list(
                 activation.run_activation_bench(
-                    updates=2 * updates, seed=seed, fleets=_CHOSEN_FROM, on_progress=on_progress
+                    updates=max(8, updates // 2), seed=seed, fleets=_CHOSEN_FROM, on_progress=on_progress
                 )
             )
         if "fleets" in wanted:

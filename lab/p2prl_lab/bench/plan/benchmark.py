@@ -36,8 +36,9 @@ IDLE_TURN_S = 0.2
 _MOMENT_S = 0.01
 """Times closer than this are one: virtual time is no exact sum."""
 
-_COMINGS = 12
-"""Times that the volunteers of a fleet leave, all together, if they leave at all."""
+_COMINGS = 50
+"""Times that the volunteers of a fleet leave, all together, if they leave at all. After a dozen, what a swarm came to
+is a draw with a standard deviation of .1, which no forecast can meet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
