@@ -91,5 +91,5 @@ def bench_plan(
 
 BENCHMARK = Benchmark(
     bench_plan,
-    examples=("p2prl bench plan --updates 24 --seed 1",),
+    examples=("p2prl bench plan --updates 96 --seed 1",),
 )

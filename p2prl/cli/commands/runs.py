@@ -42,6 +42,10 @@ def runs(context: typer.Context, index: Indexes = None, home: Home = None, as_js
     claim of its owner.
     """
     if context.invoked_subcommand is not None:
+        if index or home or as_json:
+            raise typer.BadParameter(
+                f"options go after the subcommand: p2prl runs {context.invoked_subcommand} … --home FOLDER --json"
+            )
         return
     base = home or default_home()
     urls = asked_indexes(base, index)

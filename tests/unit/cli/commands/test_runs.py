@@ -10,6 +10,7 @@ import pytest
 
 from p2prl.config.run_lists import load_lists
 from p2prl.errors import ConfigError
+from p2prl.exit_codes import USAGE
 from p2prl.index.index_client import IndexClient
 from p2prl.protocol.listing import run_id
 from p2prl_lab.testing.listed_runs import ListedRun, many_runs
@@ -115,3 +116,11 @@ def test_join_without_a_link_names_both_ways(tmp_path: Path, arguments: tuple[st
 @pytest.mark.parametrize("listen", ["8100", "host:", "host:99999", "::1:80", "host:port"])
 def test_an_index_refuses_a_place_that_is_none(listen: str) -> None:
     assert isinstance(invoke("index", "serve", "--listen", listen).exception, ConfigError)
+
+
+@pytest.mark.parametrize("option", [("--home", "elsewhere"), ("--json",), ("--index", "http://127.0.0.1:9")])
+def test_an_option_before_a_subcommand_changes_no_other_home(tmp_path: Path, option: tuple[str, ...]) -> None:
+    result = invoke("runs", *option, "trust", "https://index.example", "--home", tmp_path)
+    assert result.exit_code == USAGE
+    assert "options go after the subcommand" in " ".join(result.stderr.split())
+    assert not (tmp_path / "runs.json").exists()
