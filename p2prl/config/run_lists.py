@@ -51,13 +51,18 @@ def load_lists(home: Path) -> RunLists:
     path = home / "runs.json"
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MOST_BYTES), type=RunLists)
+            lists = msgspec.json.decode(file.read(_MOST_BYTES), type=RunLists)
+        for entry in lists.indexes:
+            index_url(entry.id)
     except FileNotFoundError:
         return RunLists()
+    except ConfigError as error:
+        raise ConfigError(f"{path} is damaged: {error}", remedy=f"Correct or delete {path}.") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", remedy="Fix its permissions.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is damaged: {error}", remedy=f"Correct or delete {path}.") from error
+    return lists
 
 
 def change_list(home: Path, name: ListName, identity: str, *, why: str = "", remove: bool = False) -> RunLists:

@@ -60,7 +60,7 @@ def serve(
     host, port = host_and_port(listen)
     owners = frozenset(map(owner_id, count or ()))
     urls = [index_url(url) for url in mirror or ()]
-    with bind(host, port) as listener:
+    with bind(host, port, host_option="--listen", port_option="--listen") as listener:
         from p2prl.clock import SystemClock
         from p2prl.index.index_app import index_app as web
         from p2prl.index.index_state import IndexState

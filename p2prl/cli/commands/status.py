@@ -36,10 +36,10 @@ def status(
         taken = {} if run is not None else read_status(base / ANY_FILE)
         emit({"workers": workers, "time": time.time(), "any": taken})
         return
-    if run is None:
-        for line in any_lines(read_status(base / ANY_FILE)):
-            show(line)
-    if not workers:
+    of_any = [] if run is not None else any_lines(read_status(base / ANY_FILE))
+    for line in of_any:
+        show(line)
+    if not workers and not of_any:
         say(f"Nothing has run under {base} yet. Start with:  p2prl join LINK")
     for worker in workers:
         for line in worker_lines(worker, now=time.time()):

@@ -38,7 +38,9 @@ class HostCheck:
         headers = Headers(scope=scope)
         if scope["type"] == "http" and _name(headers.get("host", "")) not in self._names:
             answer = error_response(
-                421, "this board answers on this machine alone", "Open it as localhost, or start it with --public."
+                421,
+                "this page answers on this machine alone",
+                "Open it as localhost, or start it with --public.",
             )
             await answer(scope, receive, send)
             return

@@ -19,7 +19,10 @@ def test_a_port_that_is_taken() -> None:
         port = first.getsockname()[1]
         with pytest.raises(MachineError, match=f"port {port} on 127.0.0.1: Address already in use") as found:
             bind("127.0.0.1", port)
-    assert "--port" in found.value.remedy
+        assert "--port" in found.value.remedy
+        with pytest.raises(MachineError) as found:
+            bind("127.0.0.1", port, host_option="--listen", port_option="--listen")
+        assert "with --listen," in found.value.remedy
 
 
 @pytest.mark.parametrize("host", [TEST_NET, "no host"])

@@ -118,6 +118,13 @@ def test_an_index_refuses_a_place_that_is_none(listen: str) -> None:
     assert isinstance(invoke("index", "serve", "--listen", listen).exception, ConfigError)
 
 
+def test_an_index_that_is_no_address_is_named_as_damage(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text('{"indexes": [{"id": "foo"}]}')
+    with pytest.raises(ConfigError, match=r"runs\.json is damaged") as caught:
+        load_lists(tmp_path)
+    assert "delete" in caught.value.remedy
+
+
 @pytest.mark.parametrize("option", [("--home", "elsewhere"), ("--json",), ("--index", "http://127.0.0.1:9")])
 def test_an_option_before_a_subcommand_changes_no_other_home(tmp_path: Path, option: tuple[str, ...]) -> None:
     result = invoke("runs", *option, "trust", "https://index.example", "--home", tmp_path)
