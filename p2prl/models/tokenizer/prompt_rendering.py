@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from p2prl.errors import ConfigError, RemoteProtocolError
@@ -154,13 +155,18 @@ class PromptRenderer:
                 "the prompt has a system message of its own, and --system gives another", remedy="Leave out --system."
             )
         messages = [*self._system, *messages]
-        if any("tool_calls" in message for message in messages):
-            with suppress(ConfigError):
-                text = self._filled(messages, tools, answered=answered)
-                if not any(str(arguments) in text for arguments in _arguments(messages)):
-                    return text
+        if any("tool_calls" in message for message in messages) and self._takes_texts:
             messages = [with_text_arguments(message) for message in messages]
         return self._filled(messages, tools, answered=answered)
+
+    @cached_property
+    def _takes_texts(self) -> bool:
+        """Whether the template writes arguments of calls as JSON only if they are texts, by a call of its own."""
+        try:
+            text = self._filled(_tool_conversation(_SENTINELS[0]), [_TOOL], answered=False)
+        except ConfigError:
+            return True
+        return str(_ARGUMENTS) in text
 
     def _filled(self, messages: Sequence[Message], tools: Sequence[Tool], *, answered: bool) -> str:
         try:
@@ -259,9 +265,13 @@ _TOOL: Tool = {
 }
 
 
+_ARGUMENTS = {"word": "p2prl"}
+"""Of a call of it; Python writes them otherwise than JSON."""
+
+
 def _tool_conversation(sentinel: str) -> list[Message]:
     """A question, a call of `_TOOL`, and what it answers."""
-    call = {"id": "123456789", "type": "function", "function": {"name": "look_up", "arguments": {}}}
+    call = {"id": "123456789", "type": "function", "function": {"name": "look_up", "arguments": _ARGUMENTS}}
     return [
         {"role": "user", "content": f"{sentinel}-question"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -271,12 +281,6 @@ def _tool_conversation(sentinel: str) -> list[Message]:
 
 def _called(prompt: Prompt) -> list[str]:
     return [] if isinstance(prompt, str) else names_called(prompt)
-
-
-def _arguments(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Arguments of calls whose text in Python is none in JSON."""
-    calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
-    return [arguments for arguments in calls if arguments]
 
 
 def _words(text: str) -> str:

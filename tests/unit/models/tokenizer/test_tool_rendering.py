@@ -60,6 +60,12 @@ def test_calls_are_written_as_json_by_templates_of_either_kind(
     assert rendered.endswith(f"4{END}\n{START}assistant\n")
 
 
+def test_a_row_that_quotes_arguments_as_python_does_changes_nothing(tokenizer: Any) -> None:
+    quoted = [{"role": "user", "content": "Try {'a': 2}."}, *conversation({"a": 2})[1:]]
+    rendered = PromptRenderer(tokenizer, template=AS_OBJECTS).render(quoted, [ADD])
+    assert f'{OPENS}add{{"a": 2}}{CLOSES}' in rendered
+
+
 def test_a_prompt_with_tools_has_the_tokens_that_transformers_gives(tokenizer: Any) -> None:
     renderer = PromptRenderer(tokenizer, template=AS_OBJECTS)
     messages = conversation({"a": 2})
